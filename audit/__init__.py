@@ -1,0 +1,1 @@
+"""The audit room: see docs/architecture.md."""

@@ -1,0 +1,1 @@
+"""The broker room: see docs/architecture.md."""

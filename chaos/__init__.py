@@ -1,0 +1,1 @@
+"""The chaos room: see docs/architecture.md."""

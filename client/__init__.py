@@ -1,0 +1,1 @@
+"""The client room: see docs/architecture.md."""

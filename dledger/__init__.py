@@ -1,0 +1,1 @@
+"""The dledger room: see docs/architecture.md."""

@@ -1,0 +1,179 @@
+"""What replicas say to each other, and what the core hands to its shell. Pure data, no behaviour.
+
+Every message names sender, receiver and the sender's term. Every reply also carries
+`request_term`, the term of the request it answers: a reply left over from an earlier leadership
+or candidacy is recognised and dropped (raft-anchors rule 5).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from store.frame import Frame
+
+NodeId = str
+
+
+class Role(Enum):
+    FOLLOWER = "follower"
+    PRE_CANDIDATE = "pre_candidate"
+    CANDIDATE = "candidate"
+    LEADER = "leader"
+
+
+@dataclass(frozen=True, slots=True)
+class HardState:
+    """What must be durable before any message of the same Ready leaves (Raft figure 2)."""
+
+    term: int
+    voted_for: NodeId | None
+
+
+@dataclass(frozen=True, slots=True)
+class VoteRequest:
+    """RequestVote; with `pre_vote` the thesis' PreVote (9.6), `term` then being the term the
+    sender would start. `transfer` marks an election asked for by TimeoutNow (3.10)."""
+
+    sender: NodeId
+    to: NodeId
+    term: int
+    last_index: int
+    last_term: int
+    pre_vote: bool
+    transfer: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class VoteResponse:
+    sender: NodeId
+    to: NodeId
+    term: int  # the voter's own current term
+    request_term: int
+    pre_vote: bool
+    granted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AppendOrder:
+    """The core's order to its shell: send frames first_index..last_index to `to`.
+
+    The core knows frames by number and size only; the shell fetches the bytes (cache or file)
+    and sends an AppendRequest. first_index > last_index means no frames (a probe).
+    """
+
+    to: NodeId
+    term: int
+    prev_index: int
+    prev_term: int
+    first_index: int
+    last_index: int
+    commit_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class AppendRequest:
+    sender: NodeId
+    to: NodeId
+    term: int
+    prev_index: int
+    prev_term: int
+    commit_index: int
+    frames: tuple[Frame, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AppendResponse:
+    """`success`: every frame up to `match_index` equals the leader's and is durable here.
+
+    Otherwise the request at `prev_index` did not fit: `conflict_term` is the term of this
+    replica's frame there (0: its log is too short) and `conflict_index` the first index to try
+    (the first frame of that term, or last index + 1).
+    """
+
+    sender: NodeId
+    to: NodeId
+    term: int
+    request_term: int
+    success: bool
+    match_index: int
+    prev_index: int
+    conflict_index: int
+    conflict_term: int
+    last_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """Leadership, commit progress and a read round; never carries or truncates frames.
+
+    `commit_index` is at most what the receiver is known to match."""
+
+    sender: NodeId
+    to: NodeId
+    term: int
+    commit_index: int
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatResponse:
+    sender: NodeId
+    to: NodeId
+    term: int
+    request_term: int
+    round: int
+    last_index: int  # what is durable here; tells a leader that a follower fell behind
+
+
+@dataclass(frozen=True, slots=True)
+class TimeoutNow:
+    sender: NodeId
+    to: NodeId
+    term: int
+
+
+Message = (
+    VoteRequest
+    | VoteResponse
+    | AppendRequest
+    | AppendResponse
+    | Heartbeat
+    | HeartbeatResponse
+    | TimeoutNow
+)
+Outgoing = Message | AppendOrder  # AppendOrder stands in for AppendRequest on the way out
+
+
+@dataclass(frozen=True, slots=True)
+class RoleEvent:
+    """Emitted when role, term or known leader changed, and when a leader becomes ready
+    (its no-op is committed: only then may it answer anything)."""
+
+    role: Role
+    term: int
+    leader: NodeId | None
+    leader_ready: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """What the shell must do, in this order; empty fields mean nothing of that kind.
+
+    1. `truncate_from`: drop frames of that index and above (never at or below commit).
+    2. `append`: write these frames (page cache). Report durability later with `core.durable`.
+    3. `hard_state`: make durable.
+    4. `messages`: send. They promise only what 1-3 made true; acknowledgements of frames are
+       emitted only after `core.durable` said so.
+    5. `commit_index`: apply up to it. 6. `reads`: confirmed. 7. `role`.
+    """
+
+    truncate_from: int | None
+    append: tuple[Frame, ...]
+    hard_state: HardState | None
+    messages: tuple[Outgoing, ...]
+    commit_index: int | None
+    reads: tuple[tuple[int, int], ...]  # (token, index): serve the read once applied >= index
+    failed_reads: tuple[int, ...]  # tokens that will never be confirmed: leadership went
+    role: RoleEvent | None

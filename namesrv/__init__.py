@@ -1,0 +1,1 @@
+"""The namesrv room: see docs/architecture.md."""

@@ -1,0 +1,1 @@
+"""The remoting room: see docs/architecture.md."""

@@ -1,0 +1,1 @@
+"""The store room: see docs/architecture.md."""

@@ -1,0 +1,174 @@
+"""The disk as the store sees it: the one seam between the logs and the operating system.
+
+`Disk` and `File` are what every file format in this project is written against, so that the
+simulator can hand in a disk that forgets what was not synced, tears writes or fails. `OsDisk` is
+the real one. Paths are relative to the disk's root, '/'-separated.
+
+Rules every implementation keeps:
+- `pwrite`/`pwritev` write everything or raise; what they wrote is readable at once.
+- nothing is durable before `File.sync` (contents) and `Disk.sync_directory` (names) returned;
+- `sync` may be called from another thread than the writer's; every other call has one caller.
+Errors are the operating system's (`OSError`) and are never swallowed here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class File(Protocol):
+    """An open file of fixed or growing size."""
+
+    @property
+    def size_bytes(self) -> int: ...
+
+    def pread(self, offset: int, size: int) -> bytes:
+        """Up to `size` bytes at `offset`; shorter only at the end of the file."""
+        ...
+
+    def pwrite(self, offset: int, data: bytes | memoryview) -> None: ...
+
+    def pwritev(self, offset: int, buffers: Sequence[bytes | memoryview]) -> None: ...
+
+    def truncate(self, size: int) -> None: ...
+
+    def sync(self) -> None:
+        """Return once everything written before the call is durable (fdatasync)."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Disk(Protocol):
+    """A tree of files."""
+
+    def open(self, path: str, *, allocate_bytes: int | None = None) -> File:
+        """Open `path` for reading and writing; create it if missing.
+
+        With `allocate_bytes`, a new or shorter file is extended to that size with zeros.
+        """
+        ...
+
+    def exists(self, path: str) -> bool: ...
+
+    def listdir(self, path: str) -> list[str]:
+        """Sorted names in a directory; [] if there is none."""
+        ...
+
+    def makedirs(self, path: str) -> None: ...
+
+    def remove(self, path: str) -> None: ...
+
+    def rename(self, source: str, target: str) -> None:
+        """Replace `target` atomically."""
+        ...
+
+    def sync_directory(self, path: str) -> None:
+        """Make creations, removals and renames in this directory durable."""
+        ...
+
+    def usage(self) -> tuple[int, int]:
+        """(total bytes, bytes available to us) of the file system."""
+        ...
+
+
+class OsFile:
+    """A `File` over a file descriptor."""
+
+    def __init__(self, path: str, allocate_bytes: int | None) -> None:
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._size = os.fstat(self._fd).st_size
+        if allocate_bytes is not None and self._size < allocate_bytes:
+            os.posix_fallocate(self._fd, 0, allocate_bytes)
+            self._size = allocate_bytes
+
+    @property
+    def size_bytes(self) -> int:
+        return self._size
+
+    def pread(self, offset: int, size: int) -> bytes:
+        data = os.pread(self._fd, size, offset)
+        if len(data) == size or not data:
+            return data
+        parts = [data]
+        have = len(data)
+        while have < size:
+            more = os.pread(self._fd, size - have, offset + have)
+            if not more:
+                break
+            parts.append(more)
+            have += len(more)
+        return b"".join(parts)
+
+    def pwrite(self, offset: int, data: bytes | memoryview) -> None:
+        written = os.pwrite(self._fd, data, offset)
+        view = memoryview(data)
+        while written < len(view):  # a short write is legal; finish it or raise
+            written += os.pwrite(self._fd, view[written:], offset + written)
+        self._size = max(self._size, offset + len(view))
+
+    def pwritev(self, offset: int, buffers: Sequence[bytes | memoryview]) -> None:
+        total = sum(len(b) for b in buffers)
+        if len(buffers) <= 64:  # far below IOV_MAX (1024)
+            written = os.pwritev(self._fd, buffers, offset)
+            if written == total:
+                self._size = max(self._size, offset + total)
+                return
+        self.pwrite(offset, b"".join(buffers))
+
+    def truncate(self, size: int) -> None:
+        os.ftruncate(self._fd, size)
+        self._size = size
+
+    def sync(self) -> None:
+        os.fdatasync(self._fd)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class OsDisk:
+    """A `Disk` below a root directory of the real file system."""
+
+    def __init__(self, root: str) -> None:
+        self.root = os.path.abspath(root)
+        os.makedirs(self.root, exist_ok=True)
+
+    def _path(self, path: str) -> str:
+        return os.path.join(self.root, path)
+
+    def open(self, path: str, *, allocate_bytes: int | None = None) -> OsFile:
+        return OsFile(self._path(path), allocate_bytes)
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(self._path(path))
+
+    def listdir(self, path: str) -> list[str]:
+        try:
+            return sorted(os.listdir(self._path(path)))
+        except FileNotFoundError:
+            return []
+
+    def makedirs(self, path: str) -> None:
+        os.makedirs(self._path(path), exist_ok=True)
+
+    def remove(self, path: str) -> None:
+        os.remove(self._path(path))
+
+    def rename(self, source: str, target: str) -> None:
+        os.replace(self._path(source), self._path(target))
+
+    def sync_directory(self, path: str) -> None:
+        fd = os.open(self._path(path), os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def usage(self) -> tuple[int, int]:
+        stat = os.statvfs(self.root)
+        return stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize

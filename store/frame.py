@@ -1,0 +1,177 @@
+"""The frame header: the one record kind that Raft mode adds to the CommitLog.
+
+One Raft entry is one frame is one group commit. A frame is a 60-byte header followed by its payload:
+
+    off size field
+    0   4    size            walker's hop: 60 for a message frame, 60 + payload length otherwise
+    4   4    magic           0xDAA320F0
+    8   8    index           Raft index, 1-based
+    16  8    term            Raft term
+    24  8    position        absolute CommitLog offset of byte 0 of this header
+    32  8    timestamp_ms    the leader's clock when it sealed the frame
+    40  4    payload_length  bytes
+    44  4    record_count    message records in the payload (0 unless kind is MESSAGES)
+    48  4    kind            1 messages, 2 command, 3 no-op, 4 configuration
+    52  4    payload_crc     CRC-32C of the payload
+    56  4    header_crc      CRC-32C of bytes 0..55
+
+All integers are big-endian, signed, except the two checksums. A walker that knows only records hops
+over `size` bytes: after a message frame's header it meets the records, which are plain RocketMQ
+records; over any other frame it hops whole. A frame never spans segments (design.md section 3).
+Pure: bytes in, bytes out.
+"""
+
+import struct
+from enum import IntEnum
+
+from google_crc32c import value as crc32c
+
+FRAME_MAGIC = 0xDAA320F0 - (1 << 32)  # signed, as every magic is read
+HEADER = struct.Struct(">iiqqqqiiiII")
+HEADER_SIZE_BYTES = HEADER.size  # 60
+_HEADER_HEAD = struct.Struct(">iiqqqqiiiI")  # what header_crc covers
+_CRC = struct.Struct(">I")
+PAYLOAD_SIZE_BYTES_MAX = 32 * 1024 * 1024  # twice the largest remoting frame
+
+assert HEADER_SIZE_BYTES == 60
+assert _HEADER_HEAD.size == 56
+
+
+class FrameKind(IntEnum):
+    """What a frame's payload is."""
+
+    MESSAGES = 1
+    COMMAND = 2
+    NOOP = 3
+    CONFIGURATION = 4
+
+
+class FrameError(Exception):
+    """These bytes are not a whole, undamaged frame; `reason` says what is wrong with them."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Frame:
+    """A sealed frame. Immutable by convention; `data` is header and payload, the bytes on disk.
+
+    Invariants: len(data) == HEADER_SIZE_BYTES + payload length; the header inside `data` says
+    the same as the attributes.
+    """
+
+    __slots__ = ("data", "index", "kind", "position", "record_count", "term", "timestamp_ms")
+
+    def __init__(
+        self,
+        index: int,
+        term: int,
+        position: int,
+        timestamp_ms: int,
+        kind: int,
+        record_count: int,
+        data: bytes,
+    ) -> None:
+        self.index = index
+        self.term = term
+        self.position = position
+        self.timestamp_ms = timestamp_ms
+        self.kind = kind
+        self.record_count = record_count
+        self.data = data
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes on disk and on the wire, header included."""
+        return len(self.data)
+
+    @property
+    def end(self) -> int:
+        """Absolute CommitLog offset just behind this frame."""
+        return self.position + len(self.data)
+
+    @property
+    def payload_position(self) -> int:
+        """Absolute CommitLog offset of the payload's first byte."""
+        return self.position + HEADER_SIZE_BYTES
+
+    @property
+    def payload(self) -> memoryview:
+        """The payload, not copied."""
+        return memoryview(self.data)[HEADER_SIZE_BYTES:]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Frame) and self.data == other.data
+
+    def __hash__(self) -> int:
+        return hash((self.index, self.term, self.position))
+
+    def __repr__(self) -> str:
+        kind = FrameKind(self.kind).name.lower()
+        return f"<Frame {self.index}@{self.term} {kind} at {self.position} +{len(self.data)}>"
+
+
+def seal_frame(
+    index: int,
+    term: int,
+    position: int,
+    timestamp_ms: int,
+    kind: int,
+    record_count: int,
+    payload: bytes,
+) -> Frame:
+    """Build the header over `payload` and return the finished frame."""
+    length = len(payload)
+    assert length <= PAYLOAD_SIZE_BYTES_MAX, length
+    hop = HEADER_SIZE_BYTES if kind == FrameKind.MESSAGES else HEADER_SIZE_BYTES + length
+    head = _HEADER_HEAD.pack(
+        hop,
+        FRAME_MAGIC,
+        index,
+        term,
+        position,
+        timestamp_ms,
+        length,
+        record_count,
+        kind,
+        crc32c(payload),
+    )
+    data = b"".join((head, _CRC.pack(crc32c(head)), payload))
+    return Frame(index, term, position, timestamp_ms, kind, record_count, data)
+
+
+def parse_header(buffer: bytes | memoryview, offset: int = 0) -> tuple[int, ...]:
+    """Check a frame header's magic, CRC and shape; return its eleven fields in table order.
+
+    Raises FrameError. The payload is not looked at.
+    """
+    head = bytes(buffer[offset : offset + HEADER_SIZE_BYTES])
+    if len(head) < HEADER_SIZE_BYTES:
+        raise FrameError("frame header cut short")
+    fields = HEADER.unpack(head)
+    hop, magic, _, _, _, _, length, record_count, kind, _, header_crc = fields
+    if magic != FRAME_MAGIC:
+        raise FrameError(f"not a frame magic: {magic & 0xFFFFFFFF:#010x}")
+    if header_crc != crc32c(head[:56]):
+        raise FrameError("frame header CRC does not match")
+    if not 0 <= length <= PAYLOAD_SIZE_BYTES_MAX or record_count < 0:
+        raise FrameError("frame lengths out of range")
+    if kind not in (1, 2, 3, 4):
+        raise FrameError(f"unknown frame kind {kind}")
+    if hop != (HEADER_SIZE_BYTES if kind == FrameKind.MESSAGES else HEADER_SIZE_BYTES + length):
+        raise FrameError("frame size does not agree with its payload length")
+    return fields
+
+
+def parse_frame(buffer: bytes | memoryview, offset: int = 0) -> Frame:
+    """Parse and verify one whole frame at `offset` (both CRCs). Raises FrameError."""
+    fields = parse_header(buffer, offset)
+    _, _, index, term, position, timestamp_ms, length, record_count, kind, payload_crc, _ = fields
+    end = offset + HEADER_SIZE_BYTES + length
+    if len(buffer) < end:
+        raise FrameError("frame payload cut short")
+    data = bytes(buffer[offset:end])
+    if crc32c(data[HEADER_SIZE_BYTES:]) != payload_crc:
+        raise FrameError("frame payload CRC does not match")
+    return Frame(index, term, position, timestamp_ms, kind, record_count, data)

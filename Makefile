@@ -1,0 +1,39 @@
+# make venv | demo | test | bench | simulate | lint; see README.md
+SHELL := /bin/bash
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+SEEDS ?= 20000
+START ?= 1
+
+.PHONY: venv demo test lint bench simulate clean
+
+venv: $(VENV)/.ready
+
+# One stamp: the environment is rebuilt only when what it is made of changes.
+$(VENV)/.ready: requirements.txt pyproject.toml tools/make-venv.sh
+	@PYTHON="$(PYTHON)" VENV="$(VENV)" tools/make-venv.sh requirements.txt
+	@touch $@
+
+$(VENV)/.demo-ready: $(VENV)/.ready demo/requirements.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r demo/requirements.txt
+	@touch $@
+
+demo: $(VENV)/.demo-ready
+	@JAVA_HOME="$$(tools/find-java.sh)" && export JAVA_HOME && exec $(BIN)/python -m demo.flights $(DEMO_ARGS)
+
+test: $(VENV)/.demo-ready
+	@JAVA_HOME="$$(tools/find-java.sh)" && export JAVA_HOME && exec $(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/.ready
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+
+bench: $(VENV)/.ready
+	@$(BIN)/python -m bench $(BENCH_ARGS)
+
+simulate: $(VENV)/.ready
+	@$(BIN)/python -m tests.simulator --seeds $(SEEDS) --start $(START) --jobs 2
+
+clean:
+	rm -rf $(VENV) data report build *.egg-info

@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# Make the virtual environment $VENV with $PYTHON from the pinned requirements file $1.
+set -euo pipefail
+requirements=$1
+if [ -z "${PYTHON:-}" ]; then
+    echo "python 3.11 or newer is needed and was not found on the PATH" >&2
+    exit 1
+fi
+"$PYTHON" - <<'PY'
+import sys
+if sys.version_info < (3, 11):
+    sys.exit(f"python 3.11 or newer is needed; this one is {sys.version.split()[0]}")
+PY
+if ! "$PYTHON" -m venv --clear "$VENV" 2>/tmp/make-venv.$$; then
+    # Debian ships venv's pip in a package of its own.
+    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+        echo "installing python3-venv" >&2
+        { apt-get update -qq && apt-get install -y -qq --no-install-recommends python3-venv; } >/dev/null
+        "$PYTHON" -m venv --clear "$VENV"
+    else
+        cat /tmp/make-venv.$$ >&2
+        exit 1
+    fi
+fi
+rm -f /tmp/make-venv.$$
+echo "installing the pinned requirements into $VENV (a minute or two; PySpark is large)"
+"$VENV/bin/python" -m pip install --quiet --disable-pip-version-check -r "$requirements"
+"$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps -e .

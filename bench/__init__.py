@@ -1,0 +1,1 @@
+"""Benchmarks that stay in the project: see bench/__main__.py."""

@@ -1,0 +1,98 @@
+"""The rules of the house that a machine can hold: import direction, purity of the core, sizes."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+ROOMS = ("remoting", "store", "dledger", "broker", "namesrv", "client", "chaos", "audit")
+LINE_LENGTH_MAX = 100
+FILE_LINES_MAX = 700
+FUNCTION_LINES_MAX = 80
+
+# Imports point down only: a room may import itself and what stands here.
+MAY_IMPORT = {
+    "remoting": set(),
+    "store": set(),
+    "dledger": {"store"},
+    "namesrv": {"remoting"},
+    "broker": {"remoting", "store", "dledger"},
+    "client": {"remoting", "store"},
+    "audit": {"store"},
+    "chaos": {"client", "remoting", "store"},
+}
+
+# Ring one: bytes, messages and ticks in, what to do out.
+CORE = [
+    "remoting/codes.py",
+    "remoting/command.py",
+    "remoting/codec.py",
+    "remoting/fastjson.py",
+    "remoting/headers.py",
+    "store/frame.py",
+    "store/record.py",
+    "store/properties.py",
+    "store/dispatch.py",
+    "store/retention.py",
+    "dledger/messages.py",
+    "dledger/quorum.py",
+    "dledger/progress.py",
+    "dledger/index.py",
+    "dledger/core.py",
+    "dledger/wire.py",
+    "namesrv/routes.py",
+    "client/rebalance.py",
+    "chaos/checkers.py",
+]
+IMPURE = {"asyncio", "logging", "os", "random", "socket", "subprocess", "threading", "time"}
+
+# The one seam of the CommitLog's layout that client and chaos share with the audit.
+STORE_LAYOUT = {"store.record", "store.properties", "store.frame"}
+
+
+def sources() -> list[Path]:
+    return sorted(p for room in ROOMS for p in (ROOT / room).rglob("*.py"))
+
+
+def imported(path: Path) -> list[str]:
+    names = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            names.append(node.module or "")
+    return names
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_point_down(path: Path) -> None:
+    room = path.relative_to(ROOT).parts[0]
+    for name in imported(path):
+        top = name.split(".")[0]
+        if top in ROOMS and top != room:
+            assert top in MAY_IMPORT[room], f"{room} must not import {name}"
+            if top == "store" and room in ("audit", "client", "chaos"):
+                assert name in STORE_LAYOUT, f"{room} may know the layout only, not {name}"
+        assert top != "tests", f"{name}: the product does not import its tests"
+        assert top != "pickle", "nothing is pickled"
+
+
+@pytest.mark.parametrize("name", CORE)
+def test_the_core_is_pure(name: str) -> None:
+    found = IMPURE & {n.split(".")[0] for n in imported(ROOT / name)}
+    assert not found, f"{name} imports {found}"
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_sizes_and_docstrings(path: Path) -> None:
+    text = path.read_text()
+    lines = text.splitlines()
+    assert len(lines) <= FILE_LINES_MAX
+    assert max(map(len, lines), default=0) <= LINE_LENGTH_MAX
+    tree = ast.parse(text)
+    assert ast.get_docstring(tree), "a module says what it is"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            assert length <= FUNCTION_LINES_MAX, f"{node.name} has {length} lines"

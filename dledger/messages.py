@@ -86,9 +86,11 @@ class AppendRequest:
 class AppendResponse:
     """`success`: every frame up to `match_index` equals the leader's and is durable here.
 
-    Otherwise the request at `prev_index` did not fit: `conflict_term` is the term of this
-    replica's frame there (0: its log is too short) and `conflict_index` the first index to try
-    (the first frame of that term, or last index + 1).
+    Otherwise the request at `prev_index` did not fit. Then nothing behind `conflict_index - 1`
+    can match: that is this replica's last frame at or before `prev_index` whose term is not
+    above the request's prev_term, and `conflict_term` is its term. The leader goes on back from
+    there to its own last frame of at most that term (both sides skip whole terms, Raft 5.3).
+    `last_index` is the last frame accepted here, durable or not.
     """
 
     sender: NodeId
@@ -124,6 +126,9 @@ class HeartbeatResponse:
     request_term: int
     round: int
     last_index: int  # what is durable here; tells a leader that a follower fell behind
+    # Both are 0 when the request's term is not the current one:
+    verified_index: int = 0  # equals the leader's up to here, durable or not: no need to resend
+    match_index: int = 0  # and durable up to here: stands in for an acknowledgement that was lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +152,9 @@ Outgoing = Message | AppendOrder  # AppendOrder stands in for AppendRequest on t
 
 @dataclass(frozen=True, slots=True)
 class RoleEvent:
-    """Emitted when role, term or known leader changed, and when a leader becomes ready
-    (its no-op is committed: only then may it answer anything)."""
+    """Emitted when role, term or known leader changed, when a leader becomes ready (its no-op
+    is committed: only then may it answer anything), and when a transfer of leadership was given
+    up (role, term and leader as before)."""
 
     role: Role
     term: int

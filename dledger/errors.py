@@ -1,0 +1,40 @@
+"""What the core refuses, and why. Nothing was appended when one of these is raised."""
+
+from __future__ import annotations
+
+from dledger.messages import NodeId
+
+
+class RaftError(Exception):
+    """An operating error of the Raft room.
+
+    `retriable`: the same request may succeed later or elsewhere. `outcome_unknown`: it may have
+    taken effect although it failed.
+    """
+
+    code = "RAFT"
+    retriable = True
+    outcome_unknown = False
+
+
+class NotLeader(RaftError):
+    """This replica does not lead; `leader` is who does, as far as it knows."""
+
+    code = "NOT_LEADER"
+
+    def __init__(self, leader: NodeId | None) -> None:
+        super().__init__(f"not the leader; the leader is {leader or 'not known'}")
+        self.leader = leader
+
+
+class Busy(RaftError):
+    """A limit is reached (uncommitted bytes, waiting reads) or leadership is being handed over."""
+
+    code = "BUSY"
+
+
+class UnknownTarget(RaftError):
+    """Leadership cannot go to this node: it is no voter of the group, or it leads already."""
+
+    code = "UNKNOWN_TARGET"
+    retriable = False

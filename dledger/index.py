@@ -1,0 +1,179 @@
+"""Terms and positions of the frames of a log, by frame index. Pure.
+
+Who owns one: `RaftLog` builds its own on `open()` and keeps it in step with what is *written*;
+`RaftCore` takes a *copy* (`copy()`) of it at the start and keeps that in step with what it has
+*accepted*, which runs ahead of the file by one Ready. Nobody shares one.
+
+Twelve bytes a frame (position and size); terms are kept as runs, because a log has few terms.
+
+Invariants: indexes have no holes; terms never fall; a frame starts at or behind the end of the
+one before it (behind it where a blank record fills the rest of a segment).
+`first_index - 1` is the frame that retention cut off last: its term is still known.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+
+from store.frame import Frame
+
+
+class LogIndex:
+    """The index of a log that starts at `first_index`, empty at first.
+
+    `previous_term` is the term of the frame before it (0 at the very start), `start_position`
+    the byte offset its first frame may take at the earliest.
+    """
+
+    __slots__ = (
+        "_positions",
+        "_run_firsts",
+        "_run_terms",
+        "_sizes",
+        "end_position",
+        "first_index",
+        "last_index",
+        "last_term",
+        "previous_term",
+        "start_position",
+    )
+
+    def __init__(
+        self, first_index: int = 1, previous_term: int = 0, start_position: int = 0
+    ) -> None:
+        assert first_index >= 1, first_index
+        self.first_index = first_index
+        self.last_index = first_index - 1
+        self.last_term = previous_term
+        self.previous_term = previous_term
+        self.start_position = start_position
+        self.end_position = start_position  # byte offset just behind the last frame
+        self._positions = array("q")
+        self._sizes = array("i")
+        self._run_firsts: list[int] = []  # first index of each run of equal terms
+        self._run_terms: list[int] = []
+
+    def copy(self) -> LogIndex:
+        """An independent index with the same content."""
+        other = LogIndex(self.first_index, self.previous_term, self.start_position)
+        other.last_index = self.last_index
+        other.last_term = self.last_term
+        other.end_position = self.end_position
+        other._positions = self._positions[:]
+        other._sizes = self._sizes[:]
+        other._run_firsts = self._run_firsts[:]
+        other._run_terms = self._run_terms[:]
+        return other
+
+    def append(self, frame: Frame) -> None:
+        """Add the next frame."""
+        self.add(frame.index, frame.term, frame.position, len(frame.data))
+
+    def add(self, index: int, term: int, position: int, size_bytes: int) -> None:
+        """`append` for a caller that has only read the frame's header."""
+        assert index == self.last_index + 1, (index, self.last_index)
+        assert position >= self.end_position, (position, self.end_position)
+        if term != self.last_term or not self._run_firsts:
+            assert term >= self.last_term, (term, self.last_term)
+            self._run_firsts.append(index)
+            self._run_terms.append(term)
+            self.last_term = term
+        self.last_index = index
+        self.end_position = position + size_bytes
+        self._positions.append(position)
+        self._sizes.append(size_bytes)
+
+    def term_at(self, index: int) -> int:
+        """The term of frame `index`, which is first_index - 1 .. last_index."""
+        assert self.first_index - 1 <= index <= self.last_index, (index, self)
+        firsts = self._run_firsts
+        if not firsts or index < firsts[0]:
+            return self.previous_term
+        if index >= firsts[-1]:
+            return self.last_term
+        return self._run_terms[bisect_right(firsts, index) - 1]
+
+    def position_of(self, index: int) -> int:
+        """The byte offset at which frame `index` (present) starts."""
+        assert self.first_index <= index <= self.last_index, (index, self)
+        return self._positions[index - self.first_index]
+
+    def size_of(self, index: int) -> int:
+        """The bytes of frame `index` (present), header included."""
+        assert self.first_index <= index <= self.last_index, (index, self)
+        return self._sizes[index - self.first_index]
+
+    def end_of(self, index: int) -> int:
+        """The byte offset just behind frame `index`; `start_position` for first_index - 1."""
+        if index == self.last_index:
+            return self.end_position
+        at = index - self.first_index
+        assert -1 <= at < len(self._positions), (index, self)
+        return self._positions[at] + self._sizes[at] if at >= 0 else self.start_position
+
+    def last_within(self, first: int, bytes_max: int) -> int:
+        """The last index so that frames first..it take at most `bytes_max`; at least `first`."""
+        limit = self.position_of(first) + bytes_max
+        if self.end_position <= limit:
+            return self.last_index
+        at = bisect_right(self._positions, limit, first - self.first_index) - 1
+        if self._positions[at] + self._sizes[at] > limit:
+            at -= 1
+        return max(first, self.first_index + at)
+
+    def first_index_of_term(self, term: int) -> int | None:
+        """The first frame of exactly `term` that is present; None if there is none."""
+        run = bisect_right(self._run_terms, term) - 1
+        if run < 0 or self._run_terms[run] != term:
+            return None
+        return self._run_firsts[run]
+
+    def last_at_most(self, index: int, term: int) -> int:
+        """The largest i <= `index` whose term is <= `term`; first_index - 1 if none is present.
+
+        A frame of a higher term than `term` cannot equal the other log's at or before `index`:
+        so a whole term is skipped in one step (Raft 5.3, the back-off).
+        """
+        run = bisect_right(self._run_terms, term)
+        if run == len(self._run_terms):
+            return min(index, self.last_index)
+        return min(index, self._run_firsts[run] - 1)
+
+    def truncate(self, from_index: int) -> None:
+        """Forget frame `from_index` (at most last_index + 1) and all behind it."""
+        assert self.first_index <= from_index <= self.last_index + 1, (from_index, self)
+        self.end_position = self.end_of(from_index - 1)
+        self.last_index = from_index - 1
+        keep = from_index - self.first_index
+        del self._positions[keep:]
+        del self._sizes[keep:]
+        while self._run_firsts and self._run_firsts[-1] >= from_index:
+            self._run_firsts.pop()
+            self._run_terms.pop()
+        self.last_term = self._run_terms[-1] if self._run_terms else self.previous_term
+
+    def trim(self, first: int) -> None:
+        """Forget all frames before `first` (at most last_index + 1): retention took them."""
+        assert self.first_index <= first <= self.last_index + 1, (first, self)
+        if first == self.first_index:
+            return
+        previous_term = self.term_at(first - 1)
+        start_position = self.end_of(first - 1)
+        gone = first - self.first_index
+        del self._positions[:gone]
+        del self._sizes[:gone]
+        run = bisect_right(self._run_firsts, first) - 1
+        del self._run_firsts[:run]
+        del self._run_terms[:run]
+        if self._positions:
+            self._run_firsts[0] = first
+        else:
+            self._run_firsts.clear()
+            self._run_terms.clear()
+        self.first_index = first
+        self.previous_term = previous_term
+        self.start_position = start_position
+
+    def __repr__(self) -> str:
+        return f"<LogIndex {self.first_index}..{self.last_index} end {self.end_position}>"

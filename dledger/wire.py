@@ -1,0 +1,359 @@
+"""The peer protocol's bytes. Pure: bytes in, messages out.
+
+A directed link is one TCP connection that the sender dials. Handshake first (`Hello`, answered by
+one `HelloAnswer`), then messages in one direction only. All integers are big-endian.
+
+    hello       off size field              message     off size field
+                0   4    magic "RMQP"                   0   4    length, of all that follows it
+                4   1    version                        4   1    version
+                5   1    group name length              5   1    kind (table _KINDS)
+                6   1    sender id length               6   n    fields of that kind
+                7   1    receiver id length             6+n 4    CRC-32C of bytes 0..6+n-1
+                8   n    group, sender, receiver        10+n     frames (AppendRequest only)
+                8+n 4    CRC-32C of bytes 0..8+n-1
+    answer      magic "RMQA", version, code (0 welcome), reason length (2), reason (UTF-8)
+
+Sender and receiver of a message are those of its connection, so they are not repeated. The frames
+of an AppendRequest are the bytes that lie in the log, passed on as they are; both their checksums
+are verified here before anybody sees them. Anything malformed raises WireError: the connection it
+came from is useless from then on, and nothing else is.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from google_crc32c import value as crc32c
+
+from dledger.messages import (
+    AppendRequest,
+    AppendResponse,
+    Heartbeat,
+    HeartbeatResponse,
+    Message,
+    NodeId,
+    TimeoutNow,
+    VoteRequest,
+    VoteResponse,
+)
+from store.frame import HEADER_SIZE_BYTES, PAYLOAD_SIZE_BYTES_MAX, Frame, FrameError, parse_frame
+
+VERSION = 1
+# The largest single frame and as much again, for what the core may put into one request.
+MESSAGE_SIZE_BYTES_MAX = 2 * (PAYLOAD_SIZE_BYTES_MAX + HEADER_SIZE_BYTES)
+FRAMES_PER_MESSAGE_MAX = 65_536
+_HEAD = struct.Struct(">iBB")
+_CRC = struct.Struct(">I")
+_CRC_SIZE = _CRC.size
+
+_VOTE_REQUEST = 1
+_VOTE_RESPONSE = 2
+_APPEND_REQUEST = 3
+_APPEND_RESPONSE = 4
+_HEARTBEAT = 5
+_HEARTBEAT_RESPONSE = 6
+_TIMEOUT_NOW = 7
+_KINDS: dict[int, struct.Struct] = {  # version and kind are part of it, for one pack a message
+    _VOTE_REQUEST: struct.Struct(">iBBqqqB"),  # term, last_index, last_term, flags
+    _VOTE_RESPONSE: struct.Struct(">iBBqqB"),  # term, request_term, flags
+    _APPEND_REQUEST: struct.Struct(">iBBqqqqi"),  # term, prev_index, prev_term, commit, frames
+    # term, request_term, success, match_index, prev_index, conflict_index, conflict_term, last
+    _APPEND_RESPONSE: struct.Struct(">iBBqqBqqqqq"),
+    _HEARTBEAT: struct.Struct(">iBBqqq"),  # term, commit_index, round
+    # term, request_term, round, last_index, verified_index, match_index
+    _HEARTBEAT_RESPONSE: struct.Struct(">iBBqqqqqq"),
+    _TIMEOUT_NOW: struct.Struct(">iBBq"),  # term
+}
+_APPEND = _KINDS[_APPEND_REQUEST]
+_RESPONSE = _KINDS[_APPEND_RESPONSE]
+_FLAG_PRE_VOTE = 1
+_FLAG_TRANSFER = 2
+_FLAG_GRANTED = 2
+
+
+class WireError(Exception):
+    """The peer sent what this protocol does not know; `reason` says what. Close the connection."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+def encode_append(
+    term: int, prev_index: int, prev_term: int, commit_index: int, frames: Sequence[Frame]
+) -> list[bytes]:
+    """An AppendRequest as buffers to be written one behind the other; frames are not copied."""
+    assert len(frames) <= FRAMES_PER_MESSAGE_MAX, len(frames)
+    size = _APPEND.size  # length counts behind its own 4 bytes; the CRC has 4 as well
+    for frame in frames:
+        size += len(frame.data)
+    assert size <= MESSAGE_SIZE_BYTES_MAX, size
+    head = _APPEND.pack(
+        size, VERSION, _APPEND_REQUEST, term, prev_index, prev_term, commit_index, len(frames)
+    )
+    buffers = [head + _CRC.pack(crc32c(head))]
+    for frame in frames:
+        buffers.append(frame.data)
+    return buffers
+
+
+def encode_message(message: Message) -> list[bytes]:
+    """Any message as buffers to be written one behind the other."""
+    if isinstance(message, AppendRequest):
+        return encode_append(
+            message.term,
+            message.prev_index,
+            message.prev_term,
+            message.commit_index,
+            message.frames,
+        )
+    kind, fields = _fields(message)
+    shape = _KINDS[kind]
+    head = shape.pack(shape.size, VERSION, kind, *fields)
+    return [head + _CRC.pack(crc32c(head))]
+
+
+def _fields(message: Message) -> tuple[int, tuple[int, ...]]:
+    """Kind and integer fields of a message without frames."""
+    m = message
+    if isinstance(m, AppendResponse):
+        return _APPEND_RESPONSE, (
+            m.term,
+            m.request_term,
+            m.success,
+            m.match_index,
+            m.prev_index,
+            m.conflict_index,
+            m.conflict_term,
+            m.last_index,
+        )
+    if isinstance(m, Heartbeat):
+        return _HEARTBEAT, (m.term, m.commit_index, m.round)
+    if isinstance(m, HeartbeatResponse):
+        return _HEARTBEAT_RESPONSE, (
+            m.term,
+            m.request_term,
+            m.round,
+            m.last_index,
+            m.verified_index,
+            m.match_index,
+        )
+    if isinstance(m, VoteRequest):
+        flags = m.pre_vote * _FLAG_PRE_VOTE | m.transfer * _FLAG_TRANSFER
+        return _VOTE_REQUEST, (m.term, m.last_index, m.last_term, flags)
+    if isinstance(m, VoteResponse):
+        flags = m.pre_vote * _FLAG_PRE_VOTE | m.granted * _FLAG_GRANTED
+        return _VOTE_RESPONSE, (m.term, m.request_term, flags)
+    assert isinstance(m, TimeoutNow), m
+    return _TIMEOUT_NOW, (m.term,)
+
+
+class MessageReader:
+    """Cuts one connection's bytes into messages from `sender` to `to`.
+
+    Holds at most one message that is not yet whole: MESSAGE_SIZE_BYTES_MAX and one read more.
+    """
+
+    def __init__(self, sender: NodeId, to: NodeId) -> None:
+        self._sender = sender
+        self._to = to
+        self._parts: list[bytes] = []  # bytes not yet looked at, joined only when enough are there
+        self._have = 0
+        self._need = _HEAD.size
+
+    def receive_data(self, data: bytes) -> list[Message]:
+        """All messages that are whole with `data`. Raises WireError; the reader is then dead."""
+        self._have += len(data)
+        if self._have < self._need:
+            self._parts.append(data)
+            return []
+        if self._parts:
+            self._parts.append(data)
+            data = b"".join(self._parts)
+            self._parts.clear()
+        messages: list[Message] = []
+        at = 0
+        end = len(data)
+        while True:
+            size = self._message_size(data, at, end)
+            if end - at < size:
+                break
+            messages.append(self._parse(data, at, at + size))
+            at += size
+        self._need = size
+        self._have = end - at
+        if at < end:
+            self._parts.append(data[at:] if at else data)
+        return messages
+
+    def _message_size(self, data: bytes, at: int, end: int) -> int:
+        """Bytes the message at `at` needs before it can be parsed or judged further.
+
+        The checked head comes first, so that a damaged length cannot make us wait for megabytes.
+        """
+        have = end - at
+        if have < _HEAD.size:
+            return _HEAD.size
+        length, version, kind = _HEAD.unpack_from(data, at)
+        if version != VERSION:
+            raise WireError(f"protocol version {version}, this program knows {VERSION}")
+        shape = _KINDS.get(kind)
+        if shape is None:
+            raise WireError(f"unknown message kind {kind}")
+        head_size = shape.size + _CRC_SIZE
+        if have < head_size:
+            return head_size
+        if _CRC.unpack_from(data, at + shape.size)[0] != crc32c(data[at : at + shape.size]):
+            raise WireError(f"checksum of message kind {kind} does not match")
+        size: int = length + 4
+        if size != head_size and (kind != _APPEND_REQUEST or size < head_size):
+            raise WireError(f"message kind {kind} of {size} bytes")
+        if length > MESSAGE_SIZE_BYTES_MAX:
+            raise WireError(f"message of {length} bytes, limit {MESSAGE_SIZE_BYTES_MAX}")
+        return size
+
+    def _parse(self, data: bytes, at: int, end: int) -> Message:
+        kind = data[at + 5]
+        sender, to = self._sender, self._to
+        if kind == _APPEND_REQUEST:
+            return self._parse_append(data, at, end)
+        f = _KINDS[kind].unpack_from(data, at)[3:]
+        if kind == _APPEND_RESPONSE:
+            return AppendResponse(sender, to, f[0], f[1], _boolean(f[2]), *f[3:])
+        if kind == _HEARTBEAT:
+            return Heartbeat(sender, to, *f)
+        if kind == _HEARTBEAT_RESPONSE:
+            return HeartbeatResponse(sender, to, *f)
+        if kind == _VOTE_REQUEST:
+            pre_vote, transfer = _two_flags(f[3])
+            return VoteRequest(sender, to, f[0], f[1], f[2], pre_vote, transfer)
+        if kind == _VOTE_RESPONSE:
+            pre_vote, granted = _two_flags(f[2])
+            return VoteResponse(sender, to, f[0], f[1], pre_vote, granted)
+        return TimeoutNow(sender, to, f[0])
+
+    def _parse_append(self, data: bytes, at: int, end: int) -> AppendRequest:
+        _, _, _, term, prev_index, prev_term, commit, count = _APPEND.unpack_from(data, at)
+        if not 0 <= count <= FRAMES_PER_MESSAGE_MAX:
+            raise WireError(f"{count} frames in one message")
+        frames = []
+        position = at + _APPEND.size + _CRC_SIZE
+        try:
+            for index in range(prev_index + 1, prev_index + 1 + count):
+                frame = parse_frame(data, position)
+                if frame.index != index:
+                    raise WireError(f"frame {frame.index} where {index} belongs")
+                frames.append(frame)
+                position += len(frame.data)
+        except FrameError as error:
+            raise WireError(f"frame in an append request: {error.reason}") from error
+        if position != end:
+            raise WireError(f"{end - position} bytes left over behind the frames")
+        return AppendRequest(
+            self._sender, self._to, term, prev_index, prev_term, commit, tuple(frames)
+        )
+
+
+def _boolean(value: int) -> bool:
+    if value not in (0, 1):
+        raise WireError(f"a truth value of {value}")
+    return value == 1
+
+
+def _two_flags(value: int) -> tuple[bool, bool]:
+    if value > 3:
+        raise WireError(f"flags {value:#x}")
+    return bool(value & 1), bool(value & 2)
+
+
+# -- handshake ------------------------------------------------------------------------------------
+
+_HELLO_MAGIC = b"RMQP"
+_ANSWER_MAGIC = b"RMQA"
+_HELLO = struct.Struct(">4sBBBB")
+_ANSWER = struct.Struct(">4sBBH")
+WELCOME = 0
+REFUSED = 1
+REASON_SIZE_BYTES_MAX = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Who dials, of which group, and whom it means to reach."""
+
+    group: str
+    sender: NodeId
+    receiver: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class HelloAnswer:
+    """`reason` is empty if the dialler is welcome."""
+
+    reason: str
+
+
+def encode_hello(hello: Hello) -> bytes:
+    names = [name.encode() for name in (hello.group, hello.sender, hello.receiver)]
+    for name in names:
+        assert 0 < len(name) <= 255, name
+    head = _HELLO.pack(_HELLO_MAGIC, VERSION, *map(len, names)) + b"".join(names)
+    return head + _CRC.pack(crc32c(head))
+
+
+def decode_hello(data: bytes) -> tuple[Hello, int] | None:
+    """The hello at the start of `data` and its size; None while it is not whole.
+
+    Raises WireError at the first byte that cannot be one."""
+    _check_opening(data, _HELLO_MAGIC)
+    if len(data) < _HELLO.size:
+        return None
+    _, _, group, sender, receiver = _HELLO.unpack_from(data)
+    end = _HELLO.size + group + sender + receiver
+    if len(data) < end + _CRC_SIZE:
+        return None
+    if _CRC.unpack_from(data, end)[0] != crc32c(data[:end]):
+        raise WireError("checksum of the hello does not match")
+    names = data[_HELLO.size : end]
+    try:
+        texts = (
+            names[:group].decode(),
+            names[group : group + sender].decode(),
+            names[group + sender :].decode(),
+        )
+    except UnicodeDecodeError as error:
+        raise WireError("a name in the hello is not UTF-8") from error
+    if not all(texts):
+        raise WireError("an empty name in the hello")
+    return Hello(*texts), end + _CRC_SIZE
+
+
+def encode_answer(answer: HelloAnswer) -> bytes:
+    reason = answer.reason.encode()[:REASON_SIZE_BYTES_MAX]
+    code = REFUSED if reason else WELCOME
+    return _ANSWER.pack(_ANSWER_MAGIC, VERSION, code, len(reason)) + reason
+
+
+def decode_answer(data: bytes) -> tuple[HelloAnswer, int] | None:
+    """The answer at the start of `data` and its size; None while it is not whole."""
+    _check_opening(data, _ANSWER_MAGIC)
+    if len(data) < _ANSWER.size:
+        return None
+    _, _, code, length = _ANSWER.unpack_from(data)
+    if length > REASON_SIZE_BYTES_MAX or (code == WELCOME) != (length == 0):
+        raise WireError(f"answer code {code} with a reason of {length} bytes")
+    end = _ANSWER.size + length
+    if len(data) < end:
+        return None
+    reason = data[_ANSWER.size : end].decode(errors="replace")
+    return HelloAnswer(reason), end
+
+
+def _check_opening(data: bytes, magic: bytes) -> None:
+    """Refuse at the first wrong byte of magic and version."""
+    if data[:4] != magic[: len(data)]:
+        raise WireError("not the peer protocol of this program")
+    if len(data) > 4 and data[4] != VERSION:
+        raise WireError(f"protocol version {data[4]}, this program knows {VERSION}")

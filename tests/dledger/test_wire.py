@@ -1,0 +1,194 @@
+"""The peer protocol: every message, cut anywhere, damaged anywhere."""
+
+import struct
+
+import pytest
+from google_crc32c import value as crc32c
+
+from dledger import wire
+from dledger.messages import (
+    AppendRequest,
+    AppendResponse,
+    Heartbeat,
+    HeartbeatResponse,
+    Message,
+    TimeoutNow,
+    VoteRequest,
+    VoteResponse,
+)
+from dledger.wire import (
+    Hello,
+    HelloAnswer,
+    MessageReader,
+    WireError,
+    decode_answer,
+    decode_hello,
+    encode_answer,
+    encode_hello,
+    encode_message,
+)
+from store.frame import Frame, FrameKind, seal_frame
+
+A, B = "n0", "n1"
+
+
+def frame(index: int, payload: bytes = b"payload") -> Frame:
+    return seal_frame(index, 3, index * 1000, 99, FrameKind.COMMAND, 0, payload)
+
+
+MESSAGES: list[Message] = [
+    VoteRequest(A, B, 5, 10, 4, True),
+    VoteRequest(A, B, 5, 10, 4, False, True),
+    VoteResponse(A, B, 5, 6, True, False),
+    VoteResponse(A, B, 5, 6, False, True),
+    AppendRequest(A, B, 7, 20, 6, 18, ()),
+    AppendRequest(A, B, 7, 20, 6, 18, (frame(21), frame(22, b""), frame(23, b"x" * 5000))),
+    AppendResponse(A, B, 1, 2, True, 3, 4, 5, 6, 7),
+    AppendResponse(A, B, 1, 2, False, 3, 4, 5, 6, 2**62),
+    Heartbeat(A, B, 1, 2, 3),
+    HeartbeatResponse(A, B, 1, 2, 3, 4, 5, 6),
+    TimeoutNow(A, B, 9),
+]
+
+
+def encoded(message: Message) -> bytes:
+    return b"".join(encode_message(message))
+
+
+def read(data: bytes) -> list[Message]:
+    return MessageReader(A, B).receive_data(data)
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda m: type(m).__name__)
+def test_a_message_comes_back_as_it_was(message: Message) -> None:
+    assert read(encoded(message)) == [message]
+
+
+def test_one_byte_at_a_time() -> None:
+    reader = MessageReader(A, B)
+    got: list[Message] = []
+    for byte in b"".join(map(encoded, MESSAGES)):
+        got += reader.receive_data(bytes([byte]))
+    assert got == MESSAGES
+
+
+@pytest.mark.parametrize("size", [2, 3, 7, 64, 1000, 4096])
+def test_any_cutting_gives_the_same_messages(size: int) -> None:
+    data = b"".join(map(encoded, MESSAGES * 3))
+    reader = MessageReader(A, B)
+    got: list[Message] = []
+    for at in range(0, len(data), size):
+        got += reader.receive_data(data[at : at + size])
+    assert got == MESSAGES * 3
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda m: type(m).__name__)
+def test_a_truncated_message_is_never_given_out(message: Message) -> None:
+    data = encoded(message)
+    step = max(1, len(data) // 200)
+    for size in range(0, len(data), step):
+        assert read(data[:size]) == []
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda m: type(m).__name__)
+def test_a_flipped_bit_is_never_given_out(message: Message) -> None:
+    data = encoded(message)
+    for at in range(0, len(data), max(1, len(data) // 150)):
+        bad = bytearray(data)
+        bad[at] ^= 1 << (at % 8)
+        reader = MessageReader(A, B)
+        try:
+            # Bytes to spare: whatever the damaged length says is there.
+            assert reader.receive_data(bytes(bad) + bytes(300)) == [], at
+            pytest.fail(f"byte {at}: neither refused nor given out")
+        except WireError:
+            pass
+
+
+def test_frames_are_passed_on_not_rebuilt() -> None:
+    frames = (frame(21), frame(22))
+    buffers = encode_message(AppendRequest(A, B, 7, 20, 6, 18, frames))
+    assert buffers[1] is frames[0].data
+    assert buffers[2] is frames[1].data
+
+
+def sealed(kind: int, *fields: int, tail: bytes = b"", length: int | None = None) -> bytes:
+    shape = wire._KINDS[kind]
+    size = shape.size + len(tail) if length is None else length
+    head = shape.pack(size, wire.VERSION, kind, *fields)
+    return head + struct.pack(">I", crc32c(head)) + tail
+
+
+def append_with(tail: bytes, count: int, **more: int) -> bytes:
+    return sealed(3, 7, 20, 6, 18, count, tail=tail, **more)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"\0\0\0\x10\x09\x05", "version 9"),
+        (b"\0\0\0\x10\x01\x63", "kind 99"),
+        (sealed(5, 1, 2, 3, tail=b"more"), "kind 5 of 38 bytes"),
+        (sealed(5, 1, 2, 3, length=-5), "kind 5 of -1 bytes"),
+        (append_with(b"", 0, length=1), "kind 3 of 5 bytes"),
+        (append_with(b"", 1, length=wire.MESSAGE_SIZE_BYTES_MAX + 1), "limit"),
+        (append_with(b"", -1), "-1 frames"),
+        (append_with(b"", wire.FRAMES_PER_MESSAGE_MAX + 1), "65537 frames"),
+        (append_with(b"", 1), "cut short"),
+        (append_with(frame(21).data[:-1], 1), "cut short"),
+        (append_with(frame(22).data, 1), "frame 22 where 21 belongs"),
+        (append_with(frame(21).data + b"!", 1), "1 bytes left over"),
+        (append_with(frame(21).data, 0), "67 bytes left over"),
+        (sealed(2, 1, 2, 7), "flags"),
+        (sealed(4, 1, 2, 3, 0, 0, 0, 0, 0), "truth value"),
+    ],
+)
+def test_malformed_input_is_refused_with_its_reason(data: bytes, reason: str) -> None:
+    with pytest.raises(WireError, match=reason):
+        read(data)
+
+
+def test_a_wrong_length_is_refused_before_its_bytes_are_waited_for() -> None:
+    with pytest.raises(WireError, match="limit"):
+        read(append_with(b"", 1, length=2**31 - 1))
+
+
+def test_a_message_at_the_frame_limit_passes_and_above_it_is_not_built() -> None:
+    one = frame(1, b"")
+    with pytest.raises(AssertionError):
+        wire.encode_append(1, 0, 0, 0, [one] * (wire.FRAMES_PER_MESSAGE_MAX + 1))
+    assert len(wire.encode_append(1, 0, 0, 0, [one] * wire.FRAMES_PER_MESSAGE_MAX)) == 65_537
+
+
+def test_hello_comes_back_cut_anywhere() -> None:
+    hello = Hello("broker-ä", "n0", "n1")
+    data = encode_hello(hello)
+    for size in range(len(data)):
+        assert decode_hello(data[:size]) is None
+    assert decode_hello(data + b"and more") == (hello, len(data))
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"G", "not the peer protocol"),
+        (b"GET / HTTP/1.1\r\n", "not the peer protocol"),
+        (b"RMQP\x02", "version 2"),
+        (encode_hello(Hello("g", "a", "b"))[:-1] + b"?", "checksum"),
+    ],
+)
+def test_a_wrong_hello_is_refused(data: bytes, reason: str) -> None:
+    with pytest.raises(WireError, match=reason):
+        decode_hello(data)
+
+
+@pytest.mark.parametrize("reason", ["", "this is group other, not mine"])
+def test_answers(reason: str) -> None:
+    data = encode_answer(HelloAnswer(reason))
+    for size in range(len(data)):
+        assert decode_answer(data[:size]) is None
+    assert decode_answer(data + b"x") == (HelloAnswer(reason), len(data))
+    with pytest.raises(WireError):
+        decode_answer(b"HTTP")
+    with pytest.raises(WireError, match="answer code"):
+        decode_answer(b"RMQA\x01\x00\x00\x05hello")

@@ -1,0 +1,205 @@
+"""RaftCore: one replica of a Raft group as a pure state machine: no I/O, clock or randomness.
+
+How a shell drives it (`member.py`, and the simulator, which is the specification by example):
+
+    core = RaftCore(node_id, voters, CoreConfig(), log.index, hard_state, rng, now_ms)
+    on a message from a peer      core.step(message, now_ms)
+    at `core.next_deadline_ms`    core.tick(now_ms)
+    a peer's connection           core.peer_closed(peer, now_ms), core.peer_opened(peer)
+    frames are durable            core.durable(index)
+    after each of these           while (ready := core.ready()) is not None: perform it
+
+`perform` does the steps of `Ready` in their order. When its last step is a RoleEvent and
+`core.wants_noop` is true, the shell seals a no-op at `core.last_index + 1` with `core.term` and
+proposes it at once: nothing else can be proposed before it, and only when it is committed does
+`leader_ready` become true.
+
+The log index handed in must describe frames that are all durable: `RaftLog.open` syncs what it
+recovered. The core keeps its own copy. `commit_index` is what the shell has applied durably, if
+anything (the checkpoint); retention's cut counts as committed, too.
+
+A failed assertion means that Raft's promises are broken: the node must stop.
+"""
+
+from __future__ import annotations
+
+from dledger.following import Following
+from dledger.leading import Leading
+from dledger.messages import (
+    AppendRequest,
+    AppendResponse,
+    HardState,
+    Heartbeat,
+    HeartbeatResponse,
+    Message,
+    NodeId,
+    Ready,
+    Role,
+    TimeoutNow,
+    VoteRequest,
+    VoteResponse,
+)
+from dledger.progress import Progress
+
+
+class RaftCore(Leading, Following):
+    """One replica. Attributes for reading: `node_id`, `voters`, `peers`, `config`, `role`,
+    `term`, `voted_for`, `leader`, `leader_ready`, `commit_index`, `durable_index`, `last_index`,
+    `wants_noop`, `can_propose`, `transfer_target`, `next_deadline_ms`. Times are milliseconds
+    of one clock that never goes back."""
+
+    __slots__ = ()
+
+    # -- in ---------------------------------------------------------------------------------
+
+    def step(self, message: Message, now_ms: float) -> None:
+        """Take one message from a peer. Messages of strangers, or to others, are dropped."""
+        if now_ms > self._now_ms:
+            self._now_ms = now_ms
+        if message.to != self.node_id or message.sender not in self.peers:
+            return
+        if self._closed:
+            self._closed.discard(message.sender)  # whoever speaks is connected
+        kind = type(message)
+        if message.term > self.term and kind is not VoteRequest:
+            # A request of a higher term comes from that term's leader. (A vote request must
+            # prove itself first: election.py.)
+            leads = kind is AppendRequest or kind is Heartbeat or kind is TimeoutNow
+            self._become_follower(
+                message.term, message.sender if leads else None, f"{message.sender} is ahead"
+            )
+        if isinstance(message, AppendResponse):
+            self._on_append_response(message)
+        elif isinstance(message, AppendRequest):
+            self._on_append_request(message)
+        elif isinstance(message, HeartbeatResponse):
+            self._on_heartbeat_response(message)
+        elif isinstance(message, Heartbeat):
+            self._on_heartbeat(message)
+        elif isinstance(message, VoteRequest):
+            self._on_vote_request(message)
+        elif isinstance(message, VoteResponse):
+            self._on_vote_response(message)
+        else:
+            self._on_timeout_now(message)
+
+    def tick(self, now_ms: float) -> None:
+        """Do what is due at `now_ms`. Useful at `next_deadline_ms`, harmless at any time."""
+        if now_ms > self._now_ms:
+            self._now_ms = now_ms
+        if self.role is Role.LEADER:
+            self._tick_leader()
+        else:
+            self._tick_election()
+
+    def durable(self, index: int) -> None:
+        """Frames up to `index` are durable here, under the flush policy in force.
+
+        Only what was handed out for writing and not cut since counts.
+        """
+        index = min(index, self._handed_index)
+        if index <= self.durable_index:
+            return
+        self.durable_index = index
+        if self.role is Role.LEADER:
+            if index > self.commit_index:
+                self._advance_commit()
+        else:
+            self._follower_durable()
+
+    def peer_closed(self, peer: NodeId, now_ms: float) -> None:
+        """The connection with `peer` closed. Was it the leader, ask for PreVotes after a short
+        random delay, so that two followers that see the same close do not split the vote."""
+        self._now_ms = max(self._now_ms, now_ms)
+        if peer not in self.peers:
+            return
+        self._closed.add(peer)
+        if self.role is Role.LEADER:
+            self._leader_peer_closed(peer)
+        elif self.role is Role.FOLLOWER and peer == self.leader:
+            soon = self._now_ms + self._close_jitter()
+            self._election_due_ms = min(self._election_due_ms, soon)
+        elif self.role is Role.CANDIDATE:
+            self._count_votes()
+
+    def peer_opened(self, peer: NodeId) -> None:
+        """The connection with `peer` is open (again)."""
+        self._closed.discard(peer)
+        if self.role is Role.LEADER and peer in self._progress:
+            self._leader_peer_opened(peer)
+
+    def step_down(self, reason: str) -> None:
+        """Stop leading, because the shell cannot do a leader's work (its disk fails or stalls).
+
+        The follower that has acknowledged most is asked to take over at once. Nothing happens
+        on a replica that does not lead.
+        """
+        if self.role is Role.LEADER:
+            self._step_down(reason)
+
+    def trim(self, first_index: int) -> None:
+        """Retention cut the log: `first_index` (at most commit_index + 1) is its first frame."""
+        assert first_index <= self.commit_index + 1, (first_index, self.commit_index)
+        self._log.trim(first_index)
+
+    # -- out --------------------------------------------------------------------------------
+
+    @property
+    def last_index(self) -> int:
+        """The last frame accepted, written or not."""
+        return self._log.last_index
+
+    @property
+    def progress(self) -> dict[NodeId, Progress]:
+        """What the leader knows of each follower (read only); empty on other replicas."""
+        return self._progress
+
+    @property
+    def next_deadline_ms(self) -> float:
+        """When `tick` has something to do, if nothing happens before."""
+        if self.role is not Role.LEADER:
+            if self._tally is None:
+                return self._election_due_ms
+            return min(self._election_due_ms, self._campaign_due_ms)
+        due_ms = self._heartbeat_due_ms  # the quorum is checked at each of them
+        if self.transfer_target is not None:
+            due_ms = min(due_ms, self._transfer_due_ms)
+        return due_ms
+
+    def ready(self) -> Ready | None:
+        """What the shell must do now; None if nothing. Each is handed out once."""
+        if not self._dirty:
+            return None
+        if self.role is Role.LEADER:
+            if self._reads:
+                self._start_read_round()
+            if self._appends_due:
+                self._order_appends()
+        if not self._has_output():
+            self._dirty = False
+            return None
+        ready = Ready(
+            self._out_truncate,
+            tuple(self._out_append),
+            HardState(self.term, self.voted_for) if self._out_hard_state else None,
+            tuple(self._out_messages),
+            self.commit_index if self._out_commit else None,
+            tuple(self._out_reads),
+            tuple(self._out_reads_failed),
+            None if self._out_role_reason is None else self._role_event(self._out_role_reason),
+        )
+        self._handed_index = self._log.last_index
+        self._clear_out()
+        return ready
+
+    def _has_output(self) -> bool:
+        return bool(
+            self._out_messages
+            or self._out_append
+            or self._out_commit
+            or self._out_hard_state
+            or self._out_truncate is not None
+            or self._out_reads
+            or self._out_reads_failed
+            or self._out_role_reason is not None
+        )

@@ -1,0 +1,161 @@
+"""How a replica asks for votes and gives them: Raft 5.2 and 5.4.1, thesis 9.6 (PreVote). Pure.
+
+An election starts with PreVote: nobody's term rises before a majority has said that it would
+vote. Voters that have not answered are asked again every heartbeat, so a lost message costs that
+and not a whole time-out. A voter grants its vote again to the same candidate.
+"""
+
+from __future__ import annotations
+
+from dledger.messages import Role, TimeoutNow, VoteRequest, VoteResponse
+from dledger.quorum import Outcome, Tally
+from dledger.state import CoreState
+
+
+class Election(CoreState):
+    """Pre-candidate, candidate, voter."""
+
+    __slots__ = ()
+
+    def _become_leader(self) -> None:
+        raise NotImplementedError  # leading.py
+
+    # -- asking -----------------------------------------------------------------------------
+
+    def _start_pre_vote(self, reason: str) -> None:
+        """Ask whether an election would be won, before disturbing anybody with a higher term."""
+        assert self.role is not Role.LEADER
+        self.role = Role.PRE_CANDIDATE
+        self.leader = None
+        self._tally = Tally(self.voters)
+        self._reset_election_timer()
+        self._role_changed(reason)
+        self._tally.record(self.node_id, True)
+        self._ask_for_votes()
+        self._count_votes()
+
+    def _start_election(self, reason: str, transfer: bool = False) -> None:
+        """Raft 5.2: a new term, the own vote, and a request to everybody."""
+        assert self.role is not Role.LEADER
+        self._enter_term(self.term + 1)
+        self.role = Role.CANDIDATE
+        self.leader = None
+        self._transfer_campaign = transfer
+        self._tally = Tally(self.voters)
+        self._reset_election_timer()
+        self._role_changed(reason)
+        self._vote_for(self.node_id)
+        self._tally.record(self.node_id, True)
+        self._ask_for_votes()
+        self._count_votes()
+
+    def _ask_for_votes(self) -> None:
+        assert self._tally is not None
+        pre_vote = self.role is Role.PRE_CANDIDATE
+        term = self.term + 1 if pre_vote else self.term
+        for peer in self.peers:
+            # A refused PreVote may be granted a moment later, when the voter misses the leader
+            # too. A refused vote is final for its term.
+            if peer in self._tally.granted or (not pre_vote and peer in self._tally.refused):
+                continue
+            self._send(
+                VoteRequest(
+                    self.node_id,
+                    peer,
+                    term,
+                    self._log.last_index,
+                    self._log.last_term,
+                    pre_vote,
+                    self._transfer_campaign and not pre_vote,
+                )
+            )
+        self._campaign_due_ms = self._now_ms + self.config.heartbeat_ms
+
+    def _count_votes(self) -> None:
+        assert self._tally is not None
+        if self.role is Role.PRE_CANDIDATE:
+            if self._tally.outcome() is Outcome.WON:
+                self._start_election("a majority would vote for this replica")
+            return
+        outcome = self._tally.outcome(self._closed)
+        if outcome is Outcome.WON:
+            self._become_leader()
+        elif outcome is Outcome.LOST:
+            self._become_follower(self.term, None, "the election is lost")
+            if self._closed:
+                # A split vote with the third replica known to be gone. Waiting a whole time-out
+                # would only be waiting for the dead.
+                soon = self.config.close_jitter_ms / 2 + self._close_jitter()
+                self._election_due_ms = self._now_ms + soon
+
+    def _on_vote_response(self, response: VoteResponse) -> None:
+        if response.pre_vote:
+            current = self.role is Role.PRE_CANDIDATE and response.request_term == self.term + 1
+        else:
+            current = self.role is Role.CANDIDATE and response.request_term == self.term
+        if not current:
+            return  # an answer to an earlier candidacy
+        assert self._tally is not None
+        self._tally.record(response.sender, response.granted)
+        self._count_votes()
+
+    def _on_timeout_now(self, order: TimeoutNow) -> None:
+        """Thesis 3.10: the leader hands over; no PreVote, for it knows that it is alive."""
+        if order.term == self.term and self.role is not Role.LEADER:
+            self._start_election(f"{order.sender} hands leadership over", transfer=True)
+
+    def _tick_election(self) -> None:
+        if self._now_ms >= self._election_due_ms:
+            closed = self.leader is not None and self.leader in self._closed
+            self._start_pre_vote(
+                "the leader's connection closed" if closed else "no leader is heard"
+            )
+        elif self._tally is not None and self._now_ms >= self._campaign_due_ms:
+            self._ask_for_votes()
+
+    # -- voting -----------------------------------------------------------------------------
+
+    def _on_vote_request(self, request: VoteRequest) -> None:
+        if request.pre_vote:
+            self._on_pre_vote_request(request)
+            return
+        if request.term > self.term:
+            if self._hears_leader() and not request.transfer:
+                # Thesis 4.2.3: a live leader is not deposed by somebody who does not hear it.
+                self._answer_vote(request, False)
+                return
+            self._become_follower(request.term, None, f"{request.sender} asks for votes")
+        granted = (
+            request.term == self.term
+            and self.leader is None
+            and self.voted_for in (None, request.sender)
+            and self._is_up_to_date(request)
+        )
+        if granted:
+            self._vote_for(request.sender)
+            self._become_follower(self.term, None, f"voted for {request.sender}")
+        self._answer_vote(request, granted)
+
+    def _on_pre_vote_request(self, request: VoteRequest) -> None:
+        granted = (
+            request.term > self.term and not self._hears_leader() and self._is_up_to_date(request)
+        )
+        if granted and self.role is Role.FOLLOWER and not self._yielded:
+            # Whoever asked first goes first: wait long enough for its election to be decided,
+            # or two that saw the same close would split the vote. Only once: it may not hear us.
+            self._yielded = True
+            later = self._now_ms + self.config.heartbeat_ms + self._close_jitter()
+            self._election_due_ms = max(self._election_due_ms, later)
+        self._answer_vote(request, granted)
+
+    def _answer_vote(self, request: VoteRequest, granted: bool) -> None:
+        self._send(
+            VoteResponse(
+                self.node_id,
+                request.sender,
+                self.term,
+                request.term,
+                request.pre_vote,
+                granted,
+            )
+        )

@@ -1,0 +1,168 @@
+"""What a replica does with its leader's messages: Raft 5.3, the receiver's side. Pure.
+
+Invariants: only a frame whose term differs from the request's frame of the same index cuts the
+log, and never at or below commit; nothing else removes a frame: not an old, repeated or empty
+request, not a heartbeat. An acknowledgement names min(durable, proven to match), nothing beyond.
+"""
+
+from __future__ import annotations
+
+from dledger.messages import (
+    AppendRequest,
+    AppendResponse,
+    Heartbeat,
+    HeartbeatResponse,
+    NodeId,
+    Role,
+)
+from dledger.state import CoreState
+
+
+class Following(CoreState):
+    """The follower's half of replication."""
+
+    __slots__ = ()
+
+    def _accept_leader(self, sender: NodeId) -> None:
+        """`sender` leads the current term (Raft 5.2: there is no other)."""
+        assert self.role is not Role.LEADER, (self.node_id, sender, self.term)
+        if self.leader == sender and self.role is Role.FOLLOWER:
+            self._reset_election_timer()
+        else:
+            assert self.leader in (None, sender), (self.leader, sender, self.term)
+            self._become_follower(self.term, sender, f"{sender} leads")
+        self._leader_contact_ms = self._now_ms
+
+    # -- appends ----------------------------------------------------------------------------
+
+    def _on_append_request(self, request: AppendRequest) -> None:
+        if request.term < self.term:
+            self._answer_append(request, False, 0, 0, 0)
+            return
+        self._accept_leader(request.sender)
+        if not self._fits(request):
+            self._refuse_append(request)
+            return
+        self._take_frames(request)
+        verified = request.prev_index + len(request.frames)
+        if verified > self._verified_index:
+            self._verified_index = verified
+        commit_index = min(request.commit_index, self._verified_index)
+        if commit_index > self.commit_index:
+            self._set_commit(commit_index)
+        if self.durable_index >= verified:
+            # Nothing to wait for: say at once what is proven, or a repeated request whose
+            # acknowledgement was lost would never be answered.
+            self._acknowledge(request.prev_index)
+        else:
+            self._durable_ack_due = True
+
+    def _fits(self, request: AppendRequest) -> bool:
+        """Whether the frame before the request's first one is here (Raft 5.3)."""
+        prev_index = request.prev_index
+        if prev_index <= self.commit_index:
+            # Committed frames are the leader's, by leader completeness (Raft 5.4.3).
+            if prev_index >= self._log.first_index - 1:
+                assert self._log.term_at(prev_index) == request.prev_term, request
+            return True
+        if prev_index > self._log.last_index:
+            return False
+        return self._log.term_at(prev_index) == request.prev_term
+
+    def _take_frames(self, request: AppendRequest) -> None:
+        """Skip what is here already, cut at a conflict, append what is new."""
+        log = self._log
+        index = request.prev_index
+        for frame in request.frames:
+            index += 1
+            assert frame.index == index, (frame, index)
+            assert frame.term <= request.term, (frame, request.term)
+            if index < log.first_index:
+                continue  # committed, and taken by retention since
+            if index <= log.last_index:
+                if log.term_at(index) == frame.term:
+                    continue
+                self._truncate(index)
+            log.append(frame)
+            self._out_append.append(frame)
+            self._dirty = True
+
+    def _refuse_append(self, request: AppendRequest) -> None:
+        log = self._log
+        at = log.last_at_most(request.prev_index - 1, request.prev_term)
+        at = max(at, self.commit_index)
+        self._answer_append(request, False, 0, at + 1, log.term_at(at))
+
+    def _answer_append(
+        self,
+        request: AppendRequest,
+        success: bool,
+        match_index: int,
+        conflict_index: int,
+        conflict_term: int,
+    ) -> None:
+        self._send(
+            AppendResponse(
+                self.node_id,
+                request.sender,
+                self.term,
+                request.term,
+                success,
+                match_index,
+                request.prev_index,
+                conflict_index,
+                conflict_term,
+                self._log.last_index,
+            )
+        )
+
+    def _acknowledge(self, prev_index: int) -> None:
+        """Tell the leader what is proven to match and durable; the rest stays due."""
+        assert self.leader is not None
+        match_index = min(self.durable_index, self._verified_index)
+        assert match_index <= self._log.last_index, (match_index, self._log)
+        self._durable_ack_due = match_index < self._verified_index
+        self._send(
+            AppendResponse(
+                self.node_id,
+                self.leader,
+                self.term,
+                self.term,
+                True,
+                match_index,
+                prev_index,
+                0,
+                0,
+                self._log.last_index,
+            )
+        )
+
+    def _follower_durable(self) -> None:
+        """More frames are durable: emit the acknowledgement that waited for it."""
+        if self._durable_ack_due and self.leader is not None:
+            self._acknowledge(self._verified_index)
+
+    # -- heartbeats -------------------------------------------------------------------------
+
+    def _on_heartbeat(self, heartbeat: Heartbeat) -> None:
+        current = heartbeat.term == self.term
+        if current:
+            self._accept_leader(heartbeat.sender)
+            # The leader sends at most what it knows to match here; a disk that forgot
+            # acknowledged frames (ASYNC_FLUSH, power cut) may hold less.
+            commit_index = min(heartbeat.commit_index, self._log.last_index)
+            if commit_index > self.commit_index:
+                self._set_commit(commit_index)
+        verified_index = self._verified_index if current else 0
+        self._send(
+            HeartbeatResponse(
+                self.node_id,
+                heartbeat.sender,
+                self.term,
+                heartbeat.term,
+                heartbeat.round,
+                self.durable_index,
+                verified_index,
+                min(self.durable_index, verified_index),
+            )
+        )

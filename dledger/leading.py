@@ -1,0 +1,348 @@
+"""What a leader does: Raft 5.3 and 5.4.2, ReadIndex (thesis 6.4), transfer (3.10). Pure.
+
+The leader writes and sends at the same time; its own copy counts, like every other, only once
+it is durable. Frames of an earlier term are committed by committing one of the own term (Raft
+5.4.2, figure 8): the no-op that opens the term. Limits: bytes and messages in flight per peer,
+bytes uncommitted, reads waiting.
+"""
+
+from __future__ import annotations
+
+from dledger.election import Election
+from dledger.errors import Busy, NotLeader, UnknownTarget
+from dledger.messages import (
+    AppendOrder,
+    AppendResponse,
+    Heartbeat,
+    HeartbeatResponse,
+    NodeId,
+    Role,
+    TimeoutNow,
+)
+from dledger.progress import PROBE, STRANDED, Progress
+from dledger.quorum import reached_by_majority
+from dledger.state import ReadBatch
+from store.frame import Frame, FrameKind
+
+
+class Leading(Election):
+    """The leader's half of replication, reads and transfer."""
+
+    __slots__ = ()
+
+    def _become_leader(self) -> None:
+        assert self.role is Role.CANDIDATE, self.role
+        self.role = Role.LEADER
+        self.leader = self.node_id
+        self.leader_ready = False
+        self._tally = None
+        self._own_first_index = self._log.last_index + 1
+        self.wants_noop = True
+        self._round = 0
+        config = self.config
+        self._progress = {
+            peer: Progress(
+                peer,
+                self._own_first_index,
+                self._now_ms,
+                config.inflight_messages_max,
+                config.inflight_bytes_max,
+                config.resend_ms,
+            )
+            for peer in self.peers
+        }
+        self._role_changed("elected")
+        self._send_heartbeats()
+
+    # -- proposals --------------------------------------------------------------------------
+
+    @property
+    def can_propose(self) -> bool:
+        """Whether `propose` would take a frame of ordinary size now."""
+        return (
+            self.role is Role.LEADER
+            and self.transfer_target is None
+            and not self.wants_noop
+            and self._log.end_position - self._commit_end < self.config.uncommitted_bytes_max
+        )
+
+    def propose(self, frame: Frame) -> None:
+        """Append the leader's next frame (index `last_index + 1`, term `term`).
+
+        Raises NotLeader, or Busy at the limit of uncommitted bytes and while leadership is
+        being handed over; nothing has happened then. The first frame of a term is its no-op,
+        which no limit stops.
+        """
+        if self.role is not Role.LEADER:
+            raise NotLeader(self.leader)
+        log = self._log
+        if self.wants_noop:
+            assert frame.kind == FrameKind.NOOP, frame
+        else:
+            if self.transfer_target is not None:
+                raise Busy(f"leadership is being handed to {self.transfer_target}")
+            # One frame may always be under way, or a frame above the limit could never be sent.
+            waiting_bytes = log.end_position - self._commit_end
+            if (
+                waiting_bytes + len(frame.data) > self.config.uncommitted_bytes_max
+                and log.last_index > self.commit_index
+            ):
+                raise Busy(f"{waiting_bytes} bytes are not committed yet")
+        assert frame.term == self.term, (frame, self.term)
+        log.append(frame)
+        self.wants_noop = False
+        self._out_append.append(frame)
+        self._appends_due = True
+        self._dirty = True
+
+    def _order_appends(self) -> None:
+        """Fill every follower's window with what the log holds."""
+        self._appends_due = False
+        for progress in self._progress.values():
+            while progress.next_index <= self._log.last_index and progress.may_send():
+                if not self._order_append(progress):
+                    break
+
+    def _order_append(self, progress: Progress) -> bool:
+        log = self._log
+        first = progress.next_index
+        if first < log.first_index:
+            progress.strand()
+            return False
+        config = self.config
+        bytes_max = config.append_bytes_max
+        if progress.inflight:
+            bytes_max = min(bytes_max, progress.window_bytes())
+        last = log.last_within(first, bytes_max)
+        self._out_messages.append(
+            AppendOrder(
+                progress.peer,
+                self.term,
+                first - 1,
+                log.term_at(first - 1),
+                first,
+                last,
+                self.commit_index,
+            )
+        )
+        progress.sent(last, log.end_of(last) - log.position_of(first), self._now_ms)
+        return True
+
+    def _on_append_response(self, response: AppendResponse) -> None:
+        if self.role is not Role.LEADER or response.request_term != self.term:
+            return  # an answer to an earlier leadership
+        progress = self._progress.get(response.sender)
+        if progress is None:
+            return  # no voter of this group
+        progress.heard_ms = self._now_ms
+        if response.success:
+            self._take_match(progress, response.match_index)
+        elif progress.rejected(response.prev_index):
+            self._back_off(progress, response)
+
+    def _take_match(self, progress: Progress, match_index: int) -> None:
+        log = self._log
+        assert match_index <= log.last_index, (progress, match_index, log)
+        news = progress.acknowledged(match_index, self._now_ms)
+        if news:
+            if match_index > self.commit_index:
+                self._advance_commit()
+            if self.transfer_target == progress.peer:
+                self._hand_over_if_caught_up()
+        if progress.next_index <= log.last_index:
+            self._appends_due = True
+            self._dirty = True
+
+    def _back_off(self, progress: Progress, response: AppendResponse) -> None:
+        """Raft 5.3, faster: the last frame here that may equal the follower's (both sides skip
+        whole terms)."""
+        assert response.conflict_index <= response.prev_index, response
+        at = self._log.last_at_most(response.conflict_index - 1, response.conflict_term)
+        progress.probe_from(max(progress.match_index, at) + 1)
+        self._appends_due = True
+        self._dirty = True
+
+    def _advance_commit(self) -> None:
+        """Commit what a majority has made durable, by frames of the own term only (5.4.2)."""
+        reached = [progress.match_index for progress in self._progress.values()]
+        reached.append(self.durable_index)
+        candidate = reached_by_majority(reached)
+        if candidate > self.commit_index and candidate >= self._own_first_index:
+            self._set_commit(candidate)
+            if not self.leader_ready:
+                self.leader_ready = True
+                self._role_changed("the term's no-op is committed")
+                self._release_unready_reads()
+
+    # -- heartbeats, quorum check -----------------------------------------------------------
+
+    def _send_heartbeats(self) -> None:
+        """One round to everybody: leadership, commit progress, and a confirmation of reads."""
+        self._round += 1
+        self._heartbeat_due_ms = self._now_ms + self.config.heartbeat_ms
+        for progress in self._progress.values():
+            self._send_heartbeat(progress)
+
+    def _send_heartbeat(self, progress: Progress) -> None:
+        commit_index = min(self.commit_index, progress.match_index)
+        self._send(Heartbeat(self.node_id, progress.peer, self.term, commit_index, self._round))
+
+    def _on_heartbeat_response(self, response: HeartbeatResponse) -> None:
+        if self.role is not Role.LEADER or response.request_term != self.term:
+            return
+        progress = self._progress.get(response.sender)
+        if progress is None:
+            return
+        progress.heard_ms = self._now_ms
+        if response.match_index > progress.match_index or (
+            progress.paused and response.match_index >= progress.probe_last
+        ):
+            self._take_match(progress, response.match_index)  # its acknowledgement got lost
+        if response.round > progress.round:
+            progress.round = response.round
+            if self._reads:
+                self._confirm_reads()
+            if response.last_index < progress.match_index:
+                progress.regressed(response.last_index)
+        if progress.state is STRANDED and response.last_index >= self._log.first_index - 1:
+            progress.probe_from(max(progress.match_index, response.last_index) + 1)
+        if progress.stalled(self._now_ms, response.verified_index):
+            progress.back_off_resend(self.config.resend_ms_max)
+            known = min(response.verified_index, self._log.last_index)
+            progress.probe_from(max(progress.match_index, known) + 1)
+        if self.transfer_target == progress.peer:
+            self._hand_over_if_caught_up()  # again: the first TimeoutNow may be lost
+        if progress.next_index <= self._log.last_index:
+            self._appends_due = True
+            self._dirty = True
+
+    def _tick_leader(self) -> None:
+        now_ms = self._now_ms
+        if self.transfer_target is not None and now_ms >= self._transfer_due_ms:
+            self._abort_transfer("time-out")
+        if now_ms >= self._quorum_due_ms():
+            self._become_follower(self.term, None, "no majority answers")
+            return
+        if now_ms >= self._heartbeat_due_ms:
+            self._send_heartbeats()
+
+    def _quorum_due_ms(self) -> float:
+        """CheckQuorum: when a majority has been silent for a whole election time-out."""
+        heard = [progress.heard_ms for progress in self._progress.values()]
+        heard.append(self._now_ms)
+        return reached_by_majority(heard) + self.config.election_ms_max
+
+    # -- reads ------------------------------------------------------------------------------
+
+    def read_index(self, token: int) -> None:
+        """Ask to confirm that this replica still leads. The answer comes in `Ready.reads` as
+        (token, index), or in `Ready.failed_reads` when leadership goes first.
+
+        Raises NotLeader, or Busy when too many reads wait.
+        """
+        if self.role is not Role.LEADER:
+            raise NotLeader(self.leader)
+        if self._reads_count >= self.config.reads_waiting_max:
+            raise Busy(f"{self._reads_count} reads wait for confirmation")
+        self._reads_count += 1
+        self._dirty = True
+        if self.leader_ready:
+            self._queue_read(token)
+        else:
+            self._reads_unready.append(token)  # the commit index may be behind (thesis 6.4)
+
+    def _queue_read(self, token: int) -> None:
+        """Only a round that starts from now on proves leadership for this read."""
+        round_needed = self._round + 1
+        last = self._reads[-1] if self._reads else None
+        if last is not None and last.round == round_needed and last.index == self.commit_index:
+            last.tokens.append(token)
+        else:
+            self._reads.append(ReadBatch(round_needed, self.commit_index, [token]))
+
+    def _release_unready_reads(self) -> None:
+        waiting, self._reads_unready = self._reads_unready, []
+        for token in waiting:
+            self._queue_read(token)
+
+    def _start_read_round(self) -> None:
+        """Send a round for new reads, unless one is on its way: then they share the next."""
+        if not self._reads or self._reads[-1].round <= self._round:
+            return
+        if not self._progress:
+            self._round += 1  # a group of one needs nobody's confirmation
+            self._confirm_reads()
+        elif self._reads[0].round > self._round:
+            self._send_heartbeats()
+
+    def _confirm_reads(self) -> None:
+        rounds = [progress.round for progress in self._progress.values()]
+        rounds.append(self._round)
+        confirmed = reached_by_majority(rounds)
+        reads = self._reads
+        while reads and reads[0].round <= confirmed:
+            batch = reads.popleft()
+            self._reads_count -= len(batch.tokens)
+            self._out_reads.extend([(token, batch.index) for token in batch.tokens])
+            self._dirty = True
+        if reads:
+            self._dirty = True  # the next round may start
+
+    # -- transfer ---------------------------------------------------------------------------
+
+    def transfer(self, target: NodeId, now_ms: float) -> None:
+        """Hand leadership to `target` once it has every frame; proposals wait meanwhile.
+
+        Given up after `transfer_ms`, or when the target's connection closes: a RoleEvent says
+        so and proposals are taken again. Raises NotLeader, UnknownTarget, or Busy while
+        another transfer is under way.
+        """
+        self._now_ms = max(self._now_ms, now_ms)
+        if self.role is not Role.LEADER:
+            raise NotLeader(self.leader)
+        if target not in self._progress:
+            raise UnknownTarget(f"{target} is no other voter of this group")
+        if self.transfer_target is not None and self.transfer_target != target:
+            raise Busy(f"leadership is being handed to {self.transfer_target}")
+        self.transfer_target = target
+        self._transfer_due_ms = self._now_ms + self.config.transfer_ms
+        self._hand_over_if_caught_up()
+
+    def _hand_over_if_caught_up(self) -> None:
+        target = self.transfer_target
+        assert target is not None
+        if self._progress[target].match_index == self._log.last_index and not self.wants_noop:
+            self._send(TimeoutNow(self.node_id, target, self.term))
+
+    def _abort_transfer(self, reason: str) -> None:
+        target, self.transfer_target = self.transfer_target, None
+        self._role_changed(f"transfer to {target} given up: {reason}")
+
+    def _step_down(self, reason: str) -> None:
+        """Give leadership up for good reason, and let the follower that has most go first."""
+        best = max(self._progress.values(), key=lambda p: p.match_index, default=None)
+        self._become_follower(self.term, None, reason)
+        self._election_due_ms += self.config.election_ms_max  # everybody else goes first
+        if best is not None:
+            self._send(TimeoutNow(self.node_id, best.peer, self.term))
+
+    # -- connections ------------------------------------------------------------------------
+
+    def _leader_peer_closed(self, peer: NodeId) -> None:
+        """What was in flight is lost; nothing more is sent until the peer is heard again."""
+        progress = self._progress[peer]
+        if progress.state is not STRANDED:
+            progress.probe_from(progress.match_index + 1)
+            progress.paused = True
+            progress.probe_last = self._log.last_index
+            progress.moved_ms = self._now_ms - progress.resend_after_ms
+        if self.transfer_target == peer:
+            self._abort_transfer("its connection closed")
+
+    def _leader_peer_opened(self, peer: NodeId) -> None:
+        progress = self._progress[peer]
+        if progress.state is PROBE:
+            progress.paused = False
+        self._send_heartbeat(progress)
+        if progress.next_index <= self._log.last_index:
+            self._appends_due = True

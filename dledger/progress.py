@@ -1,0 +1,175 @@
+"""What a leader knows of one follower, and how much it may send to it. Pure.
+
+PROBE: where the logs meet is not known; one request at a time. REPLICATE: it is known; requests
+are pipelined, bounded by messages and by bytes in flight. STRANDED: retention took the frames
+the follower needs; it gets heartbeats only, until its own log reaches ours again.
+
+Invariants: match_index < next_index; what is in flight lies between them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import Enum
+
+from dledger.messages import NodeId
+
+
+class PeerState(Enum):
+    PROBE = "probe"
+    REPLICATE = "replicate"
+    STRANDED = "stranded"
+
+
+PROBE = PeerState.PROBE
+REPLICATE = PeerState.REPLICATE
+STRANDED = PeerState.STRANDED
+
+
+class Progress:
+    """One follower, as its leader sees it during one leadership."""
+
+    __slots__ = (
+        "_bytes_max",
+        "_messages_max",
+        "_resend_ms",
+        "heard_ms",
+        "inflight",
+        "inflight_bytes",
+        "match_index",
+        "moved_ms",
+        "next_index",
+        "paused",
+        "peer",
+        "probe_last",
+        "regressions",
+        "resend_after_ms",
+        "round",
+        "state",
+        "verified_index",
+    )
+
+    def __init__(
+        self,
+        peer: NodeId,
+        next_index: int,
+        now_ms: float,
+        messages_max: int,
+        bytes_max: int,
+        resend_ms: float,
+    ) -> None:
+        self.peer = peer
+        self.state = PROBE
+        self.match_index = 0
+        self.verified_index = 0  # written there, durable or not, by its last heartbeat response
+        self.next_index = next_index
+        self.paused = False  # PROBE: a request is out, none may follow before its answer
+        self.probe_last = 0  # the last index that request proves when it succeeds
+        self.inflight: deque[tuple[int, int]] = deque()  # (last index, bytes) of each request
+        self.inflight_bytes = 0
+        self.heard_ms = now_ms  # last answer of this leadership
+        self.moved_ms = now_ms  # last time this follower got on, or had nothing left to do
+        self.resend_after_ms = resend_ms  # doubles while nothing comes back
+        self.round = 0  # highest heartbeat round it answered
+        self.regressions = 0  # times it lost frames that it had acknowledged (ASYNC_FLUSH only)
+        self._messages_max = messages_max
+        self._bytes_max = bytes_max
+        self._resend_ms = resend_ms
+
+    def may_send(self) -> bool:
+        """Whether a request with frames may go out now. One always may when none is out."""
+        if self.state is REPLICATE:
+            return not self.inflight or (
+                len(self.inflight) < self._messages_max and self.inflight_bytes < self._bytes_max
+            )
+        return self.state is PROBE and not self.paused
+
+    def window_bytes(self) -> int:
+        """Bytes that still fit into the window."""
+        return max(0, self._bytes_max - self.inflight_bytes)
+
+    def sent(self, last: int, size_bytes: int, now_ms: float) -> None:
+        """Note a request that carries frames next_index..last (none if last < next_index)."""
+        if self.state is REPLICATE:
+            if not self.inflight:
+                self.moved_ms = now_ms
+            self.inflight.append((last, size_bytes))
+            self.inflight_bytes += size_bytes
+            self.next_index = last + 1
+        else:
+            self.paused = True
+            self.probe_last = last
+            self.moved_ms = now_ms
+
+    def acknowledged(self, match_index: int, now_ms: float) -> bool:
+        """Take a success; True if `match_index` is news."""
+        inflight = self.inflight
+        while inflight and inflight[0][0] <= match_index:
+            self.inflight_bytes -= inflight.popleft()[1]
+        news = match_index > self.match_index
+        if news:
+            self.match_index = match_index
+            self.moved_ms = now_ms
+            self.resend_after_ms = self._resend_ms
+            if self.next_index <= match_index:
+                self.next_index = match_index + 1
+        if self.state is not REPLICATE and match_index >= self.match_index:
+            self.state = REPLICATE  # where the logs meet is proven: the pipeline may start
+            self.next_index = self.match_index + 1
+            self.paused = False
+        return news
+
+    def probe_from(self, next_index: int) -> None:
+        """Forget what is in flight and send one request at `next_index` (above match)."""
+        assert next_index > self.match_index, (self.peer, next_index, self.match_index)
+        self.state = PROBE
+        self.next_index = next_index
+        self.paused = False
+        self.inflight.clear()
+        self.inflight_bytes = 0
+
+    def rejected(self, prev_index: int) -> bool:
+        """Whether a refusal of the request at `prev_index` is news and not an echo.
+
+        At or below match it is older than what is proven. While probing only the one request
+        that is out can be refused: a pipeline's refusals behind the first are echoes.
+        """
+        if prev_index <= self.match_index:
+            return False
+        return self.state is REPLICATE or (self.paused and prev_index == self.next_index - 1)
+
+    def stalled(self, now_ms: float, verified_index: int) -> bool:
+        """Whether something out there is lost, judged by a heartbeat response.
+
+        Frames that the follower has written but not made durable are not lost, only slow.
+        """
+        if verified_index > self.verified_index:
+            self.verified_index = verified_index
+            self.moved_ms = now_ms
+        if self.state is REPLICATE:
+            waiting = bool(self.inflight) and verified_index < self.next_index - 1
+        else:
+            waiting = self.state is PROBE and self.paused and verified_index < self.probe_last
+        return waiting and now_ms - self.moved_ms >= self.resend_after_ms
+
+    def back_off_resend(self, after_ms_max: float) -> None:
+        """Wait twice as long before the next resend: a dead pipeline is not fed for ever."""
+        self.resend_after_ms = min(self.resend_after_ms * 2, after_ms_max)
+
+    def regressed(self, last_index: int) -> None:
+        """The follower holds less than it acknowledged: its disk forgot. Start over from there."""
+        self.regressions += 1
+        self.match_index = 0
+        self.verified_index = 0
+        self.probe_from(last_index + 1)
+
+    def strand(self) -> None:
+        """Retention took what this follower needs next."""
+        self.probe_from(self.next_index)
+        self.state = STRANDED
+
+    def __repr__(self) -> str:
+        return (
+            f"<Progress {self.peer} {self.state.value} match {self.match_index} "
+            f"next {self.next_index} inflight {len(self.inflight)}>"
+        )

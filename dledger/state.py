@@ -1,0 +1,313 @@
+"""The state of one replica, its configuration, and the few changes that every part shares. Pure.
+
+`CoreState` holds all fields; `election.py`, `following.py` and `leading.py` are its behaviour in
+one role each, without fields of their own; `core.py` joins them behind the public verbs. What
+must be performed is collected in the `_out_*` fields until the shell asks for it (`ready`).
+
+Invariants, asserted in production: commit_index <= last index and never falls; durable_index <=
+what was handed out <= last index; one leader a term; a frame at or below commit is never cut.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Set
+from dataclasses import dataclass
+from typing import Protocol
+
+from dledger.index import LogIndex
+from dledger.messages import (
+    HardState,
+    NodeId,
+    Outgoing,
+    Role,
+    RoleEvent,
+    VoteRequest,
+)
+from dledger.progress import Progress
+from dledger.quorum import Tally
+from store.frame import Frame
+
+NEVER_MS = float("-inf")  # a moment before any other
+
+
+class Random(Protocol):
+    """The randomness that is handed in: `random.Random` fits."""
+
+    def random(self) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class CoreConfig:
+    """Time-outs in milliseconds, limits in bytes or pieces."""
+
+    heartbeat_ms: float = 75  # < election_ms_min / 4: three lost ones depose nobody
+    election_ms_min: float = 350
+    election_ms_max: float = 700  # also: a leader that hears no majority for so long steps down
+    close_jitter_ms: float = 30  # PreVote starts 0..this after the leader's connection closed
+    resend_ms: float = 300  # 4 heartbeats without progress: what is in flight counts as lost
+    resend_ms_max: float = 4_800  # resends back off to this while nothing comes back
+    transfer_ms: float = 1_000  # a transfer of leadership not done by then is given up
+    append_bytes_max: int = 1 << 20  # frames of one request; a larger single frame goes alone
+    inflight_bytes_max: int = 8 << 20  # per follower; passed by at most one request
+    inflight_messages_max: int = 256  # per follower
+    uncommitted_bytes_max: int = 64 << 20  # accepted by the leader; beyond: Busy
+    reads_waiting_max: int = 16_384  # unconfirmed reads; beyond: Busy
+
+    def __post_init__(self) -> None:
+        assert 0 < self.heartbeat_ms < self.election_ms_min <= self.election_ms_max
+        assert self.append_bytes_max > 0
+        assert self.inflight_messages_max > 0
+
+
+@dataclass(slots=True)
+class ReadBatch:
+    """Reads that one heartbeat round confirms: those asked for before it was sent."""
+
+    round: int
+    index: int
+    tokens: list[int]
+
+
+class CoreState:
+    """All that a replica knows. See `RaftCore` for what the fields promise outside."""
+
+    __slots__ = (
+        "_appends_due",
+        "_campaign_due_ms",
+        "_closed",
+        "_commit_end",
+        "_dirty",
+        "_durable_ack_due",
+        "_election_due_ms",
+        "_handed_index",
+        "_heartbeat_due_ms",
+        "_leader_contact_ms",
+        "_log",
+        "_now_ms",
+        "_out_append",
+        "_out_commit",
+        "_out_hard_state",
+        "_out_messages",
+        "_out_reads",
+        "_out_reads_failed",
+        "_out_role_reason",
+        "_out_truncate",
+        "_own_first_index",
+        "_progress",
+        "_reads",
+        "_reads_count",
+        "_reads_unready",
+        "_rng",
+        "_round",
+        "_tally",
+        "_transfer_campaign",
+        "_transfer_due_ms",
+        "_verified_index",
+        "_yielded",
+        "commit_index",
+        "config",
+        "durable_index",
+        "leader",
+        "leader_ready",
+        "node_id",
+        "peers",
+        "role",
+        "term",
+        "transfer_target",
+        "voted_for",
+        "voters",
+        "wants_noop",
+    )
+
+    def __init__(
+        self,
+        node_id: NodeId,
+        voters: Set[NodeId],
+        config: CoreConfig,
+        log_index: LogIndex,
+        hard_state: HardState,
+        rng: Random,
+        now_ms: float,
+        commit_index: int = 0,
+    ) -> None:
+        assert node_id in voters, (node_id, voters)
+        self.node_id = node_id
+        self.config = config
+        self._rng = rng
+        self._now_ms = now_ms
+        self._log = log_index.copy()
+        self._set_voters(voters)
+        self._load_hard_state(hard_state)
+
+        self.role = Role.FOLLOWER
+        self.leader: NodeId | None = None
+        self.leader_ready = False
+        # What retention cut off was committed; what the shell has applied was, too.
+        last_index = self._log.last_index
+        self.commit_index = min(last_index, max(commit_index, self._log.first_index - 1))
+        self._commit_end = self._log.end_of(self.commit_index)
+        self.durable_index = last_index
+        self._handed_index = last_index  # last frame given to the shell for writing
+
+        # Following
+        self._verified_index = 0  # equals this term's leader up to here
+        self._durable_ack_due = False  # verified frames wait for `durable` to be acknowledged
+        self._leader_contact_ms = NEVER_MS
+        self._closed: set[NodeId] = set()  # peers whose connection is known to be closed
+        # Electing
+        self._tally: Tally | None = None
+        self._transfer_campaign = False
+        self._campaign_due_ms = 0.0  # when unanswered vote requests are asked again
+        self._election_due_ms = 0.0
+        self._yielded = False  # to another's PreVote, once per election time-out
+        self._reset_election_timer()
+        # Leading
+        self._progress: dict[NodeId, Progress] = {}
+        self._own_first_index = 0  # first frame of the own term: only from there on acks commit
+        self.wants_noop = False
+        self._appends_due = False
+        self._heartbeat_due_ms = 0.0
+        self._round = 0
+        self._reads: deque[ReadBatch] = deque()
+        self._reads_count = 0
+        self._reads_unready: list[int] = []  # asked for before the no-op was committed
+        self.transfer_target: NodeId | None = None
+        self._transfer_due_ms = 0.0
+        self._clear_out()
+        if self.term != hard_state.term:
+            self._out_hard_state = True
+            self._dirty = True
+
+    def _set_voters(self, voters: Set[NodeId]) -> None:
+        """The one place that says who votes; a change through the log would come through here."""
+        self.voters = frozenset(voters)
+        self.peers = tuple(sorted(self.voters - {self.node_id}))
+
+    def _load_hard_state(self, hard_state: HardState) -> None:
+        self.term = hard_state.term
+        self.voted_for = hard_state.voted_for
+        if self._log.last_term > hard_state.term:
+            # A crash between writing the first frames of a new term and its hard state. No
+            # message of that term has left this replica, so it has not voted in it.
+            self.term = self._log.last_term
+            self.voted_for = None
+
+    def _clear_out(self) -> None:
+        self._dirty = False
+        self._out_truncate: int | None = None
+        self._out_append: list[Frame] = []
+        self._out_hard_state = False
+        self._out_messages: list[Outgoing] = []
+        self._out_commit = False
+        self._out_reads: list[tuple[int, int]] = []
+        self._out_reads_failed: list[int] = []
+        self._out_role_reason: str | None = None
+
+    # -- shared changes ---------------------------------------------------------------------
+
+    def _send(self, message: Outgoing) -> None:
+        self._out_messages.append(message)
+        self._dirty = True
+
+    def _role_changed(self, reason: str) -> None:
+        self._out_role_reason = reason
+        self._dirty = True
+
+    def _role_event(self, reason: str) -> RoleEvent:
+        return RoleEvent(self.role, self.term, self.leader, self.leader_ready, reason)
+
+    def _enter_term(self, term: int) -> None:
+        """A higher term: nobody is voted for and nothing is known to match its leader."""
+        assert term > self.term, (term, self.term)
+        self.term = term
+        self.voted_for = None
+        self._verified_index = 0
+        self._durable_ack_due = False
+        self._out_hard_state = True
+        self._dirty = True
+
+    def _vote_for(self, candidate: NodeId) -> None:
+        assert self.voted_for in (None, candidate), (self.voted_for, candidate)
+        if self.voted_for is None:
+            self.voted_for = candidate
+            self._out_hard_state = True
+            self._dirty = True
+
+    def _become_follower(self, term: int, leader: NodeId | None, reason: str) -> None:
+        """Follow `leader`, or nobody yet, in `term`. Gives up whatever role was held."""
+        assert term >= self.term, (term, self.term)
+        changed = (self.role, self.term, self.leader) != (Role.FOLLOWER, term, leader)
+        if self.role is Role.LEADER:
+            self._drop_leadership()
+        if term > self.term:
+            self._enter_term(term)
+        self.role = Role.FOLLOWER
+        self.leader = leader
+        self._tally = None
+        self._reset_election_timer()
+        if changed:
+            self._role_changed(reason)
+
+    def _drop_leadership(self) -> None:
+        self.leader_ready = False
+        self.wants_noop = False
+        self.transfer_target = None
+        self._progress = {}
+        self._appends_due = False
+        self._fail_reads()
+
+    def _fail_reads(self) -> None:
+        for batch in self._reads:
+            self._out_reads_failed.extend(batch.tokens)
+        self._out_reads_failed.extend(self._reads_unready)
+        self._reads.clear()
+        self._reads_unready = []
+        self._reads_count = 0
+        self._dirty = True
+
+    def _set_commit(self, index: int) -> None:
+        assert self.commit_index < index, (index, self.commit_index)
+        assert index <= self._log.last_index, (index, self._log)
+        self.commit_index = index
+        self._commit_end = self._log.end_of(index)
+        self._out_commit = True
+        self._dirty = True
+
+    def _truncate(self, from_index: int) -> None:
+        """Cut the log at a proven conflict: its frames there and behind are another leader's."""
+        assert from_index > self.commit_index, (from_index, self.commit_index)
+        assert from_index > self._verified_index, (from_index, self._verified_index)
+        self._log.truncate(from_index)
+        kept = max(0, from_index - 1 - self._handed_index)
+        del self._out_append[kept:]
+        if from_index <= self._handed_index:
+            self._out_truncate = from_index
+            self._handed_index = from_index - 1
+        self.durable_index = min(self.durable_index, from_index - 1)
+        self._dirty = True
+
+    def _reset_election_timer(self) -> None:
+        low, high = self.config.election_ms_min, self.config.election_ms_max
+        self._election_due_ms = self._now_ms + low + self._rng.random() * (high - low)
+        self._yielded = False
+
+    def _close_jitter(self) -> float:
+        return self._rng.random() * self.config.close_jitter_ms
+
+    def _hears_leader(self) -> bool:
+        """Whether this replica has a reason to believe that the group is led."""
+        if self.role is Role.LEADER:
+            return True
+        return (
+            self.leader is not None
+            and self.leader not in self._closed
+            and self._now_ms - self._leader_contact_ms < self.config.election_ms_min
+        )
+
+    def _is_up_to_date(self, request: VoteRequest) -> bool:
+        """Raft 5.4.1: the later last term wins, then the longer log."""
+        return (request.last_term, request.last_index) >= (
+            self._log.last_term,
+            self._log.last_index,
+        )

@@ -1,0 +1,506 @@
+"""The links between the replicas of a group, over asyncio's Protocol classes.
+
+Each node dials every other one. The connection a node dialled carries its messages to that peer
+and nothing else but the answer to its hello; so a directed link is one TCP connection, and losing
+either direction is noticed at once on both ends. Names are resolved anew at each dial.
+
+Limits: what waits for a peer that does not read is bounded in bytes (beyond it messages are
+dropped: Raft sends again); what a peer sends is bounded per message by `wire`; connections that
+have not said hello are bounded in number and in time. Malformed input closes that one connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+from dledger.messages import Message, NodeId
+from dledger.wire import (
+    MESSAGE_SIZE_BYTES_MAX,
+    Hello,
+    HelloAnswer,
+    MessageReader,
+    WireError,
+    decode_answer,
+    decode_hello,
+    encode_answer,
+    encode_hello,
+)
+
+log = logging.getLogger("dledger.peers")
+
+HELLO_SIZE_BYTES_MAX = 1024  # more than the longest hello: 8 + 3 * 255 + 4
+HANDSHAKING_MAX = 64  # accepted connections that have not said hello
+# Room for votes and heartbeats behind a full buffer of frames and the one largest message.
+CONTROL_RESERVE_BYTES = MESSAGE_SIZE_BYTES_MAX + (1 << 20)
+
+
+@dataclass(frozen=True, slots=True)
+class PeerAddress:
+    """Where a replica listens for its peers. `host` is a name or an address, not resolved here."""
+
+    node_id: NodeId
+    host: str
+    port: int
+
+
+def parse_peers(text: str) -> dict[NodeId, PeerAddress]:
+    """`n0=host:port;n1=host:port`, or Apache's `n0-host:port;…`. Raises ValueError.
+
+    In Apache's form the id ends at the first dash, so that host names may have dashes. An IPv6
+    address stands in brackets.
+    """
+    peers: dict[NodeId, PeerAddress] = {}
+    for entry in filter(None, (part.strip() for part in text.replace(",", ";").split(";"))):
+        separator = "=" if "=" in entry else "-"
+        node_id, _, address = entry.partition(separator)
+        host, _, port = address.rpartition(":")
+        host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+        if not node_id or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise ValueError(f"not a peer: {entry!r}; it must read id=host:port")
+        if node_id in peers:
+            raise ValueError(f"peer {node_id!r} is given twice")
+        peers[node_id] = PeerAddress(node_id, host, int(port))
+    if not peers:
+        raise ValueError("no peers given")
+    return peers
+
+
+@dataclass(frozen=True, slots=True)
+class LinkConfig:
+    """Time-outs in milliseconds, limits in bytes."""
+
+    backoff_ms_min: int = 20
+    backoff_ms_max: int = 500
+    connect_timeout_ms: int = 1_000  # resolve, connect and hello together
+    unacknowledged_ms_max: int = 2_000  # after that TCP gives up: its own back-off is far longer
+    send_buffer_bytes_max: int = 32 << 20  # 4 times what the core keeps in flight to a peer
+
+
+class LinkHandler(Protocol):
+    """What the links report. Called on the loop, directly from the connection's callbacks."""
+
+    def on_messages(self, messages: list[Message]) -> None:
+        """All messages that one read brought, in order, all from one peer."""
+
+    def on_opened(self, peer: NodeId) -> None:
+        """Messages to `peer` go out from now on."""
+
+    def on_closed(self, peer: NodeId) -> None:
+        """An established connection to or from `peer` was lost."""
+
+    def on_failed(self, error: BaseException) -> None:
+        """A bug ended the task that keeps a link up."""
+
+
+class Random(Protocol):
+    def random(self) -> float: ...
+
+
+class PeerLinks:
+    """All links of one node. `start` listens and dials; `stop` closes everything it opened."""
+
+    def __init__(
+        self,
+        node_id: NodeId,
+        group: str,
+        peers: Mapping[NodeId, PeerAddress],
+        handler: LinkHandler,
+        rng: Random,
+        config: LinkConfig | None = None,
+        listen_socket: socket.socket | None = None,
+    ) -> None:
+        """`peers` includes this node itself: there it listens, unless a bound socket is given."""
+        assert node_id in peers, (node_id, list(peers))
+        self.node_id = node_id
+        self.group = group
+        self.handler = handler
+        self.config = config or LinkConfig()
+        self._listen_socket = listen_socket
+        self._address = peers[node_id]
+        self._dialers = {
+            peer: _Dialer(self, address, rng) for peer, address in peers.items() if peer != node_id
+        }
+        self._server: asyncio.Server | None = None
+        self._accepted: set[_Accepted] = set()
+        self._incoming: dict[NodeId, _Accepted] = {}
+        self._stopping = False
+        self.refused = 0  # connections refused or closed for what they sent
+
+    async def start(self) -> None:
+        """Listen, then dial. Raises OSError if the port is taken."""
+        loop = asyncio.get_running_loop()
+        if self._listen_socket is not None:
+            self._server = await loop.create_server(
+                lambda: _Accepted(self), sock=self._listen_socket
+            )
+        else:
+            self._server = await loop.create_server(
+                lambda: _Accepted(self), self._address.host, self._address.port
+            )
+        for dialer in self._dialers.values():
+            dialer.start()
+
+    async def stop(self, linger_ms: int = 200) -> None:
+        """Close all; what is buffered gets `linger_ms` to leave. Reports nothing any more."""
+        self._stopping = True
+        if self._server is not None:
+            self._server.close()
+        for dialer in self._dialers.values():
+            await dialer.stop()
+        connections: list[_Connection] = list(self._accepted)
+        connections += [d.connection for d in self._dialers.values() if d.connection is not None]
+        for connection in connections:
+            connection.close()
+        if connections:
+            await asyncio.wait([c.lost for c in connections], timeout=linger_ms / 1000)
+            for connection in connections:
+                connection.abort()
+            await asyncio.wait([c.lost for c in connections])
+        if self._server is not None:
+            await self._server.wait_closed()
+            self._server = None
+
+    def abort(self) -> None:
+        """Cut every connection now: the peers shall notice at once that this node is gone.
+
+        Reports nothing any more; `stop` is still to be called."""
+        self._stopping = True
+        if self._server is not None:
+            self._server.close()
+        for dialer in self._dialers.values():
+            dialer.cut()
+        for accepted in list(self._accepted):
+            accepted.abort()
+
+    def send(self, peer: NodeId, buffers: Sequence[bytes], *, droppable: bool) -> bool:
+        """Write buffers to `peer` in one call; False if they were dropped.
+
+        Dropped without an open link, and when too much is waiting; `droppable` says that the
+        buffers carry frames, which give way first."""
+        dialer = self._dialers[peer]
+        transport = dialer.transport
+        if transport is None:
+            return False
+        limit = self.config.send_buffer_bytes_max
+        if transport.get_write_buffer_size() >= (
+            limit if droppable else limit + CONTROL_RESERVE_BYTES
+        ):
+            dialer.dropped += 1
+            return False
+        transport.writelines(buffers)
+        return True
+
+    def is_open(self, peer: NodeId) -> bool:
+        """Whether messages to `peer` go out."""
+        return self._dialers[peer].transport is not None
+
+    def dropped(self, peer: NodeId) -> int:
+        """How many writes to `peer` were dropped at the buffer's limit."""
+        return self._dialers[peer].dropped
+
+    def last_error(self, peer: NodeId) -> str:
+        """Why the last attempt to reach `peer` failed; empty if it did not."""
+        return self._dialers[peer].error
+
+    # -- for the connections below --
+
+    def refusal(self, hello: Hello) -> str:
+        """Why a dialler is not welcome; empty if it is."""
+        if hello.group != self.group:
+            return f"this is group {self.group}, not {hello.group}"
+        if hello.receiver != self.node_id:
+            return f"this is {self.node_id}, not {hello.receiver}"
+        if hello.sender not in self._dialers:
+            return f"{hello.sender} is no peer of {self.node_id}"
+        return ""
+
+    def accepted_opened(self, connection: _Accepted) -> bool:
+        """Count a new connection; False if too many have not said hello."""
+        self._accepted.add(connection)
+        silent = len(self._accepted) - len(self._incoming)
+        return silent <= HANDSHAKING_MAX
+
+    def accepted_welcome(self, connection: _Accepted, peer: NodeId) -> None:
+        old = self._incoming.get(peer)
+        self._incoming[peer] = connection
+        if old is not None:
+            old.abort()  # the peer dialled again: it gave the old one up
+        self._dialers[peer].hurry()  # it lives: no need to wait out the back-off
+
+    def accepted_lost(self, connection: _Accepted) -> None:
+        self._accepted.discard(connection)
+        peer = connection.peer
+        if peer is not None and self._incoming.get(peer) is connection:
+            del self._incoming[peer]
+            self.report_closed(peer)
+
+    def report_closed(self, peer: NodeId) -> None:
+        if not self._stopping:
+            self.handler.on_closed(peer)
+
+
+class _Connection(asyncio.Protocol):
+    """What both ends share: the transport, and a future that is done when it is closed."""
+
+    def __init__(self, links: PeerLinks) -> None:
+        self.links = links
+        self.transport: asyncio.Transport | None = None
+        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        _tune(self.transport, self.links.config)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.lost.done():
+            self.lost.set_result(None)
+
+    def close(self) -> None:
+        if self.transport is not None:
+            self.transport.close()
+
+    def abort(self) -> None:
+        if self.transport is not None:
+            self.transport.abort()
+
+
+class _Accepted(_Connection):
+    """A connection a peer dialled: its hello, then its messages."""
+
+    def __init__(self, links: PeerLinks) -> None:
+        super().__init__(links)
+        self.peer: NodeId | None = None
+        self._reader: MessageReader | None = None
+        self._opening = b""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        if not self.links.accepted_opened(self):
+            self.links.refused += 1
+            self.abort()
+            return
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self.links.config.connect_timeout_ms / 1000, self.abort)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            if self._reader is None:
+                data = self._receive_hello(data)
+            if self._reader is not None and data:
+                messages = self._reader.receive_data(data)
+                if messages:
+                    self.links.handler.on_messages(messages)
+        except WireError as error:
+            self.links.refused += 1
+            log.warning("peer_refused from=%s reason=%s", self.peer or self._where(), error.reason)
+            self.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._stop_timer()
+        self.links.accepted_lost(self)
+
+    def _receive_hello(self, data: bytes) -> bytes:
+        """Consume the hello; return what follows it. Raises WireError if it is not welcome."""
+        self._opening += data
+        assert self.transport is not None
+        decoded = decode_hello(self._opening)
+        if decoded is None:
+            if len(self._opening) > HELLO_SIZE_BYTES_MAX:
+                raise WireError("a hello that does not end")
+            return b""
+        hello, size = decoded
+        reason = self.links.refusal(hello)
+        self.transport.write(encode_answer(HelloAnswer(reason)))
+        if reason:
+            self.links.refused += 1
+            log.warning("peer_refused from=%s reason=%s", self._where(), reason)
+            self.transport.close()  # not abort: the reason shall arrive
+            return b""
+        self._stop_timer()
+        rest = self._opening[size:]
+        self._opening = b""
+        self.peer = hello.sender
+        self._reader = MessageReader(hello.sender, self.links.node_id)
+        self.links.accepted_welcome(self, hello.sender)
+        return rest
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _where(self) -> str:
+        return str(self.transport and self.transport.get_extra_info("peername"))
+
+
+class _Dialled(_Connection):
+    """The connection to a peer: hello out, the answer in, then only out."""
+
+    def __init__(self, links: PeerLinks, dialer: _Dialer) -> None:
+        super().__init__(links)
+        self._dialer = dialer
+        self._opening = b""
+        self.welcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        assert self.transport is not None
+        self._dialer.connection = self
+        hello = Hello(self.links.group, self.links.node_id, self._dialer.address.node_id)
+        self.transport.write(encode_hello(hello))
+
+    def data_received(self, data: bytes) -> None:
+        self._opening += data
+        try:
+            if self.welcome.done():
+                raise WireError("the peer speaks on a connection that is ours to speak on")
+            decoded = decode_answer(self._opening)
+            if decoded is None:
+                return
+            answer, size = decoded
+            if answer.reason:
+                raise WireError(f"refused: {answer.reason}")
+            self._opening = self._opening[size:]
+            if self._opening:
+                raise WireError("the answer to the hello does not end")
+        except WireError as error:
+            if not self.welcome.done():
+                self.welcome.set_exception(error)
+            self.abort()
+            return
+        self.welcome.set_result(None)
+        self._dialer.opened(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if not self.welcome.done():
+            self.welcome.set_exception(ConnectionError("closed before the answer to the hello"))
+        self._dialer.closed(self)
+
+
+class _Dialer:
+    """Keeps one connection to one peer up; owns the task that does."""
+
+    def __init__(self, links: PeerLinks, address: PeerAddress, rng: Random) -> None:
+        self.address = address
+        self.transport: asyncio.Transport | None = None  # set while messages may go out
+        self.connection: _Dialled | None = None
+        self.error = ""
+        self.dropped = 0
+        self._links = links
+        self._rng = rng
+        self._task: asyncio.Task[None] | None = None
+        self._wake = asyncio.Event()
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """The task ends by cancellation only; anything else is a bug and must be heard."""
+        if not task.cancelled():
+            error = task.exception()
+            assert error is not None, "a dialler never returns"
+            self._links.handler.on_failed(error)
+
+    async def stop(self) -> None:
+        """End the task; the open connection, if any, is the caller's to close."""
+        self.transport = None
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+            self._task = None
+
+    def cut(self) -> None:
+        """Abort the connection and dial no more."""
+        self.transport = None
+        if self._task is not None:
+            self._task.cancel()
+        if self.connection is not None:
+            self.connection.abort()
+
+    def hurry(self) -> None:
+        """Dial now if a back-off is being waited out."""
+        self._wake.set()
+
+    def opened(self, connection: _Dialled) -> None:
+        self.transport = connection.transport
+        self.error = ""
+        self._links.handler.on_opened(self.address.node_id)
+
+    def closed(self, connection: _Dialled) -> None:
+        was_open = self.transport is not None and self.transport is connection.transport
+        if self.connection is connection:
+            self.connection = None
+        if was_open:
+            self.transport = None
+            self._links.report_closed(self.address.node_id)
+
+    async def _run(self) -> None:
+        config = self._links.config
+        backoff_ms = config.backoff_ms_min
+        while True:
+            try:
+                connection = await self._connect()
+            except (OSError, WireError) as error:  # TimeoutError is an OSError
+                self._failed(error)
+            else:
+                backoff_ms = config.backoff_ms_min
+                await connection.lost
+            self._wake.clear()
+            delay_s = backoff_ms / 1000 * (0.5 + self._rng.random() / 2)
+            backoff_ms = min(2 * backoff_ms, config.backoff_ms_max)
+            try:
+                async with asyncio.timeout(delay_s):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass  # the back-off is over: the usual case
+
+    async def _connect(self) -> _Dialled:
+        """Resolve, connect and be welcome, all within the time-out."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._links.config.connect_timeout_ms / 1000):
+                _, connection = await loop.create_connection(
+                    lambda: _Dialled(self._links, self), self.address.host, self.address.port
+                )
+                await connection.welcome
+                return connection
+        except BaseException:
+            if self.connection is not None:
+                self.connection.welcome.cancel()
+                self.connection.abort()
+            raise
+
+    def _failed(self, error: OSError | WireError) -> None:
+        text = str(error) or type(error).__name__
+        if text != self.error:  # once per reason, not once per attempt
+            log.warning("peer_unreachable peer=%s reason=%s", self.address.node_id, text)
+        self.error = text
+
+
+def _tune(transport: asyncio.Transport, config: LinkConfig) -> None:
+    """No Nagle; and TCP shall give up on a silent peer in seconds, not in minutes.
+
+    After a partition TCP waits for its own back-off (up to minutes) before it tries again; a new
+    connection is there in milliseconds."""
+    raw = transport.get_extra_info("socket")
+    raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    options = (  # Linux has all of them; elsewhere what is missing only costs promptness
+        ("TCP_USER_TIMEOUT", config.unacknowledged_ms_max),
+        ("TCP_KEEPIDLE", 2),
+        ("TCP_KEEPINTVL", 1),
+        ("TCP_KEEPCNT", 3),
+    )
+    for name, value in options:
+        option = getattr(socket, name, None)
+        if option is not None:
+            raw.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -1,0 +1,334 @@
+"""Links over real sockets on loopback: who is let in, what is reported, what happens at limits."""
+
+import asyncio
+import random
+import socket
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from dledger.messages import AppendRequest, Heartbeat, Message
+from dledger.peers import (
+    HANDSHAKING_MAX,
+    LinkConfig,
+    PeerAddress,
+    PeerLinks,
+    parse_peers,
+)
+from dledger.wire import (
+    Hello,
+    decode_answer,
+    encode_append,
+    encode_hello,
+    encode_message,
+)
+from store.frame import FrameKind, seal_frame
+
+
+class Recorder:
+    """A handler that notes what it is told and wakes whoever waits for it."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self.opened: list[str] = []
+        self.closed: list[str] = []
+        self.failed: list[BaseException] = []
+        self._changed = asyncio.Event()
+
+    def on_messages(self, messages: list[Message]) -> None:
+        self.messages += messages
+        self._changed.set()
+
+    def on_opened(self, peer: str) -> None:
+        self.opened.append(peer)
+        self._changed.set()
+
+    def on_closed(self, peer: str) -> None:
+        self.closed.append(peer)
+        self._changed.set()
+
+    def on_failed(self, error: BaseException) -> None:
+        self.failed.append(error)
+        self._changed.set()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(20):
+            while not condition():
+                self._changed.clear()
+                await self._changed.wait()
+
+
+def bound() -> tuple[socket.socket, int]:
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind(("127.0.0.1", 0))
+    return sock, sock.getsockname()[1]
+
+
+class Net:
+    """Nodes n0, n1 … with their ports reserved before any of them starts."""
+
+    def __init__(self, count: int) -> None:
+        self.sockets: dict[str, socket.socket | None] = {}
+        self.peers: dict[str, PeerAddress] = {}
+        self.links: dict[str, PeerLinks] = {}
+        self.seen: dict[str, Recorder] = {}
+        for n in range(count):
+            sock, port = bound()
+            self.sockets[f"n{n}"] = sock
+            self.peers[f"n{n}"] = PeerAddress(f"n{n}", "127.0.0.1", port)
+
+    async def start(self, node: str, group: str = "g", config: LinkConfig | None = None) -> None:
+        self.seen[node] = Recorder()
+        sock = self.sockets[node]
+        self.sockets[node] = None  # a second start listens by host and port
+        self.links[node] = PeerLinks(
+            node, group, self.peers, self.seen[node], random.Random(1), config, sock
+        )
+        await self.links[node].start()
+
+    async def stop(self, node: str) -> None:
+        await self.links.pop(node).stop()
+
+    async def close(self) -> None:
+        for node in list(self.links):
+            await self.stop(node)
+        for sock in self.sockets.values():
+            if sock is not None:
+                sock.close()
+
+
+@pytest.fixture
+async def net() -> AsyncIterator[Net]:
+    made = Net(2)
+    yield made
+    await made.close()
+
+
+def beat(sender: str, to: str, round_: int = 1) -> Heartbeat:
+    return Heartbeat(sender, to, 1, 0, round_)
+
+
+def big_append(size: int) -> list[bytes]:
+    frame = seal_frame(1, 1, 0, 0, FrameKind.COMMAND, 0, b"x" * size)
+    return encode_append(1, 0, 0, 0, [frame])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("n0=a:1;n1=b:2", [("n0", "a", 1), ("n1", "b", 2)]),
+        ("n0=a:1,n1=b:2,", [("n0", "a", 1), ("n1", "b", 2)]),
+        ("n0-127.0.0.1:40911;n1-h:2", [("n0", "127.0.0.1", 40911), ("n1", "h", 2)]),
+        ("n0-my-broker-0.svc:40911", [("n0", "my-broker-0.svc", 40911)]),
+        ("broker-a=my-host:1", [("broker-a", "my-host", 1)]),
+        ("n0=[::1]:7", [("n0", "::1", 7)]),
+    ],
+)
+def test_peer_lists(text: str, expected: list[tuple[str, str, int]]) -> None:
+    parsed = parse_peers(text)
+    assert [(p.node_id, p.host, p.port) for p in parsed.values()] == expected
+    assert list(parsed) == [name for name, _, _ in expected]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", ";", "n0", "n0=host", "n0=:1", "=h:1", "n0=h:0", "n0=h:65536", "n0=h:x", "n0=a:1;n0=b:2"],
+)
+def test_wrong_peer_lists(text: str) -> None:
+    with pytest.raises(ValueError, match="peer"):
+        parse_peers(text)
+
+
+async def test_both_directions_open_and_carry_messages(net: Net) -> None:
+    await net.start("n0")
+    await net.start("n1")
+    a, b = net.seen["n0"], net.seen["n1"]
+    await a.until(lambda: a.opened == ["n1"])
+    await b.until(lambda: b.opened == ["n0"])
+    assert net.links["n0"].send("n1", encode_message(beat("n0", "n1")), droppable=False)
+    assert net.links["n1"].send("n0", encode_message(beat("n1", "n0")), droppable=False)
+    await b.until(lambda: b.messages == [beat("n0", "n1")])
+    await a.until(lambda: a.messages == [beat("n1", "n0")])
+
+
+async def test_a_stopped_peer_is_reported_and_found_again(net: Net) -> None:
+    await net.start("n0")
+    await net.start("n1")
+    a = net.seen["n0"]
+    await a.until(lambda: a.opened == ["n1"])
+    b = net.seen["n1"]
+    await b.until(lambda: b.opened == ["n0"])
+    await net.stop("n1")
+    await a.until(lambda: a.closed == ["n1", "n1"])  # the connection to it, and the one from it
+    assert not net.links["n0"].is_open("n1")
+    assert not net.links["n0"].send("n1", encode_message(beat("n0", "n1")), droppable=False)
+    assert b.closed == []  # who stops is told nothing
+    await net.start("n1")
+    await a.until(lambda: a.opened == ["n1", "n1"])
+    assert net.links["n0"].last_error("n1") == ""
+
+
+async def test_abort_is_noticed_by_the_peer(net: Net) -> None:
+    await net.start("n0")
+    await net.start("n1")
+    a = net.seen["n0"]
+    await a.until(lambda: a.opened == ["n1"])
+    await net.seen["n1"].until(lambda: net.seen["n1"].opened == ["n0"])
+    net.links["n1"].abort()
+    await a.until(lambda: a.closed == ["n1", "n1"])
+
+
+async def test_another_group_is_refused_with_a_reason(net: Net) -> None:
+    await net.start("n0", group="one")
+    await net.start("n1", group="two")
+    links = net.links["n0"]
+    async with asyncio.timeout(20):
+        while "this is group two, not one" not in links.last_error("n1"):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)  # a refusal is no event for the handler
+    assert net.seen["n0"].opened == []
+    assert net.links["n1"].refused >= 1
+
+
+async def dial(net: Net, node: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection("127.0.0.1", net.peers[node].port)
+
+
+@pytest.mark.parametrize(
+    ("hello", "reason"),
+    [
+        (Hello("g", "n1", "n9"), "this is n0, not n9"),
+        (Hello("g", "n9", "n0"), "n9 is no peer of n0"),
+        (Hello("g", "n0", "n0"), "n0 is no peer of n0"),
+        (Hello("other", "n1", "n0"), "this is group g, not other"),
+    ],
+)
+async def test_a_wrong_hello_gets_its_reason(net: Net, hello: Hello, reason: str) -> None:
+    await net.start("n0")
+    reader, writer = await dial(net, "n0")
+    writer.write(encode_hello(hello))
+    decoded = decode_answer(await reader.read())  # to the end: it closes
+    assert decoded is not None
+    assert decoded[0].reason == reason
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_malformed_input_closes_that_connection_and_nothing_else(net: Net) -> None:
+    await net.start("n0")
+    await net.start("n1")
+    a = net.seen["n0"]
+    await a.until(lambda: a.opened == ["n1"])
+    for rubbish in (b"GET / HTTP/1.1\r\n\r\n", b"\0" * 2000, b"RMQP\x01" + b"\xff" * 2000):
+        reader, writer = await dial(net, "n0")
+        writer.write(rubbish)
+        try:
+            assert await reader.read() == b""
+        except ConnectionResetError:
+            pass  # aborted with our bytes unread: just as closed
+        writer.close()
+    assert net.links["n0"].refused == 3
+    assert a.closed == []
+    net.links["n1"].send("n0", encode_message(beat("n1", "n0")), droppable=False)
+    await a.until(lambda: a.messages == [beat("n1", "n0")])
+
+
+async def test_a_malformed_message_closes_the_link_of_its_sender(net: Net) -> None:
+    await net.start("n0")
+    a = net.seen["n0"]
+    _, writer = await dial(net, "n0")
+    good = b"".join(encode_message(beat("n1", "n0")))
+    writer.write(encode_hello(Hello("g", "n1", "n0")) + good)  # in one go is legal
+    await a.until(lambda: len(a.messages) == 1)
+    writer.write(good[:-1] + b"?")
+    await a.until(lambda: a.closed == ["n1"])
+    assert a.messages == [beat("n1", "n0")]
+    writer.close()
+
+
+async def test_a_newer_connection_of_the_same_peer_replaces_the_older(net: Net) -> None:
+    await net.start("n0")
+    a = net.seen["n0"]
+    hello = encode_hello(Hello("g", "n1", "n0"))
+    first_reader, first = await dial(net, "n0")
+    first.write(hello)
+    assert await first_reader.readexactly(8)
+    second_reader, second = await dial(net, "n0")
+    second.write(hello)
+    assert await second_reader.readexactly(8)
+    try:
+        assert await first_reader.read() == b""
+    except ConnectionResetError:
+        pass  # aborted: just as closed
+    second.write(b"".join(encode_message(beat("n1", "n0"))))
+    await a.until(lambda: len(a.messages) == 1)
+    assert a.closed == []
+    for writer in (first, second):
+        writer.close()
+
+
+async def test_silent_connections_are_bounded_in_time_and_number(net: Net) -> None:
+    await net.start("n0", config=LinkConfig(connect_timeout_ms=300))
+    open_ones = [await dial(net, "n0") for _ in range(HANDSHAKING_MAX + 1)]
+    for reader, writer in open_ones:
+        try:
+            assert await asyncio.wait_for(reader.read(), 20) == b""
+        except ConnectionResetError:
+            pass  # aborted: just as closed
+        writer.close()
+    assert net.links["n0"].refused >= 1
+
+
+async def test_a_peer_that_does_not_read_cannot_fill_our_memory(net: Net) -> None:
+    """n1 is played by a server that welcomes and then reads nothing."""
+    sock = net.sockets["n1"]
+    net.sockets["n1"] = None
+    stalled: list[asyncio.StreamWriter] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(10)
+        writer.write(b"RMQA\x01\x00\x00\x00")
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        stalled.append(writer)
+
+    server = await asyncio.start_server(serve, sock=sock)
+    limit = 1 << 20
+    await net.start("n0", config=LinkConfig(send_buffer_bytes_max=limit))
+    a, links = net.seen["n0"], net.links["n0"]
+    await a.until(lambda: a.opened == ["n1"])
+    buffers = big_append(1 << 20)
+    sent = [links.send("n1", buffers, droppable=True) for _ in range(100)]
+    assert True in sent
+    assert sent[-1] is False
+    transport = links._dialers["n1"].transport
+    assert transport is not None
+    assert transport.get_write_buffer_size() <= limit + len(buffers[1]) + 100
+    assert links.dropped("n1") == sent.count(False)
+    # A vote still goes out behind the frames.
+    assert links.send("n1", encode_message(beat("n0", "n1")), droppable=False)
+    await net.stop("n0")
+    for writer in stalled:
+        writer.close()
+    server.close()
+
+
+async def test_a_bug_in_the_dialler_is_reported(net: Net) -> None:
+    await net.start("n0")
+    dialer = net.links["n0"]._dialers["n1"]
+    dialer.address = None  # type: ignore[assignment]
+    await net.seen["n0"].until(lambda: len(net.seen["n0"].failed) == 1)
+    assert isinstance(net.seen["n0"].failed[0], AttributeError)
+
+
+async def test_large_requests_arrive_whole(net: Net) -> None:
+    await net.start("n0")
+    await net.start("n1")
+    a, b = net.seen["n0"], net.seen["n1"]
+    await a.until(lambda: a.opened == ["n1"])
+    buffers = big_append(3_000_000)
+    for _ in range(3):
+        assert net.links["n0"].send("n1", buffers, droppable=True)
+    await b.until(lambda: len(b.messages) == 3)
+    for message in b.messages:
+        assert isinstance(message, AppendRequest)
+        assert message.frames[0].data == buffers[1]

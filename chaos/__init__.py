@@ -1,1 +1,1 @@
-"""The chaos room: see docs/architecture.md."""
+"""Chaos: clusters of processes, faults, workloads, histories, checks of them, and their report."""

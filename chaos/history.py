@@ -1,0 +1,163 @@
+"""The history file: JSON Lines, one line per event, written while a run goes on.
+
+Format: docs/architecture.md, *history*. On top of it this harness writes, for checks of its own:
+    consume  "ids":[UNIQ_KEY, …]           beside "offsets", same order
+    fetch    like commit                    what the broker answered when a consumer asked
+    drain    "topic","group","complete"     whether everything was consumed at the end
+
+The writer buffers; a thread of its own hands the buffer to the operating system every
+`FLUSH_INTERVAL_MS`, so a killed harness loses at most that much, and at exit all of it is written.
+A reader tolerates a torn last line and nothing else.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import orjson
+
+from chaos.events import History, HistoryError, assemble
+
+FLUSH_INTERVAL_MS = 50
+BUFFER_BYTES_MAX = 1 << 20  # past this the caller itself writes: a slow disk slows the run down
+HISTORY_VERSION = 1
+
+
+class HistoryWriter:
+    """Appends events to a new history file. Thread-safe; one writer owns one file.
+
+    Invariants: every line is whole JSON; lines are in the order of the calls; after `close`
+    everything is with the operating system. A failed write surfaces at the next call, as OSError.
+    """
+
+    def __init__(self, path: Path, **meta: Any) -> None:
+        """Create `path`; FileExistsError if there is one: a history is never mixed with another."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        self._lock = threading.Lock()
+        self._lines: list[bytes] = []
+        self._buffered_bytes = 0
+        self._error: OSError | None = None
+        self._ops = itertools.count(1)
+        self._closing = threading.Event()
+        self.write(
+            {
+                "type": "meta",
+                "version": HISTORY_VERSION,
+                "wall_ms": time.time_ns() // 1_000_000,
+                "t_ns": time.monotonic_ns(),
+                **meta,
+            }
+        )
+        self._thread = threading.Thread(target=self._flush_often, name="history", daemon=True)
+        self._thread.start()
+        atexit.register(self.close)
+
+    def __enter__(self) -> HistoryWriter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def next_op(self) -> int:
+        """A number no other operation of this history has."""
+        return next(self._ops)
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Append one record. Raises OSError if an earlier flush failed; ValueError if closed."""
+        line = orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE)
+        with self._lock:
+            if self._error is not None:
+                raise self._error
+            if self._fd < 0:
+                raise ValueError("the history is closed")
+            self._lines.append(line)
+            self._buffered_bytes += len(line)
+            if self._buffered_bytes >= BUFFER_BYTES_MAX:
+                self._flush_locked()
+
+    def event(self, kind: str, function: str, process: str, op: int, **fields: Any) -> int:
+        """Write one event stamped with the clock now; returns that clock (ns)."""
+        t_ns = time.monotonic_ns()
+        self.write({"type": kind, "f": function, "op": op, "t_ns": t_ns, "p": process, **fields})
+        return t_ns
+
+    def flush(self) -> None:
+        """Hand everything written so far to the operating system."""
+        with self._lock:
+            self._flush_locked()
+
+    def close(self) -> None:
+        """Flush and close; harmless the second time. Raises OSError if lines were lost."""
+        self._closing.set()
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join()
+        atexit.unregister(self.close)
+        with self._lock:
+            if self._fd < 0:
+                return
+            try:
+                self._flush_locked()
+            finally:
+                os.close(self._fd)
+                self._fd = -1
+
+    def _flush_often(self) -> None:
+        while not self._closing.wait(FLUSH_INTERVAL_MS / 1000):
+            with self._lock:
+                try:
+                    self._flush_locked()
+                except OSError:
+                    return  # kept in _error: the next write raises it
+
+    def _flush_locked(self) -> None:
+        if self._error is not None:
+            raise self._error
+        if not self._lines:
+            return
+        view = memoryview(b"".join(self._lines))
+        self._lines = []
+        self._buffered_bytes = 0
+        try:
+            while view:
+                view = view[os.write(self._fd, view) :]
+        except OSError as error:
+            self._error = error
+            raise
+
+
+def read_records(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the records of a history file; a torn last line is left out.
+
+    Raises HistoryError, naming the line, for any other line that is not a JSON object.
+    """
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                record = orjson.loads(line)
+            except orjson.JSONDecodeError as error:
+                if not line.endswith(b"\n"):
+                    return  # the writer was killed in the middle of this line
+                raise HistoryError(f"{path}:{number}: {error}") from error
+            if not isinstance(record, dict):
+                raise HistoryError(f"{path}:{number}: not a JSON object")
+            yield record
+
+
+def read_history(path: Path) -> History:
+    """Read and assemble a whole history. Raises HistoryError, OSError."""
+    return assemble(read_records(path))

@@ -1,0 +1,29 @@
+"""Address text: `host:port`, `[ipv6]:port`; a host may be a name. Pure: nothing is resolved here.
+
+Names are resolved anew by every connect, so a broker that moved is found again.
+"""
+
+from __future__ import annotations
+
+from remoting.errors import ConnectError
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """(host, port) of `host:port`. Raises ConnectError if it is not one."""
+    host, colon, port = address.strip().rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    if not colon or not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
+        raise ConnectError(f"not an address of the form host:port: {address[:200]!r}")
+    return host, int(port)
+
+
+def format_address(host: str, port: int) -> str:
+    """The reverse; an IPv6 address gets its brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def parse_address_list(addresses: str) -> list[str]:
+    """Split `a:1;b:2` (Apache's name server lists; commas are taken too), without blanks."""
+    parts = addresses.replace(",", ";").split(";")
+    return [part.strip() for part in parts if part.strip()]

@@ -1,0 +1,503 @@
+"""One TCP connection that carries requests both ways. Shell: an asyncio.Protocol.
+
+Nothing here costs a task, a future or a lock per message. Handlers are plain functions
+`(connection, command)`; what they return decides:
+- a RemotingCommand: it is the answer (never sent for a one-way request);
+- None: there is no answer, or the handler sends it later with `reply` or `write`;
+- a coroutine: a slow request. The connection owns it as a task (at most `tasks_max`, beyond
+  that SYSTEM_BUSY) and cancels it when the connection ends.
+A handler that raises is answered with the error; AssertionError is let through to the loop.
+
+Writes of one loop iteration leave in one transport write. Limits on a peer that does not read:
+past `write_high_bytes` of unsent answers a server stops reading its requests (no further work is
+begun for it), past `write_bytes_max` the connection is closed. A client never stops reading,
+or two full peers would wait for each other; it refuses new requests with TooManyRequests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import socket
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from remoting.address import format_address
+from remoting.codec import (
+    FRAME_SIZE_BYTES_MAX,
+    FrameReader,
+    RawFrame,
+    decode_command,
+    encode_command,
+)
+from remoting.codes import ResponseCode
+from remoting.command import ONEWAY_FLAG, RESPONSE_FLAG, RemotingCommand
+from remoting.errors import (
+    ConnectionLost,
+    RemotingError,
+    RemotingProtocolError,
+    SendTimeout,
+    TooManyRequests,
+)
+from remoting.pending import PendingRequests, ResponseCallback
+
+LOG = logging.getLogger("remoting")
+
+SlowAnswer = Coroutine[Any, Any, "RemotingCommand | None"]
+Answer = RemotingCommand | None | SlowAnswer
+Handler = Callable[["Connection", RemotingCommand], Answer]
+RawHandler = Callable[["Connection", list[RawFrame]], None]
+CloseCallback = Callable[["Connection", str], None]
+
+SWEEP_SPACING_S = 0.01  # at most 100 looks a second over the waiting requests of a connection
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """Bounds of one connection; each has a test at the limit."""
+
+    frame_size_max: int = FRAME_SIZE_BYTES_MAX
+    requests_max: int = 65_536  # own requests that wait for an answer
+    tasks_max: int = 256  # slow requests of the peer in work
+    write_high_bytes: int = 4 * 1024 * 1024  # a server stops reading above,
+    write_low_bytes: int = 1 * 1024 * 1024  # and goes on below
+    write_bytes_max: int = 64 * 1024 * 1024  # unsent; above, the connection is closed
+    close_timeout_s: float = 5.0  # for the last bytes of an orderly close
+
+
+class Connection(asyncio.Protocol):
+    """Either end. Attributes for users: `peer_address`, `local_address`, `attachment` (theirs)."""
+
+    pauses_reading = False  # see the module docstring; ServerConnection says True
+
+    def __init__(
+        self,
+        handlers: Mapping[int, Handler],
+        limits: ConnectionLimits | None = None,
+        on_raw: RawHandler | None = None,
+    ) -> None:
+        self.limits = limits or ConnectionLimits()
+        self.handlers = handlers
+        self.on_raw = on_raw
+        self.peer_address = ""
+        self.local_address = ""
+        self.attachment: Any = None
+        self.close_reason = ""
+        self.last_active_s = 0.0  # loop time of the last arrival, or write that was not held up
+        self._loop = asyncio.get_running_loop()
+        self._reader = FrameReader(self.limits.frame_size_max)
+        self._pending = PendingRequests(self.limits.requests_max)
+        self._transport: asyncio.Transport | None = None
+        self._open = False
+        self._out: list[bytes] = []
+        self._out_bytes = 0
+        self._flush_due = False  # somebody will call _flush; no need to schedule it
+        self._write_paused = False
+        self._read_paused = False
+        self._backlog: list[RawFrame] = []  # frames that arrived before reading was paused
+        self._sweep: asyncio.TimerHandle | None = None
+        self._sweep_at_s = float("inf")
+        self._close_timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._close_callbacks: list[CloseCallback] = []
+        self._lost = self._loop.create_future()
+        self._writable: asyncio.Future[None] | None = None
+
+    # --- what users call
+
+    @property
+    def is_open(self) -> bool:
+        return self._open
+
+    @property
+    def is_writable(self) -> bool:
+        """False while the peer (or the network) is so slow that unsent bytes pile up."""
+        return self._open and not self._write_paused
+
+    @property
+    def outstanding(self) -> int:
+        """Own requests that wait for an answer."""
+        return len(self._pending)
+
+    @property
+    def unsent_bytes(self) -> int:
+        buffered = self._transport.get_write_buffer_size() if self._transport else 0
+        return self._out_bytes + buffered
+
+    def on_close(self, callback: CloseCallback) -> None:
+        """`callback(connection, reason)` runs once when the connection has ended."""
+        if self._lost.done():
+            callback(self, self.close_reason)
+        else:
+            self._close_callbacks.append(callback)
+
+    def write(self, data: bytes) -> bool:
+        """Queue whole frames; they leave at the end of this loop iteration, joined with others.
+
+        False if the connection is closed: the bytes go nowhere.
+        """
+        if not self._open:
+            return False
+        self._out.append(data)
+        self._out_bytes += len(data)
+        if self._out_bytes > self.limits.write_high_bytes:
+            self._flush()
+        elif not self._flush_due:
+            self._flush_due = True
+            self._loop.call_soon(self._flush)
+        return self._open
+
+    def write_many(self, frames: list[bytes]) -> bool:
+        """Hand all frames, and what was queued before, to the transport now, in one write."""
+        if not self._open:
+            return False
+        self._out.extend(frames)
+        self._flush()
+        return self._open
+
+    def reply(self, request: RemotingCommand, response: RemotingCommand) -> bool:
+        """Answer `request` in its own header codec; one-way requests get nothing."""
+        if request.flag & ONEWAY_FLAG:
+            return False
+        response.opaque = request.opaque
+        response.flag |= RESPONSE_FLAG
+        return self.write(encode_command(response, request.serialize_type))
+
+    def next_opaque(self) -> int:
+        return self._pending.next_opaque()
+
+    def request_nowait(
+        self, encoded: bytes, opaque: int, callback: ResponseCallback, deadline_s: float
+    ) -> None:
+        """Send a request whose frame carries `opaque` (from `next_opaque`).
+
+        `callback(response, None)` or `callback(None, error)` is called once, never from within
+        this call. `deadline_s` is in loop time. Raises ConnectionLost or TooManyRequests (then
+        nothing was sent and the callback is not called).
+        """
+        if not self._open:
+            raise ConnectionLost(f"connection to {self.peer_address} is closed")
+        if self._write_paused and self.unsent_bytes + len(encoded) > self.limits.write_bytes_max:
+            raise TooManyRequests(f"{self.peer_address} does not read; too many bytes wait")
+        self._pending.add(opaque, callback, deadline_s)
+        self.write(encoded)
+        if deadline_s < self._sweep_at_s:
+            self._schedule_sweep(deadline_s)
+
+    async def invoke(self, command: RemotingCommand, timeout_ms: float) -> RemotingCommand:
+        """Send a request and wait for its response, whatever code that has.
+
+        Raises SendTimeout, ConnectionLost, TooManyRequests, RemotingProtocolError.
+        """
+        future: asyncio.Future[RemotingCommand] = self._loop.create_future()
+
+        def settle(response: RemotingCommand | None, error: RemotingError | None) -> None:
+            if future.done():
+                return  # the caller was cancelled
+            if response is not None:
+                future.set_result(response)
+            else:
+                assert error is not None
+                future.set_exception(error)
+
+        opaque = self._pending.next_opaque()
+        command.opaque = opaque
+        deadline_s = self._loop.time() + timeout_ms / 1000
+        self.request_nowait(encode_command(command), opaque, settle, deadline_s)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self._pending.take(opaque)
+            raise
+
+    def invoke_oneway(self, command: RemotingCommand) -> None:
+        """Send a request that wants no answer. Raises ConnectionLost, TooManyRequests."""
+        command.flag |= ONEWAY_FLAG
+        command.opaque = self._pending.next_opaque()
+        encoded = encode_command(command)
+        if self._write_paused and self.unsent_bytes + len(encoded) > self.limits.write_bytes_max:
+            raise TooManyRequests(f"{self.peer_address} does not read; too many bytes wait")
+        if not self.write(encoded):
+            raise ConnectionLost(f"connection to {self.peer_address} is closed")
+
+    async def drain(self) -> None:
+        """Wait until the peer has caught up with reading. Raises ConnectionLost."""
+        while self._open and self._write_paused:
+            if self._writable is None:
+                self._writable = self._loop.create_future()
+            await asyncio.shield(self._writable)
+        if not self._open:
+            raise ConnectionLost(f"connection to {self.peer_address} is closed")
+
+    def close(self, reason: str = "closed by us") -> None:
+        """Send what is queued, then close. Nothing that arrives from now on is looked at.
+
+        A peer that does not take the rest within `close_timeout_s` loses it.
+        """
+        if not self._open:
+            return
+        self._flush()
+        self._end(reason)
+        transport = self._transport
+        assert transport is not None
+        self._close_timer = self._loop.call_later(self.limits.close_timeout_s, transport.abort)
+        transport.close()
+
+    def abort(self, reason: str) -> None:
+        """Close at once; unsent bytes are dropped."""
+        self._end(reason)
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def wait_closed(self) -> None:
+        """Until the connection has ended and the tasks it owned are finished."""
+        await asyncio.shield(self._lost)
+        if self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def dispatch(self, frame: RawFrame) -> None:
+        """Treat one frame as usual; for raw handlers and the frames they do not take."""
+        try:
+            command = decode_command(frame)
+        except RemotingProtocolError as error:
+            self._break(str(error))
+            return
+        if not command.flag & RESPONSE_FLAG:
+            self._serve(command)
+            return
+        callback = self._pending.take(command.opaque)
+        if callback is None:
+            LOG.debug("answer_unclaimed peer=%s opaque=%d", self.peer_address, command.opaque)
+        else:
+            self._call(callback, command, None)
+
+    # --- asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        peer = transport.get_extra_info("peername")
+        local = transport.get_extra_info("sockname")
+        self.peer_address = format_address(peer[0], peer[1]) if peer else ""
+        self.local_address = format_address(local[0], local[1]) if local else ""
+        raw_socket = transport.get_extra_info("socket")
+        if raw_socket is not None:
+            raw_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            raw_socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self._transport.set_write_buffer_limits(
+            high=self.limits.write_high_bytes, low=self.limits.write_low_bytes
+        )
+        self._open = True
+        self.last_active_s = self._loop.time()
+
+    def data_received(self, data: bytes) -> None:
+        if not self._open:
+            return
+        self.last_active_s = self._loop.time()
+        reader = self._reader
+        frames = reader.split(data)
+        if frames:
+            self._flush_due = True  # answers given now leave together below
+            try:
+                if self.on_raw is not None:
+                    self.on_raw(self, frames)
+                else:
+                    self._dispatch_all(frames)
+            finally:
+                self._flush()
+        if reader.error is not None:
+            self._break(str(reader.error))
+
+    def eof_received(self) -> bool:
+        return False  # the transport closes itself; half-open connections are of no use here
+
+    def pause_writing(self) -> None:
+        self._write_paused = True
+        if self.pauses_reading and self._open and not self._read_paused:
+            assert self._transport is not None
+            self._transport.pause_reading()
+            self._read_paused = True
+
+    def resume_writing(self) -> None:
+        self._write_paused = False
+        if self._writable is not None:
+            self._writable.set_result(None)
+            self._writable = None
+        if self._backlog:
+            frames, self._backlog = self._backlog, []
+            self._dispatch_all(frames)  # may fill the buffer, and the backlog, again
+        if self._read_paused and not self._write_paused and self._open:
+            assert self._transport is not None
+            self._transport.resume_reading()
+            self._read_paused = False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end(f"broken: {exc}" if exc else "closed by the peer")
+        self._transport = None
+        for timer in (self._sweep, self._close_timer):
+            if timer is not None:
+                timer.cancel()
+        self._sweep = self._close_timer = None
+        if self._writable is not None:
+            self._writable.set_result(None)
+            self._writable = None
+        for task in self._tasks:
+            task.cancel()
+        reason = f"connection to {self.peer_address}: {self.close_reason}"
+        for callback, was_sent in self._pending.drain():
+            self._call(callback, None, ConnectionLost(reason, outcome_unknown=was_sent))
+        self._lost.set_result(None)
+        for closed in self._close_callbacks:
+            closed(self, self.close_reason)
+        self._close_callbacks.clear()
+
+    # --- inside
+
+    def _dispatch_all(self, frames: list[RawFrame]) -> None:
+        for position, frame in enumerate(frames):
+            if self._write_paused and self.pauses_reading:
+                # At most what one arrival held: nothing more is read until the peer reads.
+                self._backlog = frames[position:]
+                return
+            if not self._open:
+                return
+            self.dispatch(frame)
+
+    def _serve(self, request: RemotingCommand) -> None:
+        handler = self.handlers.get(request.code)
+        if handler is None:
+            remark = f"request type {request.code} not supported"
+            self._refuse(request, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)
+            return
+        try:
+            answer = handler(self, request)
+            if isinstance(answer, RemotingCommand):
+                self.reply(request, answer)
+            elif answer is not None:
+                self._start(request, answer)
+        except AssertionError:
+            raise  # a broken invariant: the process decides, and it should stop
+        except Exception as error:
+            self._refuse_for(request, error)
+
+    def _start(self, request: RemotingCommand, answer: SlowAnswer) -> None:
+        if not inspect.iscoroutine(answer):
+            raise TypeError(f"handler of {request.code} returned {type(answer).__name__}")
+        if len(self._tasks) >= self.limits.tasks_max:
+            answer.close()
+            remark = f"[BUSY] {len(self._tasks)} slow requests of this connection are in work"
+            self._refuse(request, ResponseCode.SYSTEM_BUSY, remark)
+            return
+        task = self._loop.create_task(self._finish(request, answer))
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+
+    async def _finish(self, request: RemotingCommand, answer: SlowAnswer) -> None:
+        try:
+            response = await answer
+            if response is not None:
+                self.reply(request, response)
+        except AssertionError:
+            raise
+        except Exception as error:
+            self._refuse_for(request, error)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            context = {"message": "a handler broke an invariant", "exception": task.exception()}
+            self._loop.call_exception_handler(context)
+
+    def _refuse_for(self, request: RemotingCommand, error: Exception) -> None:
+        if isinstance(error, RemotingError):
+            self._refuse(request, error.code, str(error))
+            return
+        LOG.error("handler_failed peer=%s code=%d", self.peer_address, request.code, exc_info=error)
+        remark = f"{type(error).__name__}: {error}"
+        self._refuse(request, ResponseCode.SYSTEM_ERROR, remark)
+
+    def _refuse(self, request: RemotingCommand, code: int, remark: str) -> None:
+        self.reply(request, RemotingCommand.response_to(request, code, remark))
+
+    def _call(
+        self,
+        callback: ResponseCallback,
+        response: RemotingCommand | None,
+        error: RemotingError | None,
+    ) -> None:
+        try:
+            callback(response, error)
+        except AssertionError:
+            raise
+        except Exception:
+            LOG.exception("callback_failed peer=%s", self.peer_address)
+
+    def _flush(self) -> None:
+        self._flush_due = False
+        out = self._out
+        if not out or not self._open:
+            return
+        assert self._transport is not None
+        data = out[0] if len(out) == 1 else b"".join(out)
+        out.clear()
+        self._out_bytes = 0
+        self._pending.all_sent()
+        self._transport.write(data)
+        if not self._write_paused:
+            self.last_active_s = self._loop.time()
+        elif self._transport.get_write_buffer_size() > self.limits.write_bytes_max:
+            reason = f"does not read: over {self.limits.write_bytes_max} bytes unsent"
+            LOG.warning("connection_closed peer=%s reason=%s", self.peer_address, reason)
+            self.abort(reason)
+
+    def _schedule_sweep(self, when_s: float) -> None:
+        if self._sweep is not None:
+            self._sweep.cancel()
+        self._sweep_at_s = when_s
+        self._sweep = self._loop.call_at(when_s, self._sweep_deadlines)
+
+    def _sweep_deadlines(self) -> None:
+        self._sweep = None
+        self._sweep_at_s = float("inf")
+        now_s = self._loop.time()
+        for callback, was_sent in self._pending.expire(now_s):
+            error = SendTimeout(f"no answer from {self.peer_address}", outcome_unknown=was_sent)
+            self._call(callback, None, error)
+        # A callback may have sent again and scheduled a sweep of its own; the earlier one wins.
+        when_s = max(self._pending.next_deadline, now_s + SWEEP_SPACING_S)
+        if len(self._pending) and when_s < self._sweep_at_s:
+            self._schedule_sweep(when_s)
+
+    def _break(self, reason: str) -> None:
+        """The peer broke the protocol: what it was owed before that still leaves."""
+        LOG.warning("connection_closed peer=%s reason=%s", self.peer_address, reason)
+        self.close(reason)
+
+    def _end(self, reason: str) -> None:
+        """From here on nothing is read or written; the first reason stays."""
+        self._open = False
+        self.close_reason = self.close_reason or reason
+        self._out.clear()
+        self._out_bytes = 0
+        self._backlog.clear()
+
+
+class ServerConnection(Connection):
+    """An accepted connection: reading stops while the peer does not read our answers."""
+
+    pauses_reading = True
+
+
+class ClientConnection(Connection):
+    """A dialled connection. `address` is the text it was dialled by."""
+
+    def __init__(
+        self,
+        address: str,
+        handlers: Mapping[int, Handler],
+        limits: ConnectionLimits | None = None,
+        on_raw: RawHandler | None = None,
+    ) -> None:
+        super().__init__(handlers, limits, on_raw)
+        self.address = address

@@ -1,0 +1,179 @@
+"""Bodies as Java's fastjson writes and reads them. Pure.
+
+Fastjson writes two kinds of maps that are not JSON: number keys without quotes,
+`{0:"10.0.0.1:10911"}`, and objects as keys, `{{"brokerName":"b","queueId":0,"topic":"t"}:5}`.
+`loads` reads those and plain JSON; an unquoted number key becomes its text ("0"), as if it had
+been quoted, an object key becomes a `MessageQueue` (the only class used so). `dumps` writes JSON;
+MessageQueue keys in the object form, number keys quoted, which fastjson reads as well.
+Not understood: fastjson's `$ref` shorthand for repeated objects (read as a plain object).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from json import JSONDecoder
+from typing import Any
+
+import orjson
+
+from remoting.errors import BodyError
+
+DEPTH_MAX = 64  # nesting; bounds the recursion on what a peer sent
+_SPACE = re.compile(r"[ \t\r\n]*")
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+_SCALARS = JSONDecoder(parse_constant=_refuse_constant)
+
+
+@dataclass(frozen=True, slots=True)
+class MessageQueue:
+    """One queue of a topic on one broker group; the key of many Java maps."""
+
+    topic: str
+    broker_name: str
+    queue_id: int
+
+    def as_fields(self) -> dict[str, Any]:
+        return {"brokerName": self.broker_name, "queueId": self.queue_id, "topic": self.topic}
+
+    @classmethod
+    def from_fields(cls, fields: Any) -> MessageQueue:
+        """Raises BodyError if `fields` is not a message queue."""
+        if not isinstance(fields, dict):
+            raise BodyError("a message queue is not an object")
+        topic, name, queue_id = (fields.get(key) for key in ("topic", "brokerName", "queueId"))
+        if not isinstance(topic, str) or not isinstance(name, str) or type(queue_id) is not int:
+            raise BodyError(f"not a message queue: {fields!r}")
+        return cls(topic, name, queue_id)
+
+
+def loads(data: bytes) -> Any:
+    """Read JSON or fastjson's dialect. Raises BodyError."""
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError:
+        pass  # expected for the two dialect forms; what is damaged fails again below
+    try:
+        text = data.decode()
+        value, position = _value(text, 0, 0)
+        position = _skip(text, position)
+    except (UnicodeDecodeError, ValueError, IndexError) as error:
+        raise BodyError(f"body is not JSON: {error}") from error
+    if position != len(text):
+        raise BodyError(f"body goes on behind its JSON value at {position}")
+    return value
+
+
+def loads_object(data: bytes) -> dict[str, Any]:
+    """Read a body that must be an object. Raises BodyError."""
+    value = loads(data)
+    if not isinstance(value, dict):
+        raise BodyError("body is not a JSON object")
+    return value
+
+
+def dumps(value: Any) -> bytes:
+    """Write `value` (dict, list, str, int, float, bool, None; keys str, int or MessageQueue)."""
+    try:
+        return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS)
+    except orjson.JSONEncodeError:
+        pass  # a MessageQueue key, most likely; what cannot be written raises below
+    parts: list[bytes] = []
+    _write(value, parts)
+    return b"".join(parts)
+
+
+def _write(value: Any, parts: list[bytes]) -> None:
+    if isinstance(value, dict):
+        parts.append(b"{")
+        for position, (key, item) in enumerate(value.items()):
+            if position:
+                parts.append(b",")
+            if isinstance(key, MessageQueue):
+                parts.append(orjson.dumps(key.as_fields()))
+            else:
+                parts.append(orjson.dumps(str(key)))
+            parts.append(b":")
+            _write(item, parts)
+        parts.append(b"}")
+    elif isinstance(value, list | tuple):
+        parts.append(b"[")
+        for position, item in enumerate(value):
+            if position:
+                parts.append(b",")
+            _write(item, parts)
+        parts.append(b"]")
+    elif isinstance(value, MessageQueue):
+        parts.append(orjson.dumps(value.as_fields()))
+    else:
+        parts.append(orjson.dumps(value))
+
+
+def _skip(text: str, position: int) -> int:
+    match = _SPACE.match(text, position)
+    assert match is not None  # it matches the empty string too
+    return match.end()
+
+
+def _value(text: str, position: int, depth: int) -> tuple[Any, int]:
+    if depth > DEPTH_MAX:
+        raise ValueError(f"nested deeper than {DEPTH_MAX}")
+    position = _skip(text, position)
+    first = text[position]
+    if first == "{":
+        return _object(text, position + 1, depth)
+    if first == "[":
+        return _array(text, position + 1, depth)
+    return _SCALARS.raw_decode(text, position)
+
+
+def _array(text: str, position: int, depth: int) -> tuple[list[Any], int]:
+    items: list[Any] = []
+    position = _skip(text, position)
+    if text[position] == "]":
+        return items, position + 1
+    while True:
+        item, position = _value(text, position, depth + 1)
+        items.append(item)
+        position = _skip(text, position)
+        if text[position] == "]":
+            return items, position + 1
+        if text[position] != ",":
+            raise ValueError(f"no comma at {position}")
+        position += 1
+
+
+def _object(text: str, position: int, depth: int) -> tuple[dict[Any, Any], int]:
+    fields: dict[Any, Any] = {}
+    position = _skip(text, position)
+    if text[position] == "}":
+        return fields, position + 1
+    while True:
+        key, position = _key(text, position, depth)
+        position = _skip(text, position)
+        if text[position] != ":":
+            raise ValueError(f"no colon at {position}")
+        fields[key], position = _value(text, position + 1, depth + 1)
+        position = _skip(text, position)
+        if text[position] == "}":
+            return fields, position + 1
+        if text[position] != ",":
+            raise ValueError(f"no comma at {position}")
+        position += 1
+
+
+def _key(text: str, position: int, depth: int) -> tuple[str | MessageQueue, int]:
+    position = _skip(text, position)
+    key, position = _value(text, position, depth + 1)
+    if isinstance(key, str):
+        return key, position
+    if isinstance(key, dict):
+        return MessageQueue.from_fields(key), position
+    if type(key) is int:
+        return str(key), position
+    raise ValueError(f"a key is neither text, number nor object before {position}")

@@ -1,0 +1,84 @@
+"""Requests that wait for their answers, by opaque. Pure: deadlines are numbers handed in.
+
+Invariants: at most `count_max` requests wait; an opaque names one request at a time; every
+request added leaves exactly once, through `take`, `expire` or `drain`. One timer can serve all:
+`next_deadline` is never later than the earliest deadline of those waiting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from remoting.command import RemotingCommand
+from remoting.errors import RemotingError, TooManyRequests
+
+# Called once: with the response, or with None and the error.
+ResponseCallback = Callable[[RemotingCommand | None, RemotingError | None], None]
+
+OPAQUE_MAX = 0x7FFFFFFF
+
+
+class PendingRequests:
+    """The table. `deadline` is in any unit that `expire` uses too."""
+
+    __slots__ = ("_count_max", "_next_opaque", "_unsent", "_waiting", "next_deadline")
+
+    def __init__(self, count_max: int, first_opaque: int = 0) -> None:
+        self._count_max = count_max
+        self._next_opaque = first_opaque
+        self._waiting: dict[int, tuple[ResponseCallback, float]] = {}
+        self._unsent: list[int] = []  # added since the last `all_sent`
+        self.next_deadline = float("inf")
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def next_opaque(self) -> int:
+        """An opaque that no waiting request has; wraps around after 2^31 - 1."""
+        opaque = self._next_opaque
+        while opaque in self._waiting:  # ends: fewer than 2^31 can wait
+            opaque = (opaque + 1) & OPAQUE_MAX
+        self._next_opaque = (opaque + 1) & OPAQUE_MAX
+        return opaque
+
+    def add(self, opaque: int, callback: ResponseCallback, deadline: float) -> None:
+        """Raises TooManyRequests at the bound, ValueError for an opaque in use."""
+        waiting = self._waiting
+        if len(waiting) >= self._count_max:
+            raise TooManyRequests(f"{len(waiting)} requests wait for answers already")
+        if opaque in waiting:
+            raise ValueError(f"opaque {opaque} is in use")
+        waiting[opaque] = (callback, deadline)
+        self._unsent.append(opaque)
+        if deadline < self.next_deadline:
+            self.next_deadline = deadline
+
+    def all_sent(self) -> None:
+        """Every request added so far was handed to the transport."""
+        self._unsent.clear()
+
+    def take(self, opaque: int) -> ResponseCallback | None:
+        """Remove one request; None if nothing waits under this opaque (a late answer)."""
+        entry = self._waiting.pop(opaque, None)
+        return entry[0] if entry is not None else None
+
+    def expire(self, now: float) -> list[tuple[ResponseCallback, bool]]:
+        """Remove every request whose deadline is reached: (callback, was sent) of each."""
+        due = [
+            opaque for opaque, (_, deadline) in self._waiting.items() if deadline <= now
+        ]
+        unsent = set(self._unsent) if due else set()
+        expired = [(self._waiting.pop(opaque)[0], opaque not in unsent) for opaque in due]
+        self.next_deadline = min(
+            (deadline for _, deadline in self._waiting.values()), default=float("inf")
+        )
+        return expired
+
+    def drain(self) -> list[tuple[ResponseCallback, bool]]:
+        """Remove all: (callback, was sent) of each, in the order they were added."""
+        unsent = set(self._unsent)
+        drained = [(entry[0], opaque not in unsent) for opaque, entry in self._waiting.items()]
+        self._waiting.clear()
+        self._unsent.clear()
+        self.next_deadline = float("inf")
+        return drained

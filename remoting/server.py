@@ -1,0 +1,149 @@
+"""Accepts connections and keeps the set of them. Shell.
+
+All connections share one table of handlers by request code, one raw handler if the owner has a
+fast path, and one set of limits. A misbehaving peer costs its own connection and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from remoting.connection import (
+    CloseCallback,
+    ConnectionLimits,
+    Handler,
+    RawHandler,
+    ServerConnection,
+)
+
+LOG = logging.getLogger("remoting")
+
+IDLE_SWEEPS_PER_TIMEOUT = 4  # an idle connection is closed at most a quarter late
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """Bounds of a server; beyond `connections_max` a new connection is closed at once."""
+
+    connections_max: int = 20_000
+    idle_timeout_s: float = 120.0  # as Apache's; nothing read and nothing taken; 0: never
+    backlog: int = 1024
+
+
+class RemotingServer:
+    """A listener; `connections` are the open ones."""
+
+    def __init__(
+        self,
+        handlers: Mapping[int, Handler] | None = None,
+        *,
+        limits: ConnectionLimits | None = None,
+        server_limits: ServerLimits | None = None,
+        on_raw: RawHandler | None = None,
+        on_connection_closed: CloseCallback | None = None,
+    ) -> None:
+        self.connections: set[ServerConnection] = set()
+        self.refused_count = 0  # connections closed for want of room
+        self._handlers: dict[int, Handler] = dict(handlers or {})
+        self._limits = limits or ConnectionLimits()
+        self._server_limits = server_limits or ServerLimits()
+        self._on_raw = on_raw
+        self._on_connection_closed = on_connection_closed
+        self._server: asyncio.Server | None = None
+        self._idle_timer: asyncio.TimerHandle | None = None
+
+    @property
+    def port(self) -> int:
+        """The port listened on (the real one when 0 was asked for)."""
+        assert self._server is not None, "not started"
+        return int(self._server.sockets[0].getsockname()[1])
+
+    def register(self, code: int, handler: Handler) -> None:
+        """Serve requests of this code."""
+        self._handlers[int(code)] = handler
+
+    async def start(self, host: str = "0.0.0.0", port: int = 0) -> None:
+        """Listen. Raises OSError when the address is taken or not ours."""
+        assert self._server is None, "started already"
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(
+            self._accept, host, port, backlog=self._server_limits.backlog
+        )
+        self._schedule_idle_sweep()
+
+    async def stop(self, grace_s: float = 2.0) -> None:
+        """Stop listening, close every connection in order, abort those that take too long."""
+        if self._server is None:
+            return
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+        self._server.close()
+        open_connections = list(self.connections)
+        for connection in open_connections:
+            connection.close("server stops")
+        waits = [asyncio.ensure_future(c.wait_closed()) for c in open_connections]
+        if waits:
+            await asyncio.wait(waits, timeout=grace_s)
+            for connection in open_connections:
+                connection.abort("server stops")
+            await asyncio.gather(*waits)
+        await self._server.wait_closed()
+        self._server = None
+
+    def _accept(self) -> ServerConnection:
+        return _Accepted(self, self._handlers, self._limits, self._on_raw)
+
+    def opened(self, connection: ServerConnection) -> None:
+        """Called by the connection itself."""
+        if len(self.connections) >= self._server_limits.connections_max:
+            self.refused_count += 1
+            if self.refused_count & (self.refused_count - 1) == 0:  # 1, 2, 4, 8, ...: no flood
+                LOG.warning("connection_refused total=%d reason=too_many", self.refused_count)
+            connection.abort("too many connections")
+            return
+        self.connections.add(connection)
+        if self._on_connection_closed is not None:
+            connection.on_close(self._on_connection_closed)
+
+    def lost(self, connection: ServerConnection) -> None:
+        """Called by the connection itself."""
+        self.connections.discard(connection)
+
+    def _schedule_idle_sweep(self) -> None:
+        timeout_s = self._server_limits.idle_timeout_s
+        if timeout_s > 0:
+            loop = asyncio.get_running_loop()
+            delay_s = timeout_s / IDLE_SWEEPS_PER_TIMEOUT
+            self._idle_timer = loop.call_later(delay_s, self._sweep_idle)
+
+    def _sweep_idle(self) -> None:
+        earliest_s = asyncio.get_running_loop().time() - self._server_limits.idle_timeout_s
+        for connection in list(self.connections):
+            if connection.last_active_s < earliest_s:
+                connection.abort("idle")
+        self._schedule_idle_sweep()
+
+
+class _Accepted(ServerConnection):
+    """A connection that its server knows of."""
+
+    def __init__(
+        self,
+        server: RemotingServer,
+        handlers: Mapping[int, Handler],
+        limits: ConnectionLimits,
+        on_raw: RawHandler | None,
+    ) -> None:
+        super().__init__(handlers, limits, on_raw)
+        self._owner = server
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._owner.opened(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._owner.lost(self)
+        super().connection_lost(exc)

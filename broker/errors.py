@@ -1,0 +1,35 @@
+"""The broker room's errors: whether trying again can help, and whether the effect is known."""
+
+from __future__ import annotations
+
+from remoting.errors import RemotingError
+
+
+class Refused(RemotingError):
+    """A request that is definitely not carried out; `code` and the text go to who asked."""
+
+    def __init__(self, code: int, remark: str, *, retriable: bool = False) -> None:
+        super().__init__(remark, code=code)
+        self.remark = remark
+        self.retriable = retriable
+
+
+class OutcomeUnknown(RemotingError):
+    """A change that was put into the log and may or may not become committed."""
+
+    retriable = True
+
+    def __init__(self, remark: str) -> None:
+        super().__init__(f"[OUTCOME_UNKNOWN] {remark}", outcome_unknown=True)
+
+
+class ConfigError(Exception):
+    """A configuration key or value is wrong; the text names it, its place, and what is right."""
+
+
+class StateError(Exception):
+    """A command frame or a snapshot does not make sense: this replica must not go on."""
+
+
+class EngineError(Exception):
+    """The replication engine asked for cannot be had."""

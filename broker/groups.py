@@ -1,0 +1,149 @@
+"""Subscription groups: their configuration and the table every replica keeps.
+
+Changed only by applied command frames; its snapshot is Apache's subscriptionGroup.json with the
+Raft index it reflects. Fields of newer clients that we do not act on are kept as they came, so that
+reading a group back gives what was written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from broker.errors import StateError
+
+GROUP_LENGTH_MAX = 255
+EXTRA_FIELDS_MAX = 32  # of one group; more is not a configuration
+_CHARSET = re.compile(r"[%|a-zA-Z0-9_-]+")
+_KNOWN = {
+    "groupName",
+    "consumeEnable",
+    "consumeFromMinEnable",
+    "consumeBroadcastEnable",
+    "consumeMessageOrderly",
+    "retryQueueNums",
+    "retryMaxTimes",
+    "brokerId",
+    "whichBrokerWhenConsumeSlowly",
+    "notifyConsumerIdsChangedEnable",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionGroup:
+    """One consumer group's configuration."""
+
+    name: str
+    consume_enable: bool = True
+    consume_from_min_enable: bool = True
+    consume_broadcast_enable: bool = True
+    consume_message_orderly: bool = False
+    retry_queue_count: int = 1
+    retry_times_max: int = 16
+    broker_id: int = 0
+    slow_broker_id: int = 1  # whichBrokerWhenConsumeSlowly
+    notify_enable: bool = True
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Apache's SubscriptionGroupConfig bean."""
+        return {
+            **self.extra,
+            "groupName": self.name,
+            "consumeEnable": self.consume_enable,
+            "consumeFromMinEnable": self.consume_from_min_enable,
+            "consumeBroadcastEnable": self.consume_broadcast_enable,
+            "consumeMessageOrderly": self.consume_message_orderly,
+            "retryQueueNums": self.retry_queue_count,
+            "retryMaxTimes": self.retry_times_max,
+            "brokerId": self.broker_id,
+            "whichBrokerWhenConsumeSlowly": self.slow_broker_id,
+            "notifyConsumerIdsChangedEnable": self.notify_enable,
+        }
+
+
+def group_from_json(value: Mapping[str, Any]) -> SubscriptionGroup:
+    """Read Apache's bean; raises StateError."""
+    try:
+        group = SubscriptionGroup(
+            name=str(value["groupName"]),
+            consume_enable=bool(value.get("consumeEnable", True)),
+            consume_from_min_enable=bool(value.get("consumeFromMinEnable", True)),
+            consume_broadcast_enable=bool(value.get("consumeBroadcastEnable", True)),
+            consume_message_orderly=bool(value.get("consumeMessageOrderly", False)),
+            retry_queue_count=int(value.get("retryQueueNums", 1)),
+            retry_times_max=int(value.get("retryMaxTimes", 16)),
+            broker_id=int(value.get("brokerId", 0)),
+            slow_broker_id=int(value.get("whichBrokerWhenConsumeSlowly", 1)),
+            notify_enable=bool(value.get("notifyConsumerIdsChangedEnable", True)),
+            extra={key: part for key, part in value.items() if key not in _KNOWN},
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise StateError(f"not a subscription group: {value!r}: {error!r}") from error
+    problem = group_name_problem(group.name)
+    if problem or len(group.extra) > EXTRA_FIELDS_MAX:
+        raise StateError(problem or f"group {group.name}: too many fields")
+    return group
+
+
+def group_name_problem(name: str) -> str:
+    """Why `name` is no group name; '' when it is one."""
+    if not name:
+        return "the group name is empty"
+    if len(name) > GROUP_LENGTH_MAX:
+        return f"the group name is {len(name)} characters long, the longest is {GROUP_LENGTH_MAX}"
+    if not _CHARSET.fullmatch(name):
+        return f"the group name {name!r} has characters outside [%|a-zA-Z0-9_-]"
+    return ""
+
+
+class GroupTable:
+    """Name → SubscriptionGroup."""
+
+    def __init__(self) -> None:
+        self.groups: dict[str, SubscriptionGroup] = {}
+        self.applied_index = 0
+        self.counter = 0
+        self.timestamp_ms = 0
+
+    def get(self, name: str) -> SubscriptionGroup | None:
+        return self.groups.get(name)
+
+    def put(self, group: SubscriptionGroup, now_ms: int, *, if_absent: bool = False) -> bool:
+        before = self.groups.get(group.name)
+        if before == group or (if_absent and before is not None):
+            return False
+        self.groups[group.name] = group
+        self._touch(now_ms)
+        return True
+
+    def delete(self, name: str, now_ms: int) -> bool:
+        if self.groups.pop(name, None) is None:
+            return False
+        self._touch(now_ms)
+        return True
+
+    def _touch(self, now_ms: int) -> None:
+        self.counter += 1
+        self.timestamp_ms = now_ms
+
+    def to_json(self) -> dict[str, Any]:
+        """Apache's SubscriptionGroupWrapper: subscriptionGroup.json and the answer to code 201."""
+        version = {"counter": self.counter, "stateVersion": 0, "timestamp": self.timestamp_ms}
+        return {
+            "dataVersion": version,
+            "forbiddenTable": {},
+            "subscriptionGroupTable": {n: g.to_json() for n, g in sorted(self.groups.items())},
+        }
+
+    def load(self, value: Mapping[str, Any], applied_index: int) -> None:
+        """Become what a snapshot says; unchanged when that raises."""
+        table = value["subscriptionGroupTable"].items()
+        loaded = {name: group_from_json(group) for name, group in table}
+        counter = int(value["dataVersion"]["counter"])
+        self.timestamp_ms = int(value["dataVersion"]["timestamp"])
+        self.counter = counter
+        self.groups = loaded
+        self.applied_index = applied_index

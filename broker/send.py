@@ -1,0 +1,454 @@
+"""The send path: requests → waiting list → cut → frame → commit → answers.
+
+A send that passes the checks becomes records (broker/sendrequest.py) in the waiting list. The Raft
+member asks for a `cut` whenever another frame may be proposed: everything that waited becomes one
+frame (up to `frameSizeMax`), one Raft entry, one group commit. When the frame is applied, its
+sends are answered, one write per connection.
+
+What a sender is told (docs/architecture.md "Errors on the wire"):
+- SEND_OK only once the frame is committed;
+- 14 [NOT_LEADER] when it is certainly not stored: never cut, or its frame was truncated;
+- 1 [OUTCOME_UNKNOWN] when its frame's fate is not known within `outcomeTimeoutMs`;
+- 2 [BUSY] when `waitingBytesMax` of sends wait or are under way.
+
+Queue offsets are handed out from an append-time table that is valid for one leadership: a ready
+leader has applied all of its log, so the ConsumeQueues say where each queue ends; after that only
+this table is asked. No task, future or lock per message.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from broker.config import BrokerConfig
+from broker.cut import AnswerFormat, QueueUnits, cut_frame
+from broker.errors import Refused
+from broker.sendrequest import (
+    ParsedSend,
+    Record,
+    SendQueue,
+    SendRules,
+    SendTopic,
+    check_topic,
+    parse_send,
+)
+from broker.state import BrokerState, put_topic
+from broker.topics import (
+    DEFAULT_TOPIC,
+    DLQ_PREFIX,
+    PERM_WRITE,
+    RETRY_PREFIX,
+    auto_created,
+    topic_name_problem,
+)
+from remoting.codec import encode_command
+from remoting.codes import RequestCode, ResponseCode
+from remoting.command import JSON, RESPONSE_FLAG, RemotingCommand
+from store.frame import Frame
+
+log = logging.getLogger("broker.send")
+
+WAITING_OVERHEAD_BYTES = 512  # what a waiting send costs besides its record; counts as waiting
+CREATIONS_MAX = 1_000  # topics being auto-created at one time
+NOT_LEADER = "[NOT_LEADER]"
+BATCH_CODE = int(RequestCode.SEND_BATCH_MESSAGE)
+
+
+class Connection(Protocol):
+    """What the broker needs of a client's connection here (remoting.connection has the rest)."""
+
+    def write_many(self, frames: list[bytes]) -> bool: ...
+
+    def write(self, data: bytes) -> bool: ...
+
+
+# Who waits for an answer: connection, opaque, one-way, header codec of the request.
+Sender = tuple[Connection, int, bool, int]
+
+
+class Group:
+    """Sends that will share a frame. `replies`: (sender, unique key, record count) per send."""
+
+    __slots__ = ("held_bytes", "records", "replies", "size_bytes")
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+        self.replies: list[tuple[Sender, str, int]] = []
+        self.size_bytes = 0
+        self.held_bytes = 0  # with the overhead, as counted against waitingBytesMax
+
+
+class Pending:
+    """A frame that was cut here and is not applied yet."""
+
+    __slots__ = ("cut_ms", "frame", "group", "offsets", "positions", "units")
+
+    def __init__(
+        self,
+        frame: Frame,
+        group: Group,
+        positions: list[int],
+        offsets: list[int],
+        units: list[QueueUnits],
+        cut_ms: int,
+    ) -> None:
+        self.frame = frame
+        self.group = group
+        self.positions = positions
+        self.offsets = offsets
+        self.units = units
+        self.cut_ms = cut_ms
+
+
+class SendPath:
+    """All sends of one broker. Every method runs on the loop and returns without waiting."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        state: BrokerState,
+        rules: SendRules,
+        *,
+        queue_end: Callable[[str, int], int],
+        request_cut: Callable[[], None],
+        propose: Callable[[bytes, Callable[[Exception | None], None]], None],
+        now_ms: Callable[[], int],
+    ) -> None:
+        """`queue_end(topic, queue_id)` is the ConsumeQueue's max offset; `propose(payload, done)`
+        proposes a command and calls `done(None)` once it is applied, or `done(error)`."""
+        self._config = config
+        self._state = state
+        self._rules = rules
+        self._queue_end = queue_end
+        self._request_cut = request_cut
+        self._propose = propose
+        self._now_ms = now_ms
+        self._answers = AnswerFormat(config.region_id, config.trace_on, rules.store_host)
+        self._store_host = rules.store_host
+        self._group_size_max = config.frame_size_max
+        self._groups: deque[Group] = deque()
+        self._pending: dict[int, Pending] = {}
+        self._topics: dict[str, SendTopic] = {}
+        self._queues: dict[tuple[str, int], SendQueue] = {}
+        self._creating: dict[str, list[tuple[Sender, Mapping[str, str], bytes, bytes, int]]] = {}
+        self._next_queue = 0
+        self._term = 0
+        self._leading = False
+        self._held_bytes = 0
+        self.leader_address = ""  # of the current leader, "" when unknown
+        self.disk_full = ""  # why sends are refused; "" when there is room
+        self.put_count = 0
+
+    # ---- requests -------------------------------------------------------------------------
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of sends waiting or under way."""
+        return self._held_bytes
+
+    @property
+    def pending_count(self) -> int:
+        return len(self._pending)
+
+    def receive(
+        self, sender: Sender, ext: Mapping[str, str], body: bytes, born_host: bytes, code: int
+    ) -> None:
+        """Take one send with V2 header fields. Answers by itself when it is refused."""
+        try:
+            self._admit(sender, ext, body, born_host, code)
+        except Refused as refused:
+            self._refuse(sender, refused.code, refused.remark)
+        except (KeyError, ValueError) as error:
+            remark = f"the send header is malformed: {error!r}; the message was not stored"
+            self._refuse(sender, ResponseCode.SYSTEM_ERROR, remark)
+
+    def wake(self) -> None:
+        """After a run of `receive`: have the member cut what waits."""
+        if self._groups:
+            self._request_cut()
+
+    def _admit(
+        self, sender: Sender, ext: Mapping[str, str], body: bytes, born_host: bytes, code: int
+    ) -> None:
+        name = ext["b"]
+        topic = self._topics.get(name)
+        if topic is None or not self._leading or self.disk_full:
+            topic = self._open_topic(name, sender, ext, body, born_host, code)
+            if topic is None:
+                return  # waits for the topic's creation
+        if not topic.writable:
+            raise Refused(ResponseCode.NO_PERMISSION, f"topic [{name}] is not writable")
+        queue = self._queue_for(topic, int(ext["e"]))
+        held = len(body) + WAITING_OVERHEAD_BYTES
+        if self._held_bytes + held > self._config.waiting_bytes_max:
+            raise Refused(
+                ResponseCode.SYSTEM_BUSY,
+                f"[BUSY] {self._held_bytes} bytes of sends wait already, the bound is "
+                f"{self._config.waiting_bytes_max}; try again",
+            )
+        send = parse_send(ext, body, queue, topic, born_host, self._rules, code == BATCH_CODE)
+        self._enqueue(sender, send)
+
+    def _enqueue(self, sender: Sender, send: ParsedSend) -> None:
+        groups = self._groups
+        size = send.size_bytes
+        if groups and groups[-1].size_bytes + size <= self._group_size_max:
+            group = groups[-1]
+        else:  # one send alone may be larger than a group: it gets a frame of its own
+            group = Group()
+            groups.append(group)
+        group.records += send.records
+        group.replies.append((sender, send.unique_key, len(send.records)))
+        group.size_bytes += size
+        held = size + WAITING_OVERHEAD_BYTES
+        group.held_bytes += held
+        self._held_bytes += held
+
+    def _queue_for(self, topic: SendTopic, queue_id: int) -> SendQueue:
+        if queue_id < 0:
+            if not topic.write_count:
+                raise Refused(ResponseCode.NO_PERMISSION, f"topic [{topic.name}] has no queue")
+            self._next_queue += 1
+            queue_id = self._next_queue % topic.write_count
+        elif queue_id >= topic.queue_count:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                f"queueId {queue_id} is illegal: topic [{topic.name}] has "
+                f"{topic.queue_count} queues",
+            )
+        queue = topic.queues[queue_id]
+        if queue is None:
+            key = (topic.name, queue_id)
+            queue = self._queues.get(key)
+            if queue is None:
+                queue = SendQueue(topic.name, queue_id, self._queue_end(topic.name, queue_id))
+                self._queues[key] = queue
+            topic.queues[queue_id] = queue
+        return queue
+
+    # ---- topics ---------------------------------------------------------------------------
+
+    def topic_changed(self, name: str) -> None:
+        """The topic's configuration was applied: forget what was prepared from the old one."""
+        self._topics.pop(name, None)
+
+    def _open_topic(
+        self,
+        name: str,
+        sender: Sender,
+        ext: Mapping[str, str],
+        body: bytes,
+        born_host: bytes,
+        code: int,
+    ) -> SendTopic | None:
+        """The slow half of admission: everything that is not a known topic on a healthy leader."""
+        if not self._leading:
+            raise Refused(ResponseCode.SERVICE_NOT_AVAILABLE, self._not_leader_remark())
+        if self.disk_full:
+            raise Refused(ResponseCode.SERVICE_NOT_AVAILABLE, f"[DISK_FULL] {self.disk_full}")
+        if not self._config.broker_permission & PERM_WRITE:
+            raise Refused(ResponseCode.NO_PERMISSION, "the broker is not writable")
+        problem = topic_name_problem(name)
+        if problem:
+            raise Refused(ResponseCode.SYSTEM_ERROR, problem)
+        check_topic(name)
+        config = self._state.topics.get(name)
+        if config is not None:
+            topic = SendTopic(config)
+            self._topics[name] = topic
+            return topic
+        self._create(name, sender, ext, body, born_host, code)
+        return None
+
+    def _create(
+        self,
+        name: str,
+        sender: Sender,
+        ext: Mapping[str, str],
+        body: bytes,
+        born_host: bytes,
+        code: int,
+    ) -> None:
+        """Auto-create the topic through the log; the send waits for that (protocol 9.3)."""
+        derived = name.startswith((RETRY_PREFIX, DLQ_PREFIX))
+        template = ext.get("c") or ""
+        may_create = self._config.auto_create_topic_enable and template == DEFAULT_TOPIC
+        if name == DEFAULT_TOPIC or not (may_create or derived):
+            raise Refused(
+                ResponseCode.TOPIC_NOT_EXIST,
+                f"topic[{name}] not exist, apply first please!",
+            )
+        held = len(body) + WAITING_OVERHEAD_BYTES
+        waiters = self._creating.get(name)
+        full = waiters is None and len(self._creating) >= CREATIONS_MAX
+        if full or self._held_bytes + held > self._config.waiting_bytes_max:
+            raise Refused(
+                ResponseCode.SYSTEM_BUSY, "[BUSY] too much waits for topics to be created"
+            )
+        if len(self._state.topics.topics) >= self._config.topics_max:
+            raise Refused(
+                ResponseCode.SYSTEM_BUSY,
+                f"[BUSY] there are {self._config.topics_max} topics already; none was created",
+            )
+        wanted = 1 if derived else int(ext.get("d") or 4)
+        config = auto_created(name, wanted, self._config.default_topic_queue_nums)
+        self._held_bytes += held
+        entry = (sender, ext, body, born_host, code)
+        if waiters is not None:
+            waiters.append(entry)
+            return
+        self._creating[name] = [entry]
+        self._propose(
+            put_topic(config, if_absent=True), lambda error: self._created(name, error)
+        )
+
+    def _created(self, name: str, error: Exception | None) -> None:
+        for sender, ext, body, born_host, code in self._creating.pop(name, []):
+            self._held_bytes -= len(body) + WAITING_OVERHEAD_BYTES
+            if error is None:
+                self.receive(sender, ext, body, born_host, code)
+            else:  # the send itself was certainly not stored
+                remark = f"{NOT_LEADER} topic [{name}] could not be created: {error}"
+                self._refuse(sender, ResponseCode.SERVICE_NOT_AVAILABLE, remark)
+        self.wake()
+
+    # ---- what the member calls ------------------------------------------------------------
+
+    def cut(self, term: int, index: int, place: Callable[[int], int]) -> Frame | None:
+        """Build the next frame out of what waits; None when nothing does."""
+        groups = self._groups
+        if not groups or not self._leading or term != self._term:
+            return None
+        group = groups[0]
+        now_ms = self._now_ms()
+        frame, positions, offsets, units = cut_frame(
+            group.records, group.size_bytes, index, term, place, now_ms, self._store_host
+        )
+        groups.popleft()  # only now: `place` may have raised
+        self._pending[index] = Pending(frame, group, positions, offsets, units, now_ms)
+        return frame
+
+    def applied(self, frame: Frame) -> Pending | None:
+        """A message frame was committed. Returns what was kept of it when it was cut here."""
+        pending = self._pending.pop(frame.index, None)
+        if pending is None:
+            return None
+        if pending.frame.term != frame.term:  # another leader's frame took its place
+            self._fail(pending.group, ResponseCode.SERVICE_NOT_AVAILABLE, self._replaced_remark())
+            return None
+        return pending
+
+    def answer(self, applied: list[Pending]) -> None:
+        """Tell the senders of applied frames SEND_OK: one write per connection."""
+        writes: dict[Connection, list[bytes]] = {}
+        success = self._answers.success
+        message_ids = self._answers.message_ids
+        for pending in applied:
+            group = pending.group
+            positions = pending.positions
+            offsets = pending.offsets
+            records = group.records
+            at = 0
+            for sender, unique_key, count in group.replies:
+                connection, opaque, one_way, serialize_type = sender
+                if not one_way:
+                    ids = message_ids(positions[at : at + count])
+                    queue_id = records[at][0].queue_id
+                    if serialize_type == JSON:
+                        data = success(opaque, ids, queue_id, offsets[at], unique_key)
+                    else:
+                        data = self._success_binary(
+                            opaque, ids, queue_id, offsets[at], unique_key, serialize_type
+                        )
+                    chunks = writes.get(connection)
+                    if chunks is None:
+                        writes[connection] = [data]
+                    else:
+                        chunks.append(data)
+                at += count
+            self.put_count += at
+            self._held_bytes -= group.held_bytes
+            group.held_bytes = 0
+        for connection, chunks in writes.items():
+            connection.write_many(chunks)
+
+    def _success_binary(
+        self, opaque: int, ids: str, queue_id: int, offset: int, key: str, serialize_type: int
+    ) -> bytes:
+        ext = {
+            "msgId": ids,
+            "queueId": str(queue_id),
+            "queueOffset": str(offset),
+            "MSG_REGION": self._config.region_id,
+            "TRACE_ON": "true" if self._config.trace_on else "false",
+        }
+        if key:
+            ext["transactionId"] = key
+        return encode_command(RemotingCommand(0, opaque, RESPONSE_FLAG, ext=ext), serialize_type)
+
+    def truncated(self, from_index: int) -> None:
+        """Frames from that index on were dropped: their sends are certainly not stored."""
+        for index in [index for index in self._pending if index >= from_index]:
+            group = self._pending.pop(index).group
+            self._fail(group, ResponseCode.SERVICE_NOT_AVAILABLE, self._replaced_remark())
+
+    def leadership(self, term: int, leading: bool, leader_address: str) -> None:
+        """Role news. `leading` means: leader, and ready. Resets the append-time table."""
+        self.leader_address = leader_address
+        if leading and self._leading and term == self._term:
+            return
+        self._term = term
+        self._leading = leading
+        self._topics.clear()
+        self._queues.clear()
+        if not leading:
+            waiting, self._groups = self._groups, deque()
+            for group in waiting:
+                self._fail(
+                    group, ResponseCode.SERVICE_NOT_AVAILABLE, self._not_leader_remark()
+                )
+
+    def sweep(self) -> None:
+        """Answer sends whose frame's fate is open for too long; called by a timer."""
+        oldest_ms = self._now_ms() - self._config.outcome_timeout_ms
+        for pending in self._pending.values():
+            if pending.cut_ms <= oldest_ms and pending.group.replies:
+                log.warning(
+                    "outcome_unknown index=%d term=%d sends=%d",
+                    pending.frame.index,
+                    pending.frame.term,
+                    len(pending.group.replies),
+                )
+                self._fail(
+                    pending.group,
+                    ResponseCode.SYSTEM_ERROR,
+                    "[OUTCOME_UNKNOWN] the message was written but is not known to be committed",
+                )
+                pending.group.replies = []
+
+    # ---- refusals -------------------------------------------------------------------------
+
+    def _not_leader_remark(self) -> str:
+        return f"{NOT_LEADER} this replica is not the leader; the message was not stored"
+
+    def _replaced_remark(self) -> str:
+        return f"{NOT_LEADER} leadership changed before the message was replicated; not stored"
+
+    def _fail(self, group: Group, code: int, remark: str) -> None:
+        for sender, _, _ in group.replies:
+            self._refuse(sender, code, remark)
+        self._held_bytes -= group.held_bytes
+        group.held_bytes = 0
+
+    def _refuse(self, sender: Sender, code: int, remark: str) -> None:
+        connection, opaque, one_way, serialize_type = sender
+        if one_way:
+            return
+        ext: dict[str, str] = {}
+        if remark.startswith(NOT_LEADER) and self.leader_address:
+            ext["leaderAddr"] = self.leader_address
+        response = RemotingCommand(int(code), opaque, RESPONSE_FLAG, remark, ext)
+        connection.write(encode_command(response, serialize_type))

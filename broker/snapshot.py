@@ -1,0 +1,121 @@
+"""Snapshots of the replicated tables under config/, in Apache's JSON shape.
+
+    config/topics.json  config/subscriptionGroup.json  config/consumerOffset.json   each with .bak
+
+Each file carries `raftAppliedIndex`, the Raft index its table reflects. They save replay and let
+retention delete old log; they are no second truth: without them the tables are rebuilt from the
+frames the log still holds. A file is replaced atomically: written beside, synced, the old one
+renamed to .bak, the new one into place, the directory synced. Between the two renames only the
+.bak exists, and it is then what is read; its older index only means a longer replay.
+`capture` runs on the loop and copies; `write` may run in a thread.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from dataclasses import dataclass
+
+import orjson
+
+from broker.errors import StateError
+from broker.groups import GroupTable
+from broker.offsets import OffsetTable
+from broker.state import BrokerState
+from broker.topics import TopicTable
+from store.disk import Disk
+
+DIRECTORY = "config"
+INDEX_KEY = "raftAppliedIndex"
+log = logging.getLogger("broker.snapshot")
+Table = TopicTable | GroupTable | OffsetTable
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Copies of the three tables as of one moment."""
+
+    tables: tuple[tuple[str, Table], ...]
+
+    @property
+    def applied_index(self) -> int:
+        return min(table.applied_index for _, table in self.tables)
+
+
+def _files(state: BrokerState) -> tuple[tuple[str, Table], ...]:
+    return (
+        ("topics.json", state.topics),
+        ("subscriptionGroup.json", state.groups),
+        ("consumerOffset.json", state.offsets),
+    )
+
+
+def capture(state: BrokerState) -> Snapshot:
+    """Copy the tables. Their values are immutable except the per-queue offsets, copied too."""
+    copies: list[tuple[str, Table]] = []
+    for name, table in _files(state):
+        twin = copy.copy(table)
+        if isinstance(twin, TopicTable):
+            twin.topics = dict(twin.topics)
+        elif isinstance(twin, GroupTable):
+            twin.groups = dict(twin.groups)
+        else:
+            twin.offsets = {key: dict(queues) for key, queues in twin.offsets.items()}
+        copies.append((name, twin))
+    return Snapshot(tuple(copies))
+
+
+def write(disk: Disk, snapshot: Snapshot) -> int:
+    """Write all three files; returns the index that is durably covered now. Raises OSError."""
+    disk.makedirs(DIRECTORY)
+    for name, table in snapshot.tables:
+        data = orjson.dumps({**table.to_json(), INDEX_KEY: table.applied_index})
+        _replace(disk, f"{DIRECTORY}/{name}", data)
+    return snapshot.applied_index
+
+
+def load(disk: Disk, state: BrokerState) -> int:
+    """Fill the tables from config/; returns the index from which on frames must be applied again.
+
+    A missing or damaged file falls back to its .bak, and without that leaves its table empty at
+    index 0; damage is logged. Whether the log still holds every frame above the returned index is
+    the caller's question.
+    """
+    for name, table in _files(state):
+        for path in (f"{DIRECTORY}/{name}", f"{DIRECTORY}/{name}.bak"):
+            if _load_table(disk, path, table):
+                break
+    return state.applied_index
+
+
+def _load_table(disk: Disk, path: str, table: Table) -> bool:
+    if not disk.exists(path):
+        return False
+    file = disk.open(path)
+    try:
+        data = file.pread(0, file.size_bytes)
+    finally:
+        file.close()
+    try:
+        value = orjson.loads(data)
+        table.load(value, int(value[INDEX_KEY]))
+    except (KeyError, TypeError, ValueError, AttributeError, StateError) as error:
+        log.warning("snapshot_damaged path=%s error=%r", path, error)
+        return False
+    return True
+
+
+def _replace(disk: Disk, path: str, data: bytes) -> None:
+    beside = path + ".tmp"
+    if disk.exists(beside):
+        disk.remove(beside)  # left by a crash
+    file = disk.open(beside)
+    try:
+        file.pwrite(0, data)
+        file.sync()
+    finally:
+        file.close()
+    if disk.exists(path):
+        disk.rename(path, path + ".bak")
+    disk.rename(beside, path)
+    disk.sync_directory(DIRECTORY)

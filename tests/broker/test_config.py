@@ -1,0 +1,82 @@
+"""broker.conf: right values arrive, wrong ones name themselves, their place and the right one."""
+
+import pytest
+
+from broker.config import OPTIONS, BrokerConfig, Peer, build_config, load_config, parse_peers
+from broker.config import parse_properties as parse
+from broker.errors import ConfigError
+
+RAFT = "enableDLegerCommitLog=true\ndLegerPeers=n0-h0:1;n1-h1:2\ndLegerSelfId=n1\n"
+
+
+def test_apache_file_is_read():
+    text = "# a comment\n\nbrokerName = broker-x\nlistenPort=10921\nflushDiskType=SYNC_FLUSH\n" + RAFT
+    config = build_config(parse(text, "broker.conf"))
+    assert config.broker_name == "broker-x"
+    assert config.listen_port == 10921
+    assert config.flush_disk_type == "SYNC_FLUSH"
+    assert config.enable_dleger_commit_log
+    assert config.peers == (Peer("n0", "h0", 1), Peer("n1", "h1", 2))
+    assert config.registration_id(leader=True) == 0
+    assert config.registration_id(leader=False) == 2
+
+
+def test_overrides_win(tmp_path):
+    path = tmp_path / "broker.conf"
+    path.write_text("brokerName=a\n")
+    assert load_config(str(path), ["brokerName=b", "listenPort=1"]).broker_name == "b"
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("brokerNmae=x", ["f:1", "'brokerNmae'", "did you mean brokerName?"]),
+        ("\nflushDiskType=SYNC_FLUHS", ["f:2", "flushDiskType", "did you mean SYNC_FLUSH?"]),
+        ("listenPort=ten", ["f:1", "listenPort=ten", "whole number"]),
+        ("listenPort=70000", ["listenPort=70000", "at most 65535"]),
+        ("fileReservedTime=0", ["at least 1"]),
+        ("autoCreateTopicEnable=ture", ["true or false", "did you mean true?"]),
+        ("no equals sign", ["f:1", "expected key=value"]),
+        ("dLegerPeers=n0+host", ["f:1", "dLegerPeers", "'n0+host'"]),
+        ("dLegerPeers=n0-a:1;n0-b:2", ["'n0'", "twice"]),
+        ("enableDLegerCommitLog=true", ["dLegerPeers", "needs the peers"]),
+        (
+            "dLegerSelfId=n7\nenableDLegerCommitLog=true\ndLegerPeers=n0-a:1",
+            ["f:1", "n7", "n0"],
+        ),
+        ("electionTimeoutMaxMs=100", ["electionTimeoutMaxMs", "electionTimeoutMinMs"]),
+        ("heartbeatIntervalMs=200", ["heartbeatIntervalMs", "half"]),
+        ("mappedFileSizeConsumeQueue=21", ["multiple of 20"]),
+        ("mappedFileSizeCommitLog=70000", ["maxMessageSize"]),
+        ("deleteWhen=25", ["deleteWhen", "hours"]),
+    ],
+)
+def test_wrong_settings_explain_themselves(text, parts):
+    with pytest.raises(ConfigError) as caught:
+        build_config(parse(text, "f"))
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_missing_file_is_a_config_error(tmp_path):
+    with pytest.raises(ConfigError, match="cannot read"):
+        load_config(str(tmp_path / "none.conf"))
+
+
+@pytest.mark.parametrize(
+    ("text", "peers"),
+    [
+        ("n0-host:1", [Peer("n0", "host", 1)]),
+        ("n0=my-host-0:1;", [Peer("n0", "my-host-0", 1)]),
+        ("n0-my-host-0:1", [Peer("n0", "my-host-0", 1)]),
+        ("n0=[::1]:9", [Peer("n0", "::1", 9)]),
+    ],
+)
+def test_peers(text, peers):
+    assert parse_peers(text) == tuple(peers)
+
+
+def test_properties_text_reads_back():
+    config = BrokerConfig(broker_name="b", auto_create_topic_enable=False)
+    assert build_config(parse(config.properties_text(), "x")) == config
+    assert len(OPTIONS) == len(config.properties_text().splitlines())

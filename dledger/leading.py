@@ -145,6 +145,7 @@ class Leading(Election):
         assert match_index <= log.last_index, (progress, match_index, log)
         news = progress.acknowledged(match_index, self._now_ms)
         if news:
+            progress.match_round = self._round
             if match_index > self.commit_index:
                 self._advance_commit()
             if self.transfer_target == progress.peer:
@@ -202,7 +203,11 @@ class Leading(Election):
             progress.round = response.round
             if self._reads:
                 self._confirm_reads()
-            if response.last_index < progress.match_index:
+            if response.round > progress.match_round and (
+                response.last_index < progress.match_index
+            ):
+                # Asked after it had acknowledged more: its disk forgot (a reordered answer of
+                # an earlier round proves nothing).
                 progress.regressed(response.last_index)
         if progress.state is STRANDED and response.last_index >= self._log.first_index - 1:
             progress.probe_from(max(progress.match_index, response.last_index) + 1)

@@ -37,6 +37,7 @@ class Progress:
         "inflight",
         "inflight_bytes",
         "match_index",
+        "match_round",
         "moved_ms",
         "next_index",
         "paused",
@@ -61,6 +62,7 @@ class Progress:
         self.peer = peer
         self.state = PROBE
         self.match_index = 0
+        self.match_round = 0  # the last round sent before that match was heard of
         self.verified_index = 0  # written there, durable or not, by its last heartbeat response
         self.next_index = next_index
         self.paused = False  # PROBE: a request is out, none may follow before its answer

@@ -1,0 +1,50 @@
+"""Run seeds: `python -m tests.simulator --seeds N --start S [--jobs J]`, or replay one with its
+whole trace: `--verbose SEED`. Exit status 1 if any seed fails."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import traceback
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+
+from tests.simulator.world import World
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulator", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=200, help="how many seeds to run")
+    parser.add_argument("--start", type=int, default=0, help="the first seed")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--verbose", type=int, metavar="SEED", help="replay one seed, traced")
+    arguments = parser.parse_args()
+    if arguments.verbose is not None:
+        print(World(arguments.verbose, trace=print).run())
+        return 0
+    began = time.perf_counter()
+    seeds = range(arguments.start, arguments.start + arguments.seeds)
+    totals: Counter[str] = Counter()
+    failed = 0
+    with ProcessPoolExecutor(arguments.jobs) as pool:
+        for seed, (numbers, failure) in zip(seeds, pool.map(play, seeds, chunksize=10), strict=True):
+            totals.update(numbers)
+            if failure:
+                failed += 1
+                print(f"seed {seed} FAILED\n{failure}", flush=True)
+    seconds = time.perf_counter() - began
+    print(f"{len(seeds)} seeds, {failed} failed, {seconds:.1f} s; {dict(totals)}")
+    return 1 if failed else 0
+
+
+def play(seed: int) -> tuple[dict[str, int], str]:
+    """One seed: (numbers, failure as text or "")."""
+    try:
+        return World(seed).run(), ""
+    except Exception:
+        return {}, traceback.format_exc()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

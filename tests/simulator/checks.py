@@ -1,0 +1,167 @@
+"""What must hold after every event, checked incrementally (Raft figure 3, and our promises).
+
+- election safety: at most one leader a term;
+- leader append-only: a leader never cuts its log;
+- log matching: a frame of one (index, term) is the same bytes everywhere, behind the same frame;
+- leader completeness: a new leader has every frame that was ever committed;
+- state machine safety: every replica applies the same frame at an index;
+- acknowledged is never lost: acknowledged frames are committed ones, and see above;
+- nothing is acknowledged that a majority would not have after a power cut (durable on disk);
+- a confirmed read sees everything that was acknowledged before it was asked for;
+- term, commit index and vote of one process never go back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+from dledger.messages import Role, RoleEvent
+from dledger.quorum import majority
+from store.frame import Frame
+
+if TYPE_CHECKING:
+    from tests.simulator.node import SimNode
+    from tests.simulator.world import World
+
+
+class CheckFailed(Exception):
+    """A promise is broken."""
+
+
+class Checker:
+    """Knows everything that happened in one world."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._leaders: dict[int, tuple[str, int]] = {}  # term -> (node, incarnation)
+        self._frames: dict[tuple[int, int], tuple[bytes, int]] = {}  # (index, term)
+        self._committed: list[Frame] = []  # at index - 1: what some replica applied
+        self._acked: list[Frame] = []
+        self._seen: dict[str, tuple[int, int, str | None]] = {}  # term, commit, vote
+        self.acked_max = 0  # highest acknowledged index
+        self.elections = 0
+
+    def fail(self, reason: str) -> NoReturn:
+        world = self._world
+        raise CheckFailed(
+            f"seed {world.seed} at {world.now_ms:.2f} ms: {reason}\n"
+            f"replay: python -m tests.simulator --verbose {world.seed}"
+        )
+
+    # -- logs -----------------------------------------------------------------------------------
+
+    def started(self, node: SimNode) -> None:
+        """A recovered log is made of frames that somebody wrote."""
+        term, vote = node.core.term, node.core.voted_for
+        old_term, _, old_vote = self._seen.get(node.name, (0, 0, None))
+        if term < old_term:
+            self.fail(f"{node.name} forgot its term {old_term}: {term}")
+        if term == old_term and old_vote is not None and vote != old_vote:
+            self.fail(f"{node.name} forgot its vote for {old_vote} in term {term}")
+        # What it says now counts once it has said it to somebody: after its first event.
+        self._seen[node.name] = (old_term, 0, old_vote)
+        index = node.log.index
+        last = index.last_index
+        if last >= index.first_index:
+            self._same_frames(node, node.log.frames(index.first_index, last, 1 << 30))
+
+    def _same_frames(self, node: SimNode, frames: Sequence[Frame]) -> None:
+        previous_term = node.log.index.term_at(frames[0].index - 1)
+        for frame in frames:
+            known = self._frames.get((frame.index, frame.term))
+            if known is None or known != (frame.data, previous_term):
+                self.fail(f"{node.name} recovered {frame}, known as {known}")
+            previous_term = frame.term
+
+    def appending(self, node: SimNode, frames: Sequence[Frame]) -> None:
+        """Log matching, by induction over what is behind each frame."""
+        previous_term = node.log.index.term_at(frames[0].index - 1)
+        for frame in frames:
+            known = self._frames.setdefault(
+                (frame.index, frame.term), (frame.data, previous_term)
+            )
+            if known != (frame.data, previous_term):
+                self.fail(f"log matching: {node.name} appends {frame}, known as {known}")
+            previous_term = frame.term
+
+    def truncating(self, node: SimNode, from_index: int) -> None:
+        if node.core.role is Role.LEADER:
+            self.fail(f"leader append-only: {node.name} cuts its log at {from_index}")
+        if from_index <= node.applied:
+            self.fail(f"{node.name} cuts {from_index}, applied up to {node.applied}")
+
+    # -- roles ----------------------------------------------------------------------------------
+
+    def role_changed(self, node: SimNode, event: RoleEvent) -> None:
+        if event.role is not Role.LEADER:
+            return
+        me = (node.name, node.incarnation)
+        known = self._leaders.setdefault(event.term, me)
+        if known != me:
+            self.fail(f"election safety: {known} and {me} lead term {event.term}")
+        if not event.leader_ready:
+            self.elections += 1
+            self._leader_complete(node)
+
+    def _leader_complete(self, node: SimNode) -> None:
+        index = node.log.index
+        for frame in self._committed:
+            if frame.index >= index.first_index and (
+                frame.index > index.last_index or index.term_at(frame.index) != frame.term
+            ):
+                lost = "acknowledged" if frame in self._acked else "committed"
+                self.fail(f"leader completeness: {node.name} leads without {lost} {frame}")
+
+    # -- state machine, clients -------------------------------------------------------------------
+
+    def applied(self, node: SimNode, frame: Frame) -> None:
+        committed = self._committed
+        if frame.index == len(committed) + 1:
+            committed.append(frame)
+        elif frame.index > len(committed) or committed[frame.index - 1].data != frame.data:
+            self.fail(f"state machine safety: {node.name} applies {frame}")
+
+    def acknowledged(self, node: SimNode, frame: Frame) -> None:
+        self._acked.append(frame)
+        self.acked_max = max(self.acked_max, frame.index)
+        holders = [n.name for n in self._world.nodes.values() if self._holds_durably(n, frame)]
+        if len(holders) < majority(len(self._world.nodes)):
+            self.fail(f"{node.name} acknowledges {frame}, durable only on {holders}")
+
+    def _holds_durably(self, node: SimNode, frame: Frame) -> bool:
+        """Ground truth: the bytes are on the platter (or in the page cache, with async flush)."""
+        return node.disk.holds(frame.data, durable=self._world.profile.durable)
+
+    def read(self, node: SimNode, acked_before: int, applied: int) -> None:
+        if applied < acked_before:
+            self.fail(f"stale read at {node.name}: sees {applied}, acknowledged {acked_before}")
+
+    # -- every event --------------------------------------------------------------------------------
+
+    def after_event(self, node: SimNode) -> None:
+        core = node.core
+        commit = core.commit_index
+        now = (core.term, commit, core.voted_for)
+        before = self._seen[node.name]
+        if now == before:
+            return
+        if core.term < before[0] or commit < before[1]:
+            self.fail(f"{node.name} went back from {before} to {now}")
+        if core.term == before[0] and before[2] not in (None, core.voted_for):
+            self.fail(f"{node.name} changed its vote in term {core.term}: {before[2]}")
+        if commit > node.log.index.last_index:
+            self.fail(f"{node.name} commits {commit}, which it does not have")
+        self._seen[node.name] = now
+
+    def at_end(self) -> None:
+        """Everything acknowledged is in the log of a majority, read back from the files."""
+        for frame in self._acked:
+            if self._committed[frame.index - 1].data != frame.data:
+                self.fail(f"acknowledged {frame} is not what was committed there")
+        for node in self._world.nodes.values():
+            if node.core.role is Role.LEADER:
+                self._leader_complete(node)
+            progress = node.core.progress.values()
+            if any(p.regressions for p in progress):
+                self.fail(f"{node.name} thinks that a follower forgot: {list(progress)}")

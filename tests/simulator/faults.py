@@ -1,0 +1,167 @@
+"""Which faults a seed suffers, and when. Each heals by itself; the world heals all at the end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dledger.messages import Role
+
+if TYPE_CHECKING:
+    from tests.simulator.node import SimNode
+    from tests.simulator.world import World
+
+
+class FaultPlan:
+    """Draws a fault every few hundred milliseconds while the world is not healed."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        rng = world.rng
+        self._every_ms = rng.choice((150.0, 300.0, 600.0, 1200.0))
+        faults = [
+            self._kill,
+            self._crash_in_operation,
+            self._isolate,
+            self._cut_one_way,
+            self._cut_half,
+            self._reset_connection,
+            self._pause,
+            self._slow_disk,
+            self._transfer,
+            self._step_down,
+        ]
+        if world.profile.durable:
+            faults += [self._power_cut, self._power_cut_all]
+        self._faults = rng.sample(faults, rng.randint(1, 5))
+        if rng.random() < 0.6:
+            self._faults.append(self._kill_leader)
+
+    def schedule(self) -> None:
+        self._world.after(self._every_ms * 3 * self._world.rng.random() + 300.0, self._strike)
+
+    def _strike(self) -> None:
+        world = self._world
+        if world.healed:
+            return
+        world.after(self._every_ms * 2 * world.rng.random(), self._strike)
+        fault = world.rng.choice(self._faults)
+        world.note(f"fault {fault.__name__}")
+        fault()
+
+    # -- who ------------------------------------------------------------------------------------
+
+    def _anybody(self) -> SimNode:
+        return self._world.rng.choice(list(self._world.nodes.values()))
+
+    def _leader(self) -> SimNode:
+        for node in self._world.nodes.values():
+            if node.up and node.core.role is Role.LEADER:
+                return node
+        return self._anybody()
+
+    def _victim(self) -> SimNode:
+        return self._leader() if self._world.rng.random() < 0.5 else self._anybody()
+
+    def _soon(self) -> float:
+        return self._world.rng.choice((5.0, 50.0, 200.0, 900.0)) * (0.5 + self._world.rng.random())
+
+    # -- processes --------------------------------------------------------------------------------
+
+    def restart_later(self, node: SimNode) -> None:
+        world = self._world
+        delay_ms = 1.0 if world.healed else self._soon()
+        world.after(delay_ms, self._restart, node)
+
+    def _restart(self, node: SimNode) -> None:
+        if node.up:
+            return
+        node.start()
+        if not node.up:
+            self.restart_later(node)
+            return
+        for peer in node.voters - {node.name}:
+            self._world.tell_opened(node.name, peer)
+
+    def _kill(self) -> None:
+        self._stop(self._victim(), power=False)
+
+    def _kill_leader(self) -> None:
+        self._stop(self._leader(), power=False)
+
+    def _power_cut(self) -> None:
+        self._stop(self._victim(), power=True)
+
+    def _power_cut_all(self) -> None:
+        for node in self._world.nodes.values():
+            self._stop(node, power=True)
+
+    def _stop(self, node: SimNode, power: bool) -> None:
+        if node.up:
+            node.crash(power)
+            self.restart_later(node)
+
+    def _crash_in_operation(self) -> None:
+        node = self._victim()
+        if node.up:
+            node.disk.crash_after(self._world.rng.randint(1, 12))
+
+    def _pause(self) -> None:
+        node = self._victim()
+        if node.up and not node.paused:
+            node.pause()
+            self._world.after(self._soon(), self._resume, node, node.incarnation)
+
+    def _resume(self, node: SimNode, incarnation: int) -> None:
+        if node.incarnation == incarnation:
+            node.resume()
+
+    # -- disks ------------------------------------------------------------------------------------
+
+    def _slow_disk(self) -> None:
+        node = self._victim()
+        node.slow_sync = self._world.rng.choice((5.0, 50.0))
+        self._world.after(self._soon(), setattr, node, "slow_sync", 1.0)
+
+    # -- links --------------------------------------------------------------------------------------
+
+    def _isolate(self) -> None:
+        name = self._victim().name
+        others = self._world.nodes.keys() - {name}
+        self._cut({(name, o) for o in others} | {(o, name) for o in others})
+
+    def _cut_one_way(self) -> None:
+        one, other = self._world.rng.sample(sorted(self._world.nodes), 2)
+        self._cut({(one, other)})
+
+    def _cut_half(self) -> None:
+        name = self._victim().name
+        others = sorted(self._world.nodes.keys() - {name})
+        if self._world.rng.random() < 0.5:
+            self._cut({(name, o) for o in others})
+        else:
+            self._cut({(o, name) for o in others})
+
+    def _cut(self, links: set[tuple[str, str]]) -> None:
+        self._world.cut |= links
+        self._world.after(self._soon(), self._uncut, links)
+
+    def _uncut(self, links: set[tuple[str, str]]) -> None:
+        self._world.cut -= links
+
+    def _reset_connection(self) -> None:
+        """Both ends see the connection close; it is back a moment later."""
+        world = self._world
+        one, other = world.rng.sample(sorted(world.nodes), 2)
+        for about, to in ((one, other), (other, one)):
+            if world.rng.random() < 0.9:
+                world.tell_closed(about, to)
+                world.after(10.0 * world.rng.random(), world.tell_opened, about, to)
+
+    # -- leadership -----------------------------------------------------------------------------------
+
+    def _transfer(self) -> None:
+        leader = self._leader()
+        leader.transfer(self._world.rng.choice(sorted(leader.voters - {leader.name})))
+
+    def _step_down(self) -> None:
+        self._leader().step_down()

@@ -1,0 +1,333 @@
+"""One simulated node: what member.py does, without asyncio, over a disk that forgets.
+
+The disk outlives the process. `_perform` is the one place where the order persist, send,
+acknowledge is visible; it is the order of `Ready`.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from dledger.core import RaftCore
+from dledger.errors import Busy, NotLeader
+from dledger.hardstate import HardStateFile
+from dledger.messages import AppendOrder, AppendRequest, Message, Outgoing, Ready, Role
+from store.frame import HEADER_SIZE_BYTES, Frame, FrameKind, seal_frame
+from tests.simulator.disk import SimCrash, SimDisk
+from tests.simulator.standin import CommitLog, RaftLog
+
+if TYPE_CHECKING:
+    from tests.simulator.world import World
+
+SEGMENT_SIZE_BYTES = 4096  # small, so that frames roll over segments all the time
+
+
+class SimNode:
+    """A replica and its disk. `up` is whether its process lives."""
+
+    def __init__(self, world: World, name: str, voters: frozenset[str]) -> None:
+        self.world = world
+        self.name = name
+        self.voters = voters
+        self.disk = SimDisk(world.rng)
+        self.up = False
+        self.paused = False  # SIGSTOP: it neither hears nor ticks, its connections stay open
+        self.slow_sync = 1.0
+        self.incarnation = 0
+        self.applied = 0
+        self.core: RaftCore
+        self._waiting: list[tuple[str, object]] = []  # what arrived while paused
+        self._proposals: dict[int, Frame] = {}  # proposed by this leadership, not yet committed
+        self._reads: dict[int, int] = {}  # token -> what had been acknowledged when it was asked
+        self._confirmed: list[tuple[int, int]] = []
+        self._token = 0
+        self._tick_at = 0.0
+        self._syncing = False
+
+    # -- life -----------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Boot: recover the log, load term and vote, build the core."""
+        world = self.world
+        self.incarnation += 1
+        try:
+            self.disk.makedirs("raft")
+            self.commitlog = CommitLog(self.disk, "commitlog", SEGMENT_SIZE_BYTES)
+            self.commitlog.open()
+            self.log = RaftLog(self.commitlog)
+            self.log.open()
+            self.hard_state = HardStateFile(self.disk, "raft/hardstate")
+            hard_state = self.hard_state.load()
+        except SimCrash:
+            self.crash(power=False)
+            return
+        self.core = world.core_class(
+            self.name,
+            self.voters,
+            world.config,
+            self.log.index,
+            hard_state,
+            world.rng,
+            world.now_ms,
+        )
+        self.up = True
+        self.paused = False
+        self.applied = 0
+        self._proposals = {}
+        self._reads = {}
+        self._confirmed = []
+        self._waiting = []
+        self._tick_at = 0.0
+        self._syncing = False
+        world.note(f"{self.name} starts, {self.log.index}, {hard_state}")
+        world.checker.started(self)
+        self._work()
+
+    def crash(self, power: bool) -> None:
+        """The process dies; with `power`, the page cache goes with it."""
+        self.world.note(f"{self.name} {'loses power' if power else 'is killed'}")
+        self.up = False
+        self.paused = False
+        self.incarnation += 1
+        if power:
+            self.disk.lose_power()
+        else:
+            self.disk.kill_process()
+            for peer in self.voters - {self.name}:  # the kernel closes its connections
+                self.world.after(
+                    self.world.profile.delay_ms, self.world.tell_closed, self.name, peer
+                )
+
+    def heal(self) -> None:
+        self.slow_sync = 1.0
+        if not self.up:
+            self.start()
+        self.resume()
+        for peer in self.voters - {self.name}:
+            self.world.tell_opened(peer, self.name)
+            self.world.tell_opened(self.name, peer)
+
+    def pause(self) -> None:
+        self.paused = True
+
+    def resume(self) -> None:
+        if not self.paused:
+            return
+        self.paused = False
+        waiting, self._waiting = self._waiting, []
+        self._tick()
+        for kind, what in waiting:
+            if self.up:
+                getattr(self, kind)(what)
+
+    # -- events -----------------------------------------------------------------------------------
+
+    def receive(self, message: Message) -> None:
+        if self.paused:
+            self._waiting.append(("receive", message))
+            return
+        self.core.step(message, self.world.now_ms)
+        self._work()
+
+    def peer_closed(self, peer: str) -> None:
+        if self.paused:
+            self._waiting.append(("peer_closed", peer))
+            return
+        self.core.peer_closed(peer, self.world.now_ms)
+        self._work()
+
+    def peer_opened(self, peer: str) -> None:
+        if self.paused:
+            self._waiting.append(("peer_opened", peer))
+            return
+        self.core.peer_opened(peer)
+        self._work()
+
+    def transfer(self, target: str) -> None:
+        if self.up and not self.paused and self.core.role is Role.LEADER:
+            with suppress(Busy):  # another transfer is under way
+                self.core.transfer(target, self.world.now_ms)
+            self._work()
+
+    def step_down(self) -> None:
+        if self.up and not self.paused:
+            self.core.step_down("the simulator says so")
+            self._work()
+
+    def _schedule_tick(self) -> None:
+        due_ms = max(self.core.next_deadline_ms, self.world.now_ms)
+        if self._tick_at <= self.world.now_ms or due_ms < self._tick_at:
+            self._tick_at = due_ms
+            self.world.at(due_ms, self._tick_if_due, self.incarnation, due_ms)
+
+    def _tick_if_due(self, incarnation: int, when_ms: float) -> None:
+        if incarnation == self.incarnation and when_ms == self._tick_at and not self.paused:
+            self._tick()
+
+    def _tick(self) -> None:
+        self._tick_at = 0.0
+        self.core.tick(self.world.now_ms)
+        self._work()
+
+    # -- clients ------------------------------------------------------------------------------------
+
+    def propose(self, payload: bytes) -> None:
+        core = self.core
+        if not self.up or not core.can_propose:
+            return
+        frame = self._seal(FrameKind.COMMAND, payload)
+        try:
+            core.propose(frame)
+        except (Busy, NotLeader):
+            return
+        self._proposals[frame.index] = frame
+        self._work()
+
+    def _seal(self, kind: FrameKind, payload: bytes) -> Frame:
+        core = self.core
+        position = self.commitlog.place(HEADER_SIZE_BYTES + len(payload))
+        now_ms = int(self.world.now_ms)
+        return seal_frame(core.last_index + 1, core.term, position, now_ms, kind, 0, payload)
+
+    def read(self) -> None:
+        if self.core.role is not Role.LEADER:
+            return
+        self._token += 1
+        self._reads[self._token] = self.world.checker.acked_max
+        self.core.read_index(self._token)
+        self._work()
+
+    # -- the shell ------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        """Perform everything that is ready; die here if the disk says so."""
+        try:
+            while (ready := self.core.ready()) is not None:
+                self._perform(ready)
+                if self.core.wants_noop:
+                    self.core.propose(self._seal(FrameKind.NOOP, b""))
+            self._start_sync()
+        except SimCrash:
+            self.crash(power=self.world.profile.durable and self.world.rng.random() < 0.5)
+            self.world.plan.restart_later(self)
+            return
+        self.world.checker.after_event(self)
+        self._schedule_tick()
+
+    def _perform(self, ready: Ready) -> None:
+        checker = self.world.checker
+        if ready.truncate_from is not None:
+            checker.truncating(self, ready.truncate_from)
+            self.log.truncate(ready.truncate_from)
+        if ready.append:
+            checker.appending(self, ready.append)
+            self.log.append(ready.append)
+        if ready.hard_state is not None:
+            self._save_hard_state(ready)
+        for message in ready.messages:
+            self._send(message)
+        if ready.commit_index is not None:
+            self._apply(ready.commit_index)
+        for token, index in ready.reads:
+            self._confirmed.append((token, index))
+        self._serve_reads()
+        for token in ready.failed_reads:
+            del self._reads[token]
+        if ready.role is not None:
+            self.world.note(f"{self.name} {ready.role}")
+            checker.role_changed(self, ready.role)
+            if ready.role.role is not Role.LEADER:
+                self._proposals = {}
+
+    def _save_hard_state(self, ready: Ready) -> None:
+        assert ready.hard_state is not None
+        self.hard_state.save(ready.hard_state)
+
+    def _send(self, message: Outgoing) -> None:
+        if isinstance(message, AppendOrder):
+            frames = self.log.frames(message.first_index, message.last_index, 1 << 30)
+            assert len(frames) == message.last_index - message.first_index + 1
+            message = AppendRequest(
+                self.name,
+                message.to,
+                message.term,
+                message.prev_index,
+                message.prev_term,
+                message.commit_index,
+                frames,
+            )
+        self.world.send(message)
+
+    def _apply(self, commit_index: int) -> None:
+        if self.applied >= commit_index:
+            return
+        for frame in self.log.frames(self.applied + 1, commit_index, 1 << 30):
+            self.applied = frame.index
+            self.world.checker.applied(self, frame)
+            mine = self._proposals.pop(frame.index, None)
+            if mine is not None and mine.term == frame.term:
+                self.world.acknowledged += 1
+                self.world.checker.acknowledged(self, frame)
+        assert self.applied == commit_index
+
+    def _serve_reads(self) -> None:
+        if not self._confirmed:
+            return
+        still = []
+        for token, index in self._confirmed:
+            if index <= self.applied:
+                self.world.reads += 1
+                self.world.checker.read(self, self._reads.pop(token), self.applied)
+            else:
+                still.append((token, index))
+        self._confirmed = still
+
+    # -- durability -------------------------------------------------------------------------------------
+
+    def _start_sync(self) -> None:
+        if not self.world.profile.durable:
+            if self.core.durable_index < self.log.index.last_index:
+                self.core.durable(self.log.index.last_index)
+                self._work()
+            return
+        if self._syncing:
+            return
+        ticket = self.log.begin_sync()
+        if ticket is None:
+            return
+        self._syncing = True
+        world = self.world
+        delay_ms = world.profile.sync_ms * self.slow_sync * (0.5 + world.rng.random())
+        world.after(delay_ms, self._end_sync, self.incarnation, ticket, self.disk.operations)
+
+    def _end_sync(self, incarnation: int, ticket: object, horizon: int) -> None:
+        if incarnation != self.incarnation or not self.up:
+            return
+        if self.paused:
+            self.world.after(5.0, self._end_sync, incarnation, ticket, horizon)
+            return
+        self._syncing = False
+        self.disk.sync_horizon = horizon  # what was written since is not covered
+        try:
+            ticket.run()  # type: ignore[attr-defined]
+        except SimCrash:
+            self.crash(power=self.world.rng.random() < 0.5)
+            self.world.plan.restart_later(self)
+            return
+        finally:
+            self.disk.sync_horizon = None
+        index = self.log.finish_sync(ticket)  # type: ignore[arg-type]
+        if index is not None:
+            self.core.durable(index)
+        self._work()
+
+    def __str__(self) -> str:
+        if not self.up:
+            return f"{self.name} is down"
+        core = self.core
+        return (
+            f"{self.name} {core.role.value} term {core.term} leader {core.leader} "
+            f"last {core.last_index} durable {core.durable_index} commit {core.commit_index} "
+            f"{list(core.progress.values())}"
+        )

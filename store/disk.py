@@ -79,10 +79,14 @@ class OsFile:
 
     def __init__(self, path: str, allocate_bytes: int | None) -> None:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        self._size = os.fstat(self._fd).st_size
-        if allocate_bytes is not None and self._size < allocate_bytes:
-            os.posix_fallocate(self._fd, 0, allocate_bytes)
-            self._size = allocate_bytes
+        try:
+            self._size = os.fstat(self._fd).st_size
+            if allocate_bytes is not None and self._size < allocate_bytes:
+                os.posix_fallocate(self._fd, 0, allocate_bytes)
+                self._size = allocate_bytes
+        except OSError:  # a full disk must not cost a descriptor as well
+            self.close()
+            raise
 
     @property
     def size_bytes(self) -> int:

@@ -1,6 +1,6 @@
 """The frame header: the one record kind that Raft mode adds to the CommitLog.
 
-One Raft entry is one frame is one group commit. A frame is a 60-byte header followed by its payload:
+One Raft entry is one frame is one group commit. A frame is a 60-byte header and its payload:
 
     off size field
     0   4    size            walker's hop: 60 for a message frame, 60 + payload length otherwise
@@ -141,7 +141,7 @@ def seal_frame(
     return Frame(index, term, position, timestamp_ms, kind, record_count, data)
 
 
-def parse_header(buffer: bytes | memoryview, offset: int = 0) -> tuple[int, ...]:
+def parse_header(buffer: bytes | bytearray | memoryview, offset: int = 0) -> tuple[int, ...]:
     """Check a frame header's magic, CRC and shape; return its eleven fields in table order.
 
     Raises FrameError. The payload is not looked at.

@@ -1,0 +1,131 @@
+"""The checkpoint and abort files.
+
+    checkpoint, 4096 bytes: five int64
+    0   physicMsgTimestamp   store time up to which the CommitLog was durable
+    8   logicsMsgTimestamp   store time up to which the ConsumeQueues were durable
+    16  indexMsgTimestamp    the same of the index files (kept as found)
+    24  masterFlushedOffset  here: the CommitLog was once durable up to this offset
+    32  confirmPhyOffset     here: every ConsumeQueue is durable and complete up to this offset;
+                             in Raft mode the end of a committed frame
+
+abort is an empty file that exists while the store is open: found at boot, the last stop was
+unclean. Apache's brokers read and write the same files.
+
+`masterFlushedOffset` is the CommitLog's durable mark. It is written after each fdatasync without
+one of its own: a kill keeps it exact, a power cut may set it back, which only means that less
+damage can be told from a torn tail. Lowering it is synced. The 40 bytes never tear: they lie in
+one sector.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, replace
+
+from store.disk import Disk, File
+
+CHECKPOINT_SIZE_BYTES = 4096
+_FIELDS = struct.Struct(">qqqqq")
+_OFFSET = struct.Struct(">q")
+_DURABLE_AT = 24
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFields:
+    """The file's five numbers; times in ms, offsets absolute."""
+
+    physic_timestamp_ms: int = 0
+    logics_timestamp_ms: int = 0
+    index_timestamp_ms: int = 0
+    durable_offset: int = 0
+    confirm_offset: int = 0
+
+
+class Checkpoint:
+    """The open checkpoint file; also the CommitLog's DurableMark."""
+
+    def __init__(self, disk: Disk, path: str) -> None:
+        self._disk = disk
+        self.path = path
+        self._file: File | None = None
+        self.fields = CheckpointFields()
+
+    def open(self) -> None:
+        """Read it; a missing one is created with zeros, its name durable."""
+        existed = self._disk.exists(self.path)
+        self._file = self._disk.open(self.path, allocate_bytes=CHECKPOINT_SIZE_BYTES)
+        self.fields = CheckpointFields(*_FIELDS.unpack(self._file.pread(0, _FIELDS.size)))
+        if not existed:
+            self._file.sync()
+            self._disk.sync_directory(self.path.rpartition("/")[0])
+
+    @property
+    def durable_offset(self) -> int:
+        return self.fields.durable_offset
+
+    def raise_durable(self, offset: int) -> None:
+        """Note that the CommitLog is durable up to `offset`; see the module on its own sync."""
+        assert self._file is not None
+        self.fields = replace(self.fields, durable_offset=offset)
+        self._file.pwrite(_DURABLE_AT, _OFFSET.pack(offset))
+
+    def lower_durable(self, offset: int) -> None:
+        """Before the log is cut at `offset`. Durable on return."""
+        self.raise_durable(offset)
+        assert self._file is not None
+        self._file.sync()
+
+    def note(
+        self, *, physic_timestamp_ms: int, logics_timestamp_ms: int, confirm_offset: int
+    ) -> None:
+        """Write what the last flush made durable (`sync` makes the note itself durable)."""
+        assert self._file is not None
+        self.fields = replace(
+            self.fields,
+            physic_timestamp_ms=physic_timestamp_ms,
+            logics_timestamp_ms=logics_timestamp_ms,
+            confirm_offset=confirm_offset,
+        )
+        fields = self.fields
+        self._file.pwrite(
+            0,
+            _FIELDS.pack(
+                fields.physic_timestamp_ms,
+                fields.logics_timestamp_ms,
+                fields.index_timestamp_ms,
+                fields.durable_offset,
+                fields.confirm_offset,
+            ),
+        )
+
+    def sync(self) -> None:
+        """Blocking; may run in the pool."""
+        assert self._file is not None
+        self._file.sync()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+class AbortFile:
+    """The mark of a store that is open."""
+
+    def __init__(self, disk: Disk, path: str) -> None:
+        self._disk = disk
+        self.path = path
+
+    def found(self) -> bool:
+        """Whether the last stop was unclean."""
+        return self._disk.exists(self.path)
+
+    def create(self) -> None:
+        """Durable on return."""
+        self._disk.open(self.path).close()
+        self._disk.sync_directory(self.path.rpartition("/")[0])
+
+    def remove(self) -> None:
+        """Durable on return."""
+        self._disk.remove(self.path)
+        self._disk.sync_directory(self.path.rpartition("/")[0])

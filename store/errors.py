@@ -1,0 +1,61 @@
+"""What can go wrong in the store, as exceptions of ours.
+
+`retriable`: the same call may succeed later. `outcome_unknown`: what was asked may have happened
+nevertheless. Errors of the operating system (OSError) pass through the store unchanged.
+"""
+
+from __future__ import annotations
+
+
+class StoreError(Exception):
+    """Anything the store refuses or finds."""
+
+    code = "STORE_ERROR"
+    retriable = False
+    outcome_unknown = False
+
+
+class RecordTooLarge(StoreError):
+    """It does not fit into one segment together with the blank record that may have to follow."""
+
+    code = "RECORD_TOO_LARGE"
+
+
+class OffsetOutOfRange(StoreError):
+    """Not between the log's first and last byte."""
+
+    code = "OFFSET_OUT_OF_RANGE"
+
+    def __init__(self, offset: int, minimum: int, maximum: int) -> None:
+        super().__init__(f"offset {offset} is not in [{minimum}, {maximum}]")
+        self.offset = offset
+
+
+class StoreDamaged(StoreError):
+    """Bytes that were once durable are not what was written. Nothing has been cut.
+
+    `position` is the absolute CommitLog offset of the first bad frame or record. The node must
+    not serve or vote from this log; it is fetched again from a peer.
+    """
+
+    code = "STORE_DAMAGED"
+
+    def __init__(self, position: int, reason: str) -> None:
+        super().__init__(f"damaged at {position}: {reason}")
+        self.position = position
+        self.reason = reason
+
+
+class SyncFailed(StoreError):
+    """An fdatasync failed once. The kernel may have dropped the pages it could not write, so no
+    later success proves anything: this log never promises durability again."""
+
+    code = "SYNC_FAILED"
+    outcome_unknown = True
+
+
+class TooManyWaiting(StoreError):
+    """The flusher's waiting list is full."""
+
+    code = "TOO_MANY_WAITING"
+    retriable = True

@@ -1,0 +1,73 @@
+"""The properties string of a record, and the hash of its TAGS.
+
+    name 0x01 value 0x02 name 0x01 value 0x02 ...
+
+The last 0x02 may be missing. A pair with an empty name or an empty value is dropped when read;
+of two pairs with one name the later counts. Text is UTF-8; bytes that are not are replaced,
+as Java's decoder replaces them. At most 32,767 bytes (a signed int16 counts them).
+
+A consume-queue unit holds the tag as Java's String.hashCode of the whole TAGS value, widened
+to 64 bits with its sign. Java hashes UTF-16 units, so a character outside the basic plane counts
+as its two surrogates. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+NAME_VALUE_SEPARATOR = "\x01"
+PROPERTY_SEPARATOR = "\x02"
+PROPERTIES_SIZE_BYTES_MAX = 32_767  # int16
+
+TAGS = "TAGS"
+KEYS = "KEYS"
+UNIQ_KEY = "UNIQ_KEY"
+DELAY = "DELAY"
+
+
+def encode_properties(properties: Mapping[str, str]) -> bytes:
+    """The stored form, with the closing 0x02. Raises ValueError for what could not be read back:
+    an empty name or value, a separator inside one, or more than 32,767 bytes."""
+    parts = []
+    for name, value in properties.items():
+        if not name or not value:
+            raise ValueError(f"a property needs a name and a value: {name!r}={value!r}")
+        for text in (name, value):
+            if NAME_VALUE_SEPARATOR in text or PROPERTY_SEPARATOR in text:
+                raise ValueError(f"a separator inside a property: {name!r}={value!r}")
+        parts.append(f"{name}\x01{value}\x02")
+    data = "".join(parts).encode()
+    if len(data) > PROPERTIES_SIZE_BYTES_MAX:
+        raise ValueError(f"{len(data)} bytes of properties, the limit is 32767")
+    return data
+
+
+def decode_properties(data: bytes | bytearray | memoryview | str) -> dict[str, str]:
+    """Every pair with a name and a value, in stored order. Never raises."""
+    text = data if isinstance(data, str) else str(data, "utf-8", "replace")
+    properties: dict[str, str] = {}
+    for pair in text.split(PROPERTY_SEPARATOR):
+        name, separator, value = pair.partition(NAME_VALUE_SEPARATOR)
+        if separator and name and value:  # a further 0x01 belongs to the value, as Java has it
+            properties[name] = value
+    return properties
+
+
+def java_string_hash(text: str) -> int:
+    """Java's String.hashCode: s[0]*31^(n-1) + ... + s[n-1] over UTF-16 units, a signed int32."""
+    value = 0
+    if text.isascii():
+        for unit in text.encode():
+            value = (value * 31 + unit) & 0xFFFFFFFF
+    else:
+        units = memoryview(text.encode("utf-16-le", "surrogatepass"))
+        for i in range(0, len(units), 2):
+            value = (value * 31 + (units[i] | units[i + 1] << 8)) & 0xFFFFFFFF
+    return value - (1 << 32) if value & 0x80000000 else value
+
+
+def tags_code(tags: str | bytes | None) -> int:
+    """What a consume-queue unit holds for these tags: the hash, sign kept; 0 for none."""
+    if not tags:
+        return 0
+    return java_string_hash(tags if isinstance(tags, str) else str(tags, "utf-8", "replace"))

@@ -1,0 +1,315 @@
+"""A cluster of processes on this machine: one name server and the replicas of one broker group.
+
+Everything known about it is in DIR/cluster.json (chaos/clusterfile.py), read anew by every call, so
+several commands may work on one cluster one after the other, and a cluster outlives whoever
+started it. `up` returns once a send would be acknowledged: one replica leads and is ready, and the
+name server names its address; no test message is left behind. If it cannot, what it started is
+ended again: no orphans.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from chaos import launch
+from chaos.clusterfile import (
+    NAMESRV,
+    ClusterError,
+    ClusterState,
+    Node,
+    load_state,
+    locked,
+    save_state,
+)
+from chaos.ports import choose_ports
+from chaos.probe import Probe, RemotingProbe, ReplicaView, leader_of, replicas
+from chaos.process import ProcessId, send_signal, spawn, state, tail
+
+LOG = logging.getLogger("chaos")
+
+HOST = "127.0.0.1"
+GROUP = "broker-a"
+REPLICAS_MAX = 9
+UP_TIMEOUT_S = 30.0
+DOWN_TIMEOUT_S = 15.0  # for an orderly end, before SIGKILL
+GONE_TIMEOUT_S = 10.0  # for the system to bury a killed process
+POLL_S = 0.02
+TAIL_LINES = 15
+
+CommandOf = Callable[[Path, Node], Sequence[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStatus:
+    """One process as it is now. `view` is None where a replica does not answer."""
+
+    node: Node
+    state: str  # "running", "stopped" (SIGSTOP) or "dead"
+    view: ReplicaView | None
+
+    @property
+    def alive(self) -> bool:
+        return self.state != "dead"
+
+    @property
+    def role(self) -> str:
+        if self.node.kind == "namesrv":
+            return "name server"
+        return self.view.role if self.view else ""
+
+
+class Cluster:
+    """The cluster in one directory. Methods raise ClusterError with words for a person."""
+
+    def __init__(
+        self,
+        directory: Path,
+        probe: Probe | None = None,
+        command_of: CommandOf = launch.command,
+    ) -> None:
+        self.directory = directory
+        self._probe = probe or RemotingProbe()
+        self._command_of = command_of
+
+    async def close(self) -> None:
+        """Close the probe's connections; the processes stay."""
+        await self._probe.close()
+
+    def state(self) -> ClusterState:
+        """What cluster.json says now."""
+        return load_state(self.directory)
+
+    async def up(
+        self,
+        replica_count: int | None = None,
+        namesrv: str | None = None,
+        settings: Mapping[str, str] | None = None,
+        timeout_s: float = UP_TIMEOUT_S,
+    ) -> ClusterState:
+        """Make the cluster, or start an existing one again with its data; wait until it serves."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        with locked(self.directory):
+            plan = self._plan(replica_count, namesrv, dict(settings or {}))
+            save_state(self.directory, plan)
+            started: list[ProcessId] = []
+            try:
+                for node in plan.nodes:
+                    if node.process is None or state(node.process) == "dead":
+                        started.append(self._start(node.name))
+                await self._wait_serving(timeout_s, everybody=True)
+            except BaseException:  # Ctrl-C included: end what was started, then go on raising
+                end_now(started)
+                raise
+            return self.state()
+
+    async def status(self) -> list[NodeStatus]:
+        """Every process, the name server first."""
+        found = self.state()
+        alive = {node.name: _state_of(node) for node in found.nodes}
+        asked = [node for node in found.brokers if alive[node.name] == "running"]
+        views = await replicas(self._probe, [node.address for node in asked])
+        view_of = {node.name: view for node, view in zip(asked, views, strict=True)}
+        return [NodeStatus(n, alive[n.name], view_of.get(n.name)) for n in found.nodes]
+
+    async def leader(self) -> Node | None:
+        """The replica that leads the highest term, as the replicas say it now."""
+        brokers = self.state().brokers
+        view = leader_of(await replicas(self._probe, [node.address for node in brokers]))
+        return next((n for n in brokers if view is not None and n.name == view.node), None)
+
+    async def find(self, target: str) -> Node:
+        """`leader` or a node's name. Raises ClusterError."""
+        if target != "leader":
+            return self.state().node(target)
+        found = await self.leader()
+        if found is None:
+            raise ClusterError("no replica says that it leads; see: status")
+        return found
+
+    def signal(self, name: str, number: signal.Signals) -> ProcessId:
+        """Send a signal to one node's process, at once."""
+        node = self.state().node(name)
+        if node.process is None:
+            raise ClusterError(f"{name} was never started")
+        try:
+            send_signal(node.process, number)
+        except ProcessLookupError:
+            raise ClusterError(f"{name} is not running (last pid {node.process.pid})") from None
+        return node.process
+
+    async def wait_dead(self, process: ProcessId) -> None:
+        """Return once a killed process is gone."""
+        if not await _gone_within(process, GONE_TIMEOUT_S):
+            raise ClusterError(f"process {process.pid} is still there after SIGKILL")
+
+    def start(self, name: str) -> ProcessId:
+        """Start one node's process again; do not wait until it serves."""
+        with locked(self.directory):
+            node = self.state().node(name)
+            if node.process is not None and state(node.process) != "dead":
+                raise ClusterError(f"{name} runs already (pid {node.process.pid})")
+            return self._start(name)
+
+    async def down(self, timeout_s: float = DOWN_TIMEOUT_S) -> dict[str, str]:
+        """End every process: SIGTERM, then SIGKILL. Returns node → how it ended."""
+        with locked(self.directory):
+            found = self.state()
+            ended: dict[str, str] = {}
+            for group in (found.brokers, found.nodes):  # the name server last
+                pending = [n for n in group if n.name not in ended]
+                ended |= await self._end(pending, timeout_s)
+            return {node.name: ended[node.name] for node in found.nodes}
+
+    async def wait_serving(self, timeout_s: float = UP_TIMEOUT_S) -> None:
+        """Return once a send would be acknowledged, whichever replicas are down meanwhile.
+
+        Raises ClusterError with the logs' tails.
+        """
+        await self._wait_serving(timeout_s, everybody=False)
+
+    def _plan(
+        self, replica_count: int | None, namesrv: str | None, settings: dict[str, str]
+    ) -> ClusterState:
+        if (self.directory / "cluster.json").exists():
+            old = self.state()
+            if replica_count not in (None, len(old.brokers)):
+                raise ClusterError(
+                    f"the cluster in {self.directory} has {len(old.brokers)} replicas, "
+                    f"not {replica_count}; the number of replicas cannot be changed this way"
+                )
+            if namesrv is not None and namesrv != old.namesrv:
+                others = tuple(node for node in old.nodes if node.kind != NAMESRV)
+                old = replace(old, namesrv=namesrv, nodes=others)
+            return replace(old, settings=old.settings | settings)
+        count = 3 if replica_count is None else replica_count
+        if not 1 <= count <= REPLICAS_MAX:
+            raise ClusterError(f"replicas must be 1 to {REPLICAS_MAX}, not {count}")
+        ports = choose_ports(2 * count + 1, HOST, random.Random())
+        nodes = [
+            Node(f"n{i}", "broker", HOST, ports[2 * i], ports[2 * i + 1]) for i in range(count)
+        ]
+        if namesrv is None:
+            nodes.insert(0, Node(NAMESRV, NAMESRV, HOST, ports[-1], 0))
+            namesrv = nodes[0].address
+        return ClusterState(GROUP, namesrv, settings, tuple(nodes))
+
+    def _start(self, name: str) -> ProcessId:
+        """Spawn and remember; the caller holds the lock."""
+        found = self.state()
+        node = found.node(name)
+        launch.prepare(self.directory, found, node)
+        process = spawn(
+            self._command_of(self.directory, node),
+            launch.log_path(self.directory, node),
+            launch.environment(),
+        )
+        try:
+            save_state(self.directory, found.with_process(name, process))
+        except BaseException:
+            end_now([process])
+            raise
+        LOG.info("started node=%s pid=%d", name, process.pid)
+        return process
+
+    async def _wait_serving(self, timeout_s: float, *, everybody: bool) -> None:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            why = await self._not_serving(everybody)
+            if why is None:
+                return
+            dead = [node for node in self.state().nodes if _state_of(node) == "dead"]
+            if dead and everybody:
+                names = ", ".join(node.name for node in dead)
+                raise ClusterError(f"ended by itself: {names}\n{self.log_tails(dead)}")
+            if time.monotonic() > deadline:
+                tails = self.log_tails(self.state().nodes)
+                raise ClusterError(f"not serving after {timeout_s:g} s: {why}\n{tails}")
+            await asyncio.sleep(POLL_S)
+
+    async def _not_serving(self, everybody: bool) -> str | None:
+        """Why a send would not be acknowledged yet; None if it would.
+
+        With `everybody`, every replica must answer, too.
+        """
+        found = self.state()
+        views = await replicas(self._probe, [node.address for node in found.brokers])
+        view = leader_of(views)
+        if view is None:
+            return "no leader yet"
+        if not view.leader_ready:
+            return f"{view.node} leads term {view.term} but is not ready yet"
+        address = found.node(view.node).address
+        known = await self._probe.registered_leader(found.namesrv, found.group)
+        if known != address:
+            return f"the name server {found.namesrv} names {known or 'no leader'}, not {address}"
+        silent = [n.name for n, v in zip(found.brokers, views, strict=True) if v is None]
+        if everybody and silent:
+            return f"no answer from {', '.join(silent)} yet"
+        return None
+
+    def log_tails(self, nodes: Sequence[Node]) -> str:
+        """The last lines of each node's log, headed by its path."""
+        parts = []
+        for node in nodes:
+            path = launch.log_path(self.directory, node)
+            parts.append(f"--- {path}\n{tail(path, TAIL_LINES) or '(empty)'}")
+        return "\n".join(parts)
+
+    async def _end(self, nodes: Sequence[Node], timeout_s: float) -> dict[str, str]:
+        ended: dict[str, str] = {}
+        waiting: list[tuple[str, ProcessId]] = []
+        for node in nodes:
+            if node.process is None or state(node.process) == "dead":
+                ended[node.name] = "was not running"
+                continue
+            _signal_quietly(node.process, signal.SIGTERM)
+            _signal_quietly(node.process, signal.SIGCONT)  # a stopped process cannot obey
+            waiting.append((node.name, node.process))
+        deadline = time.monotonic() + timeout_s
+        for name, process in waiting:
+            if await _gone_within(process, deadline - time.monotonic()):
+                ended[name] = "stopped"
+                continue
+            _signal_quietly(process, signal.SIGKILL)
+            await self.wait_dead(process)
+            ended[name] = f"killed: it did not stop within {timeout_s:g} s"
+        return ended
+
+
+def end_now(processes: Sequence[ProcessId]) -> None:
+    """Kill processes that were only just started, and wait until they are gone. Blocking."""
+    for process in processes:
+        _signal_quietly(process, signal.SIGKILL)
+    deadline = time.monotonic() + GONE_TIMEOUT_S
+    while any(state(process) != "dead" for process in processes):
+        if time.monotonic() > deadline:
+            LOG.error("still_there pids=%s", [process.pid for process in processes])
+            return
+        time.sleep(POLL_S)
+
+
+async def _gone_within(process: ProcessId, timeout_s: float) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while state(process) != "dead":
+        if time.monotonic() > deadline:
+            return False
+        await asyncio.sleep(POLL_S)  # there is no event for another session's process
+    return True
+
+
+def _signal_quietly(process: ProcessId, number: signal.Signals) -> None:
+    try:
+        send_signal(process, number)
+    except ProcessLookupError:
+        pass  # it ended in the meantime, which is what we want
+
+
+def _state_of(node: Node) -> str:
+    return "dead" if node.process is None else state(node.process)

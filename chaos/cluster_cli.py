@@ -1,0 +1,248 @@
+"""mqcluster: a whole cluster as background processes on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+import click
+import orjson
+from rich.console import Console
+from rich.table import Table
+
+from chaos.cluster import DOWN_TIMEOUT_S, REPLICAS_MAX, UP_TIMEOUT_S, Cluster, NodeStatus
+from chaos.clusterfile import ClusterError
+
+T = TypeVar("T")
+
+DIRECTORY = click.option(
+    "--dir",
+    "directory",
+    required=True,
+    metavar="DIR",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where the cluster keeps its data, logs and cluster.json.",
+)
+SIGNALS = {
+    "KILL": signal.SIGKILL,
+    "TERM": signal.SIGTERM,
+    "STOP": signal.SIGSTOP,
+    "CONT": signal.SIGCONT,
+}
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def main() -> None:
+    """Run a name server and a replicated broker group as processes on this machine.
+
+    \b
+      mqcluster up --dir /tmp/demo
+      mqcluster status --dir /tmp/demo
+      mqcluster kill --dir /tmp/demo leader
+      mqcluster start --dir /tmp/demo n0
+      mqcluster down --dir /tmp/demo
+    """
+
+
+@main.command()
+@DIRECTORY
+@click.option(
+    "--namesrv",
+    metavar="HOST:PORT",
+    help="Use this name server instead of starting one.",
+)
+@click.option(
+    "--replicas",
+    type=click.IntRange(1, REPLICAS_MAX),
+    help="Brokers in the group (3 for a new cluster).",
+)
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="A broker.conf key, e.g. flushDiskType=SYNC_FLUSH. Repeatable; remembered.",
+)
+@click.option("--timeout", default=UP_TIMEOUT_S, show_default=True, help="Seconds to come up in.")
+def up(
+    directory: Path,
+    namesrv: str | None,
+    replicas: int | None,
+    settings: tuple[str, ...],
+    timeout: float,
+) -> None:
+    """Start the cluster in DIR; return once a send would be acknowledged.
+
+    A cluster that DIR holds already is started again with its data. If it does not come up in
+    time the logs' last lines are printed, nothing is left running and the exit status is 1.
+    """
+    wanted = parse_settings(settings)
+
+    async def work(cluster: Cluster) -> None:
+        found = await cluster.up(replicas, namesrv, wanted, timeout)
+        click.echo(f"up: group {found.group}, name server {found.namesrv}")
+        show(await cluster.status())
+
+    run(directory, work)
+
+
+@main.command()
+@DIRECTORY
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+def status(directory: Path, as_json: bool) -> None:
+    """Show every process: pid, address, role, term, commit."""
+
+    async def work(cluster: Cluster) -> None:
+        found = await cluster.status()
+        if as_json:
+            click.echo(status_json(cluster, found))
+        else:
+            show(found)
+
+    run(directory, work)
+
+
+@main.command()
+@DIRECTORY
+@click.argument("target", metavar="leader|NAME")
+@click.option(
+    "--signal",
+    "signal_name",
+    type=click.Choice(list(SIGNALS), case_sensitive=False),
+    default="KILL",
+    show_default=True,
+    help="STOP freezes the process, CONT lets it go on.",
+)
+def kill(directory: Path, target: str, signal_name: str) -> None:
+    """Send a signal to the leader, or to the process called NAME."""
+
+    async def work(cluster: Cluster) -> None:
+        node = await cluster.find(target)
+        process = cluster.signal(node.name, SIGNALS[signal_name])
+        if signal_name == "KILL":
+            await cluster.wait_dead(process)
+        click.echo(f"sent SIG{signal_name} to {node.name} (pid {process.pid}, {node.address})")
+
+    run(directory, work)
+
+
+@main.command()
+@DIRECTORY
+@click.argument("name")
+def start(directory: Path, name: str) -> None:
+    """Start the process called NAME again, with its data."""
+
+    async def work(cluster: Cluster) -> None:
+        process = cluster.start(name)
+        click.echo(f"started {name} (pid {process.pid}, {cluster.state().node(name).address})")
+
+    run(directory, work)
+
+
+@main.command()
+@DIRECTORY
+@click.option(
+    "--timeout",
+    default=DOWN_TIMEOUT_S,
+    show_default=True,
+    help="Seconds for an orderly end before SIGKILL.",
+)
+def down(directory: Path, timeout: float) -> None:
+    """Stop every process of the cluster; the data stays."""
+
+    async def work(cluster: Cluster) -> None:
+        for name, how in (await cluster.down(timeout)).items():
+            click.echo(f"{name}: {how}")
+
+    run(directory, work)
+
+
+def parse_settings(settings: tuple[str, ...]) -> dict[str, str]:
+    """`key=value` texts as a mapping. Raises click.BadParameter."""
+    found: dict[str, str] = {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals or not key.strip():
+            raise click.BadParameter(f"expected KEY=VALUE, found {setting!r}", param_hint="--set")
+        found[key.strip()] = value.strip()
+    return found
+
+
+def run(directory: Path, work: Callable[[Cluster], Awaitable[T]]) -> T:
+    """Run `work` on the cluster in `directory`; a ClusterError becomes one message and status 1.
+
+    SIGTERM is taken like Ctrl-C: the work is cancelled and cleans up after itself.
+    """
+
+    async def whole() -> T:
+        task = asyncio.current_task()
+        assert task is not None
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        cluster = Cluster(directory)
+        try:
+            return await work(cluster)
+        finally:
+            await cluster.close()
+
+    try:
+        return asyncio.run(whole())
+    except ClusterError as error:
+        raise click.ClickException(str(error)) from error
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        raise click.Abort from None
+
+
+def show(found: list[NodeStatus]) -> None:
+    """The table a person reads."""
+    table = Table()
+    for heading in ("name", "pid", "state", "address", "role"):
+        table.add_column(heading)
+    for heading in ("term", "commit", "applied", "last"):
+        table.add_column(heading, justify="right")
+    for status in found:
+        view = status.view
+        role = status.role + (" (ready)" if view and view.leads and view.leader_ready else "")
+        figures = ["", "", "", ""]
+        if view is not None:
+            numbers = (view.term, view.commit_index, view.applied_index, view.last_index)
+            figures = [str(number) for number in numbers]
+        pid = str(status.node.process.pid) if status.node.process and status.alive else ""
+        style = "" if status.state == "running" else "red" if not status.alive else "yellow"
+        row = (status.node.name, pid, status.state, status.node.address, role)
+        table.add_row(*row, *figures, style=style)
+    Console().print(table)
+
+
+def status_json(cluster: Cluster, found: list[NodeStatus]) -> str:
+    """One object: the cluster, and each process with what it says of itself (null: no answer)."""
+    state = cluster.state()
+    nodes = []
+    for status in found:
+        node, view = status.node, status.view
+        nodes.append(
+            {
+                "name": node.name,
+                "kind": node.kind,
+                "pid": node.process.pid if node.process and status.alive else None,
+                "alive": status.alive,
+                "state": status.state,
+                "address": node.address,
+                "role": view.role if view else None,
+                "term": view.term if view else None,
+                "leader": view.leader if view else None,
+                "leaderReady": view.leader_ready if view else None,
+                "commit": view.commit_index if view else None,
+                "applied": view.applied_index if view else None,
+                "last": view.last_index if view else None,
+                "durable": view.durable_index if view else None,
+            }
+        )
+    data = {"group": state.group, "namesrv": state.namesrv, "nodes": nodes}
+    return orjson.dumps(data, option=orjson.OPT_INDENT_2).decode()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""How the commands of this project are started: their arguments, files and environment.
+
+Children run with this interpreter and find this project's packages even where they are not
+installed; the directory they are started from never shadows them (`-P`).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from chaos.clusterfile import ClusterState, Node
+
+PROJECT_ROOT = Path(__file__).resolve().parent.parent
+
+
+def node_directory(directory: Path, node: Node) -> Path:
+    return directory / node.name
+
+
+def log_path(directory: Path, node: Node) -> Path:
+    """Standard output and error of every start of this node, one after the other."""
+    return node_directory(directory, node) / "log.txt"
+
+
+def prepare(directory: Path, state: ClusterState, node: Node) -> None:
+    """Write the node's configuration file anew (settings may have changed)."""
+    home = node_directory(directory, node)
+    home.mkdir(parents=True, exist_ok=True)
+    if node.kind == "broker":
+        (home / "broker.conf").write_text(broker_conf(directory, state, node), encoding="utf-8")
+
+
+def command(directory: Path, node: Node) -> list[str]:
+    """The command line that runs `node`."""
+    python = [sys.executable, "-P", "-m"]
+    if node.kind == "broker":
+        conf = node_directory(directory, node).absolute() / "broker.conf"
+        return [*python, "broker.cli", "-c", str(conf)]
+    store = node_directory(directory, node).absolute() / "store"
+    where = ["--bind", node.host, "--listen-port", str(node.port)]
+    return [*python, "namesrv.cli", *where, "--store", str(store)]
+
+
+def environment() -> dict[str, str]:
+    """This process's environment, with the project importable and output unbuffered."""
+    found = dict(os.environ)
+    paths = [str(PROJECT_ROOT), *filter(None, [found.get("PYTHONPATH")])]
+    found["PYTHONPATH"] = os.pathsep.join(paths)
+    found["PYTHONUNBUFFERED"] = "1"
+    return found
+
+
+def broker_conf(directory: Path, state: ClusterState, node: Node) -> str:
+    """broker.conf of one replica; the user's settings come last and so win."""
+    peers = ";".join(f"{peer.name}-{peer.host}:{peer.peer_port}" for peer in state.brokers)
+    own = {
+        "brokerClusterName": "DefaultCluster",
+        "brokerName": state.group,
+        "brokerIP1": node.host,
+        "listenPort": str(node.port),
+        "namesrvAddr": state.namesrv,
+        "storePathRootDir": str(node_directory(directory, node).absolute() / "store"),
+        "enableDLegerCommitLog": "true",
+        "dLegerGroup": state.group,
+        "dLegerPeers": peers,
+        "dLegerSelfId": node.name,
+    }
+    return "".join(f"{key}={value}\n" for key, value in (own | state.settings).items())

@@ -1,0 +1,98 @@
+"""Processes that outlive the command that starts them: start, recognise, signal, read their log.
+
+A process is remembered as its pid together with its start time (clock ticks since boot, field 22 of
+/proc/PID/stat), so a pid that the system gave to somebody else in the meantime is never signalled:
+the check and the signal go through one pidfd. Linux only, as /proc and pidfd are. A stopped
+(SIGSTOP) process is alive; a zombie is not.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+LOG_TAIL_BYTES = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessId:
+    """One process, not to be confused with a later one of the same pid."""
+
+    pid: int
+    start_ticks: int
+
+
+def spawn(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> ProcessId:
+    """Start `command` in a session of its own, output appended to `log`; do not wait for it.
+
+    Raises OSError if the program cannot be started.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    pid = os.posix_spawn(
+        command[0],
+        list(command),
+        dict(environment),
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, str(log), flags, 0o644),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+        ],
+        setsid=True,
+        setsigdef=[signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE],
+        setsigmask=[],
+    )
+    found = _stat(pid)
+    if found is None:  # our own child: even dead it stays visible until waited for
+        raise ProcessLookupError(f"process {pid} vanished while it was started")
+    return ProcessId(pid, found[1])
+
+
+def state(process: ProcessId) -> str:
+    """ "running", "stopped" or "dead". Reaps the process if it is a dead child of ours."""
+    found = _stat(process.pid)
+    if found is None or found[1] != process.start_ticks:
+        return "dead"
+    if found[0] in "ZX":
+        try:
+            os.waitpid(process.pid, os.WNOHANG)
+        except ChildProcessError:
+            pass  # somebody else's child: its parent or init reaps it
+        return "dead"
+    return "stopped" if found[0] in "Tt" else "running"
+
+
+def send_signal(process: ProcessId, number: signal.Signals) -> None:
+    """Signal exactly this process. Raises ProcessLookupError if it is gone."""
+    descriptor = os.pidfd_open(process.pid)
+    try:
+        if state(process) == "dead":
+            raise ProcessLookupError(f"process {process.pid} is gone")
+        signal.pidfd_send_signal(descriptor, number)
+    finally:
+        os.close(descriptor)
+
+
+def tail(log: Path, lines: int) -> str:
+    """The last `lines` lines of a log, "" if there is none."""
+    try:
+        with log.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - LOG_TAIL_BYTES))
+            text = file.read().decode("utf-8", "replace")
+    except FileNotFoundError:
+        return ""
+    return "\n".join(text.splitlines()[-lines:])
+
+
+def _stat(pid: int) -> tuple[str, int] | None:
+    """(state letter, start ticks) of a pid, None if there is no such process."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = text[text.rindex(")") + 2 :].split()  # the name in brackets may hold anything
+    return fields[0], int(fields[19])

@@ -1,0 +1,207 @@
+"""mqcluster's machinery over real processes that do nothing; the probe is a stand-in."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import orjson
+import pytest
+
+from chaos.cluster import Cluster
+from chaos.clusterfile import ClusterError, load_state, locked
+from chaos.ports import choose_ports, ephemeral_low, is_free
+from chaos.process import state
+from tests.chaos.doubles import ENDS, STUBBORN, AgreeingProbe, Programs, StandInProbe
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
+    made = Cluster(tmp_path / "c", AgreeingProbe(), Programs())
+    yield made
+    if (made.directory / "cluster.json").exists():
+        await made.down(timeout_s=5)
+
+
+async def test_up_status_kill_start_down_and_up_again(cluster: Cluster) -> None:
+    made = await cluster.up(settings={"flushDiskType": "SYNC_FLUSH"})
+    assert [node.name for node in made.nodes] == ["namesrv", "n0", "n1", "n2"]
+    found = await cluster.status()
+    assert [s.state for s in found] == ["running"] * 4
+    assert [s.role for s in found] == ["name server", "leader", "follower", "follower"]
+
+    leader = await cluster.find("leader")
+    killed = cluster.signal(leader.name, signal.SIGKILL)
+    await cluster.wait_dead(killed)
+    assert [s.alive for s in await cluster.status()] == [True, False, True, True]
+    with pytest.raises(ClusterError, match="n0 is not running"):
+        cluster.signal("n0", signal.SIGTERM)
+    started = cluster.start("n0")
+    assert started != killed
+    with pytest.raises(ClusterError, match="n0 runs already"):
+        cluster.start("n0")
+
+    assert set((await cluster.down()).values()) == {"stopped"}
+    assert set((await cluster.down()).values()) == {"was not running"}
+    again = await cluster.up(settings={"traceOn": "false"})
+    assert again.settings == {"flushDiskType": "SYNC_FLUSH", "traceOn": "false"}
+    assert [n.address for n in again.nodes] == [n.address for n in made.nodes]
+
+
+async def test_broker_conf_says_what_the_cluster_is(cluster: Cluster) -> None:
+    made = await cluster.up(replica_count=2, settings={"mappedFileSizeCommitLog": "65536"})
+    text = (cluster.directory / "n1" / "broker.conf").read_text()
+    conf = dict(line.split("=", 1) for line in text.splitlines())
+    n0, n1 = made.brokers
+    assert conf["dLegerPeers"] == f"n0-127.0.0.1:{n0.peer_port};n1-127.0.0.1:{n1.peer_port}"
+    assert conf["dLegerSelfId"] == "n1"
+    assert conf["listenPort"] == str(n1.port)
+    assert conf["namesrvAddr"] == made.namesrv
+    assert conf["mappedFileSizeCommitLog"] == "65536"
+    assert Path(conf["storePathRootDir"]) == (cluster.directory / "n1" / "store").absolute()
+
+
+async def test_foreign_name_server_is_used_and_not_started(cluster: Cluster) -> None:
+    made = await cluster.up(replica_count=1, namesrv="127.0.0.1:9876")
+    assert [node.name for node in made.nodes] == ["n0"]
+    assert made.namesrv == "127.0.0.1:9876"
+
+
+async def test_number_of_replicas_cannot_change(cluster: Cluster) -> None:
+    await cluster.up(replica_count=1)
+    with pytest.raises(ClusterError, match="has 1 replicas, not 3"):
+        await cluster.up(replica_count=3)
+
+
+@pytest.mark.parametrize("count", [0, 10])
+async def test_replicas_out_of_range(tmp_path: Path, count: int) -> None:
+    with pytest.raises(ClusterError, match="1 to 9"):
+        await Cluster(tmp_path, AgreeingProbe(), Programs()).up(replica_count=count)
+
+
+async def test_node_that_ends_by_itself_fails_up_with_its_log(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, StandInProbe(), Programs(n1=ENDS))
+    with pytest.raises(ClusterError, match=r"ended by itself: n1(.|\n)*cannot open the store"):
+        await cluster.up(timeout_s=20)
+    await assert_no_orphans(cluster)
+
+
+@pytest.mark.parametrize(
+    ("leader", "ready", "registered", "why"),
+    [
+        (None, True, None, "no leader yet"),
+        ("n0", False, None, "not ready yet"),
+        ("n0", True, None, "names no leader"),
+        ("n0", True, "127.0.0.1:1", "names 127.0.0.1:1"),
+    ],
+)
+async def test_up_waits_for_what_a_send_needs(
+    tmp_path: Path, leader: str | None, ready: bool, registered: str | None, why: str
+) -> None:
+    probe = StandInProbe()
+    probe.leader, probe.ready, probe.registered = leader, ready, registered
+    cluster = Cluster(tmp_path, probe, Programs())
+    with pytest.raises(ClusterError, match=why):
+        await cluster.up(replica_count=1, timeout_s=0.05)
+    await assert_no_orphans(cluster)
+
+
+async def test_up_waits_for_every_replica_but_serving_does_not_need_all(cluster: Cluster) -> None:
+    await cluster.up()
+    probe = AgreeingProbe()
+    probe.silent = {"n2"}
+    other = Cluster(cluster.directory, probe, Programs())
+    await other.wait_serving(timeout_s=5)
+    with pytest.raises(ClusterError, match="no answer from n2 yet"):
+        await other.up(timeout_s=0.05)
+    assert all(status.alive for status in await cluster.status())
+
+
+async def test_cancelled_up_leaves_no_orphan(tmp_path: Path) -> None:
+    probe = StandInProbe()
+    probe.leader = None
+    cluster = Cluster(tmp_path, probe, Programs())
+    task = asyncio.create_task(cluster.up(replica_count=1))
+    await eventually(lambda: "n0" in started_nodes(tmp_path))
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await assert_no_orphans(cluster)
+
+
+async def test_failed_up_leaves_what_ran_before_alone(cluster: Cluster) -> None:
+    await cluster.up()
+    killed = cluster.signal("n1", signal.SIGKILL)
+    await cluster.wait_dead(killed)
+    probe = StandInProbe()
+    probe.leader = None
+    with pytest.raises(ClusterError, match="no leader yet"):
+        await Cluster(cluster.directory, probe, Programs()).up(timeout_s=0.05)
+    assert [s.alive for s in await cluster.status()] == [True, True, False, True]
+
+
+async def test_down_kills_what_does_not_obey_and_says_so(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, AgreeingProbe(), Programs(n0=STUBBORN))
+    await cluster.up(replica_count=2)
+    log = tmp_path / "n0" / "log.txt"
+    await eventually(lambda: b"ready" in log.read_bytes())  # from here on it ignores SIGTERM
+    cluster.signal("n1", signal.SIGSTOP)
+    ended = await cluster.down(timeout_s=0.3)
+    assert ended["n0"].startswith("killed")
+    assert ended["n1"] == "stopped"  # frozen processes are let go on, to obey
+    await assert_no_orphans(cluster)
+
+
+async def test_two_commands_do_not_change_one_cluster_at_once(cluster: Cluster) -> None:
+    await cluster.up(replica_count=1)
+    with locked(cluster.directory), pytest.raises(ClusterError, match="another command"):
+        await cluster.down()
+
+
+async def test_words_for_what_is_not_there(cluster: Cluster, tmp_path: Path) -> None:
+    with pytest.raises(ClusterError, match="no cluster in"):
+        await cluster.status()
+    await cluster.up(replica_count=1)
+    with pytest.raises(ClusterError, match="there are namesrv, n0"):
+        cluster.signal("n7", signal.SIGKILL)
+    (cluster.directory / "cluster.json").rename(tmp_path / "kept.json")
+    (cluster.directory / "cluster.json").write_bytes(b'{"version":1')
+    with pytest.raises(ClusterError, match="damaged"):
+        load_state(cluster.directory)
+    (cluster.directory / "cluster.json").write_bytes(orjson.dumps({"version": 9}))
+    with pytest.raises(ClusterError, match="version 9"):
+        load_state(cluster.directory)
+    (tmp_path / "kept.json").rename(cluster.directory / "cluster.json")
+
+
+def test_ports_are_free_apart_and_below_the_ephemeral_range() -> None:
+    ports = choose_ports(7, "127.0.0.1", random.Random(5))
+    assert len(set(ports)) == 7
+    assert all(10_000 <= port < ephemeral_low() for port in ports)
+    assert all(abs(a - b) >= 4 for a in ports for b in ports if a != b)
+    with socket.create_server(("127.0.0.1", ports[0])):
+        assert not is_free("127.0.0.1", ports[0])
+        assert ports[0] not in choose_ports(7, "127.0.0.1", random.Random(5))
+
+
+def started_nodes(directory: Path) -> list[str]:
+    if not (directory / "cluster.json").exists():
+        return []
+    return [node.name for node in load_state(directory).nodes if node.process]
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    for _ in range(2000):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    pytest.fail("did not happen within 20 s")
+
+
+async def assert_no_orphans(cluster: Cluster) -> None:
+    processes = [node.process for node in cluster.state().nodes if node.process]
+    assert [state(process) for process in processes] == ["dead"] * len(processes)

@@ -1,0 +1,90 @@
+"""The mqcluster command as typed, over processes that do nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import orjson
+import pytest
+from click.testing import CliRunner, Result
+
+from chaos import cluster_cli
+from chaos.cluster import Cluster
+from tests.chaos.doubles import ENDS, AgreeingProbe, Programs
+
+PROGRAMS = Programs()
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
+    def make(directory: Path) -> Cluster:
+        probe = AgreeingProbe()
+        probe.silent = {name for name, text in PROGRAMS.programs.items() if text == ENDS}
+        return Cluster(directory, probe, PROGRAMS)
+
+    monkeypatch.setattr(cluster_cli, "Cluster", make)
+    PROGRAMS.programs.clear()
+
+    def call(command: str, *arguments: str) -> Result:
+        words = [command, "--dir", str(tmp_path / "c"), *arguments]
+        return CliRunner().invoke(cluster_cli.main, words)
+
+    yield call
+    call("down", "--timeout", "5")
+
+
+def test_a_session(run) -> None:
+    up = run("up", "--set", "flushDiskType=SYNC_FLUSH")
+    assert up.exit_code == 0, up.output
+    assert "up: group broker-a, name server 127.0.0.1:" in up.output
+
+    data = orjson.loads(run("status", "--json").output)
+    assert [node["name"] for node in data["nodes"]] == ["namesrv", "n0", "n1", "n2"]
+    leader = data["nodes"][1]
+    assert leader["alive"] and leader["role"] == "leader" and leader["leaderReady"]
+    assert (leader["term"], leader["commit"], leader["applied"]) == (1, 10, 10)
+    assert leader["pid"] and leader["address"].startswith("127.0.0.1:")
+
+    killed = run("kill", "leader")
+    assert killed.exit_code == 0 and f"SIGKILL to n0 (pid {leader['pid']}" in killed.output
+    dead = orjson.loads(run("status", "--json").output)["nodes"][1]
+    assert (dead["pid"], dead["alive"], dead["role"]) == (None, False, None)
+    assert "dead" in run("status").output
+
+    assert run("kill", "n1", "--signal", "STOP").exit_code == 0
+    assert "stopped" in run("status").output
+    assert run("kill", "n1", "--signal", "cont").exit_code == 0
+    assert "started n0" in run("start", "n0").output
+    assert run("down").output.splitlines() == [
+        f"{name}: stopped" for name in ("namesrv", "n0", "n1", "n2")
+    ]
+
+
+def test_up_that_fails_prints_the_log_and_exits_with_1(run) -> None:
+    PROGRAMS.programs["n2"] = ENDS
+    failed = run("up")
+    assert failed.exit_code == 1
+    assert "ended by itself: n2" in failed.output and "cannot open the store" in failed.output
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "output"),
+    [
+        (("up", "--set", "novalue"), 2, "expected KEY=VALUE"),
+        (("up", "--replicas", "0"), 2, "1<=x<=9"),
+        (("status",), 1, "no cluster in"),
+        (("kill", "leader"), 1, "no cluster in"),
+        (("kill", "leader", "--signal", "HUP"), 2, "'HUP'"),
+    ],
+)
+def test_wrong_use_is_explained(run, words: tuple[str, ...], status: int, output: str) -> None:
+    result = run(*words)
+    assert result.exit_code == status
+    assert output in result.output
+
+
+def test_help_names_every_command() -> None:
+    text = CliRunner().invoke(cluster_cli.main, ["--help"]).output
+    for name in ("up", "status", "kill", "start", "down"):
+        assert f"mqcluster {name}" in text

@@ -122,6 +122,15 @@ class LogIndex:
             at -= 1
         return max(first, self.first_index + at)
 
+    def last_ending_by(self, position: int) -> int:
+        """The last index whose frame ends at or below `position`; first_index - 1 if none does."""
+        if self.end_position <= position:
+            return self.last_index
+        at = bisect_right(self._positions, position) - 1
+        if at >= 0 and self._positions[at] + self._sizes[at] > position:
+            at -= 1
+        return self.first_index + at
+
     def first_index_of_term(self, term: int) -> int | None:
         """The first frame of exactly `term` that is present; None if there is none."""
         run = bisect_right(self._run_terms, term) - 1

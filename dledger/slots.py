@@ -72,6 +72,9 @@ class SlotFile:
                 newest, self._sequence, self._slot = content, sequence, slot
         if newest is None:
             raise SlotsDamaged(self._path, "; ".join(reasons))
+        # A save killed before its fdatasync may live in the page cache only. Nobody may act on
+        # it (grant that vote again, say) before a power cut cannot take it back any more.
+        self._file.sync()
         return newest
 
     def save(self, content: bytes) -> None:

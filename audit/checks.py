@@ -1,0 +1,375 @@
+"""The checks: each a table of offenders computed from the staged tables. Builds queries only.
+
+`all_checks` lists them; `job.py` runs them. Offenders come sorted by where they stand. A check is
+a fault unless at-least-once delivery allows what it counts. Positions count as audit.limits says.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+from audit.layout import TAGS_CODE_EXTENDED_MAX, ItemKind
+from audit.limits import frame_end
+from audit.tables import Tables, records
+
+SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"  # its units carry a delivery time where tags codes stand
+MULTI_QUEUE_PREFIX = "%LMQ%"  # such queues point at records of other topics on purpose
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A query whose rows are what is wrong, best read in the order of `order`."""
+
+    name: str
+    title: str
+    fault: bool
+    offenders: DataFrame
+    order: tuple[str, ...]
+
+
+def all_checks(tables: Tables) -> Iterator[Check]:
+    """Every check that a query can make; the replicas' comparison is in audit.replicas."""
+    yield from history_checks(tables)
+    yield from ledger_checks(tables)
+    yield failed_but_stored(tables)
+    yield from offset_checks(tables)
+    yield from order_checks(tables)
+    yield damage(tables)
+    yield from frame_checks(tables)
+    yield from queue_index_checks(tables)
+
+
+def history_checks(tables: Tables) -> Iterator[Check]:
+    """Sends that make no sense by themselves: the history cannot be trusted then."""
+    sends = tables.sends
+    twice = sends.groupBy("id").count().where(F.col("id").isNotNull() & (F.col("count") > 1))
+    strange = (F.col("invokes") != 1) | (F.col("outcomes") > 1) | F.col("id").isNull()
+    no_place = (F.col("outcome") == "ok") & (
+        F.col("ack_queue").isNull() | F.col("ack_offset").isNull()
+    )
+    columns = ("op", "id_text", "outcome", "invokes", "outcomes")
+    yield Check(
+        "history_operations",
+        "sends in the history without invoke, id or place, or with two outcomes",
+        True,
+        sends.where(strange | no_place).select(*columns),
+        ("op",),
+    )
+    yield Check(
+        "history_ids",
+        "ids the history uses for more than one send",
+        True,
+        twice.select(F.hex("id").alias("id"), "count"),
+        ("id",),
+    )
+
+
+def ledger_checks(tables: Tables) -> Iterator[Check]:
+    """Acknowledged and missing, never sent, altered, stored twice: from one row per message id."""
+    ledger = tables.ledger
+    acknowledged = F.col("outcome") == "ok"
+    stored = F.col("copies") > 0
+    # An unknown number of attempts (the history ends in the middle of the send) excuses any copies.
+    excused = F.col("sent") & (F.col("attempts").isNull() | (F.col("copies") <= F.col("attempts")))
+
+    def check(name: str, title: str, fault: bool, wrong: Column, *columns: str) -> Check:
+        rows = ledger.where(wrong).select("id_text", *columns)
+        return Check(name, title, fault, rows, (columns[0], "id_text"))
+
+    yield check(
+        "missing",
+        "acknowledged, but not stored by a majority",
+        True,
+        acknowledged & ~stored,
+        "ack_offset",
+        "ack_queue",
+        "op",
+    )
+    yield check(
+        "misplaced",
+        "acknowledged at a queue offset or message id where it does not stand",
+        True,
+        acknowledged & stored & ~F.col("at_ack"),
+        "first_position",
+        "ack_queue",
+        "ack_offset",
+        "first_queue",
+        "first_offset",
+    )
+    yield check(
+        "phantom",
+        "stored, but never sent",
+        True,
+        ~F.col("sent") & stored,
+        "first_position",
+        "copies",
+    )
+    yield check(
+        "altered",
+        "stored with another body than was sent",
+        True,
+        F.col("sent") & (F.col("altered") > 0),
+        "first_position",
+        "copies",
+        "altered",
+    )
+    yield check(
+        "duplicate_broker",
+        "stored more often than the client tried: made by the broker",
+        True,
+        F.col("sent") & (F.col("copies") > 1) & ~excused,
+        "first_position",
+        "copies",
+        "attempts",
+        "outcome",
+    )
+    yield check(
+        "duplicate_retry",
+        "stored more than once by the client's own retries",
+        False,
+        (F.col("copies") > 1) & excused,
+        "first_position",
+        "copies",
+        "attempts",
+        "outcome",
+    )
+
+
+def failed_but_stored(tables: Tables) -> Check:
+    """A plain failure promises 'certainly not stored': looked for in every store, anywhere."""
+    failed = tables.sends.where((F.col("outcome") == "fail") & (F.col("topic") == tables.topic))
+    found = (
+        records(tables.items)
+        .where(F.col("topic") == tables.topic)
+        .select(F.col("uniq_key").alias("id_text"), "store", "position")
+        .join(F.broadcast(failed.select("id_text", "op")), "id_text")
+        .groupBy("id_text", "op")
+        .agg(F.min("position").alias("position"), F.sort_array(F.collect_set("store")).alias("in"))
+    )
+    title = "failed for certain, but stored nevertheless"
+    return Check("failed_stored", title, True, found, ("position",))
+
+
+def offset_checks(tables: Tables) -> Iterator[Check]:
+    """Queue offsets must rise by one along the log, per topic and queue, from 0 if it is whole."""
+    in_queue = Window.partitionBy("topic", "queue_id").orderBy("position")
+    first = F.lit(0).cast("long") if tables.limits.begin == 0 else F.col("queue_offset")
+    rows = (
+        tables.log.where("visible")
+        .withColumn("expected", F.coalesce(F.lag("queue_offset").over(in_queue) + 1, first))
+        .where(F.col("queue_offset") != F.col("expected"))
+        .select("position", "topic", "queue_id", "expected", "queue_offset", "id_text")
+        .persist()
+    )
+    yield Check(
+        "offset_holes",
+        "places where a queue's offsets leave some out",
+        True,
+        rows.where(F.col("queue_offset") > F.col("expected")),
+        ("position",),
+    )
+    yield Check(
+        "offset_repeats",
+        "places where a queue's offsets repeat or fall",
+        True,
+        rows.where(F.col("queue_offset") < F.col("expected")),
+        ("position",),
+    )
+
+
+def order_checks(tables: Tables) -> Iterator[Check]:
+    """Per order key, the first copies must stand in the order in which they were sent.
+
+    A message is late if one with a higher `seq` of its key stands before it; every late message
+    is seen, also the last of its key. An acknowledged message may not be late; one of unknown
+    outcome may, since its sender went on without knowing.
+    """
+    acknowledged = F.col("outcome") == "ok"
+    ordered = tables.ledger.where(
+        F.col("sent")
+        & (F.col("copies") > 0)
+        & (F.col("order") != "")
+        & F.col("outcome").isin("ok", "unknown")
+        & F.col("seq").isNotNull()
+    )
+    before = (
+        Window.partitionBy("order")
+        .orderBy("first_position")
+        .rowsBetween(Window.unboundedPreceding, -1)
+    )
+    late = (
+        ordered.withColumn("after_seq", F.max(F.when(acknowledged, F.col("seq"))).over(before))
+        .where(F.col("after_seq") >= F.col("seq"))
+        .select("first_position", "order", "seq", "after_seq", "outcome", "id_text")
+        .persist()
+    )
+    yield Check(
+        "order",
+        "acknowledged messages behind a later one of their order key",
+        True,
+        late.where(acknowledged),
+        ("first_position",),
+    )
+    yield Check(
+        "order_unknown",
+        "messages of unknown outcome behind a later one of their order key",
+        False,
+        late.where(~acknowledged),
+        ("first_position",),
+    )
+    yield Check(
+        "order_queues",
+        "order keys whose messages stand in more than one queue",
+        True,
+        ordered.where(acknowledged)
+        .groupBy("order")
+        .agg(F.min("first_queue").alias("queue_min"), F.max("first_queue").alias("queue_max"))
+        .where(F.col("queue_min") != F.col("queue_max")),
+        ("order",),
+    )
+
+
+def damage(tables: Tables) -> Check:
+    """Bytes below a store's limit that are no item, or whose checksum is wrong."""
+    kind = F.col("kind")
+    intact = F.coalesce(F.col("intact"), F.lit(True))
+    unreadable = kind.isin(int(ItemKind.HOLE), int(ItemKind.END))
+    what = (
+        F.when(kind == int(ItemKind.RECORD), "record: body CRC is wrong")
+        .when(kind == int(ItemKind.FRAME), "frame: payload CRC is wrong")
+        .when(kind == int(ItemKind.END), F.concat(F.lit("log stops: "), F.col("reason")))
+        .otherwise(F.concat(F.lit("hole: "), F.col("reason")))
+    )
+    rows = tables.items.where(
+        (unreadable | ~intact) & (F.col("position") < tables.limits.of("limit"))
+    ).select("store", "position", "size", what.alias("what"))
+    title = "damaged places below a store's limit"
+    return Check("damage", title, True, rows, ("store", "position"))
+
+
+def frame_checks(tables: Tables) -> Iterator[Check]:
+    """Raft's invariants as the frames show them, in each store and between stores."""
+    in_store = Window.partitionBy("store").orderBy("position")
+    index, term = F.col("frame_index"), F.col("frame_term")
+    frames = tables.items.where(
+        (F.col("kind") == int(ItemKind.FRAME)) & (F.col("position") < tables.limits.of("limit"))
+    )
+    steps = frames.withColumn("index_before", F.lag("frame_index").over(in_store)).withColumn(
+        "term_before", F.lag("frame_term").over(in_store)
+    )
+    columns = ("store", "position", "index_before", "frame_index", "term_before", "frame_term")
+    wrong = (index != F.col("index_before") + 1) | (term < F.col("term_before"))
+    yield Check(
+        "frame_sequence",
+        "frames whose index does not follow, or whose term falls",
+        True,
+        steps.where(wrong).select(*columns),
+        ("store", "position"),
+    )
+    same = ("frame_term", "position", "payload_length", "payload_crc", "header_crc")
+    spread = frames.groupBy("frame_index").agg(
+        *[F.min(name).alias(f"{name}_min") for name in same],
+        *[F.max(name).alias(f"{name}_max") for name in same],
+    )
+    differs = F.lit(False)
+    for name in same:
+        differs = differs | (F.col(f"{name}_min") != F.col(f"{name}_max"))
+    yield Check(
+        "frame_agreement",
+        "indexes at which two stores hold different frames",
+        True,
+        spread.where(differs).select(
+            "frame_index", "frame_term_min", "frame_term_max", "position_min", "position_max"
+        ),
+        ("frame_index",),
+    )
+    yield _record_counts(tables, frames)
+
+
+def _record_counts(tables: Tables, frames: DataFrame) -> Check:
+    """Frames of messages whose payload does not hold as many records as the header says.
+
+    Each record belongs to the last frame before it. Only frames that end below the limit count:
+    behind it a frame may be torn.
+    """
+    in_store = Window.partitionBy("store").orderBy("position")
+    items = tables.items.where(
+        F.col("kind").isin(int(ItemKind.FRAME), int(ItemKind.RECORD))
+    ).select("store", "kind", "position")
+    frame_position = F.when(F.col("kind") == int(ItemKind.FRAME), F.col("position"))
+    counted = (
+        items.withColumn("frame", F.last(frame_position, ignorenulls=True).over(in_store))
+        .groupBy("store", F.col("frame").alias("position"))
+        .agg((F.count("*") - 1).alias("found"))
+    )
+    rows = (
+        frames.where(frame_end() <= tables.limits.of("limit"))
+        .join(counted, ["store", "position"])
+        .where(F.col("found") != F.col("record_count"))
+        .select("store", "position", "frame_index", "record_count", "found")
+    )
+    title = "frames that hold more or fewer records than they say"
+    return Check("frame_records", title, True, rows, ("store", "position"))
+
+
+def queue_index_checks(tables: Tables) -> Iterator[Check]:
+    """ConsumeQueue units against the records they point at, and records no unit points at."""
+    limits = tables.limits
+    found = (
+        records(tables.items)
+        .where("visible")
+        .select(
+            "store",
+            "position",
+            F.col("size").alias("record_size"),
+            F.col("topic").alias("record_topic"),
+            F.col("queue_id").alias("record_queue"),
+            F.col("queue_offset").alias("record_offset"),
+            F.col("tags_code").alias("record_tags_code"),
+        )
+    )
+    units = tables.units.where(
+        (F.col("position") >= limits.of("begin")) & ~F.col("topic").startswith(MULTI_QUEUE_PREFIX)
+    )
+    joined = units.join(found, ["store", "position"], "full_outer")
+    has_unit, has_record = F.col("size").isNotNull(), F.col("record_size").isNotNull()
+    hashed = (F.col("topic") != SCHEDULE_TOPIC) & (F.col("tags_code") > TAGS_CODE_EXTENDED_MAX)
+    what = (
+        F.when(has_unit & ~has_record, "points at no record")
+        .when(F.col("topic") != F.col("record_topic"), "record of another topic")
+        .when(F.col("queue_id") != F.col("record_queue"), "record of another queue")
+        .when(F.col("queue_offset") != F.col("record_offset"), "record of another offset")
+        .when(F.col("size") != F.col("record_size"), "wrong size")
+        .when(hashed & (F.col("tags_code") != F.col("record_tags_code")), "wrong tags code")
+        .when(~has_unit & (F.col("position") < limits.of("commit")), "record without unit")
+    )
+    wrong = (
+        joined.withColumn("what", what)
+        .where(F.col("what").isNotNull())
+        .select(
+            "store",
+            "position",
+            "what",
+            F.coalesce("topic", "record_topic").alias("topic"),
+            F.coalesce("queue_id", "record_queue").alias("queue_id"),
+            F.coalesce("queue_offset", "record_offset").alias("queue_offset"),
+        )
+        .persist()
+    )
+    without = F.col("what") == "record without unit"
+    yield Check(
+        "queue_index",
+        "ConsumeQueue units that point wrong",
+        True,
+        wrong.where(~without),
+        ("store", "position"),
+    )
+    yield Check(
+        "not_indexed",
+        "committed records without a ConsumeQueue unit",
+        True,
+        wrong.where(without),
+        ("store", "position"),
+    )

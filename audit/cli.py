@@ -1,0 +1,143 @@
+"""mqaudit: check the stores of a broker group against what its clients were told.
+
+Exit status 0: nothing wrong. 1: something is. 2: it could not be audited (usage, no Java, files
+that are no store or no history).
+"""
+
+import sys
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from audit.report import AuditReport
+
+EXIT_WRONG = 1
+EXIT_UNUSABLE = 2
+OFFENDERS_SHOWN = 5
+
+
+@click.command()
+@click.option(
+    "--history",
+    required=True,
+    type=click.Path(exists=True, dir_okay=False),
+    help="History of the run (JSON Lines), as mqchaos writes it.",
+)
+@click.option("--topic", required=True, help="The topic whose messages are audited.")
+@click.option(
+    "--store",
+    "stores",
+    required=True,
+    multiple=True,
+    metavar="NAME=DIR",
+    help="A replica's store directory (with commitlog/, consumequeue/, checkpoint). "
+    "Give every replica of the group.",
+)
+@click.option("--json", "json_path", type=click.Path(dir_okay=False), help="Write the report here.")
+@click.option(
+    "--cores", default=2, show_default=True, type=click.IntRange(1, 64), help="Cores for Spark."
+)
+def main(
+    history: str, topic: str, stores: tuple[str, ...], json_path: str | None, cores: int
+) -> None:
+    """Read a group's stores with Spark and compare them with the history of a run.
+
+    Finds messages acknowledged and lost, never sent, altered, stored twice or out of order, holes
+    in queue offsets, damaged bytes, replicas that differ, and ConsumeQueues that point wrong.
+    Audit stopped brokers.
+
+    Exit status: 0 nothing wrong, 1 something is, 2 it could not be audited.
+    """
+    directories = _parse_stores(stores)
+    report = _audit(directories, history, topic, cores)
+    print_report(report, Console())
+    if json_path is not None:
+        Path(json_path).write_bytes(report.to_json())
+    sys.exit(0 if report.ok else EXIT_WRONG)
+
+
+def _audit(stores: dict[str, str], history: str, topic: str, cores: int) -> AuditReport:
+    # Spark is imported here, not above: --help and usage errors shall not wait for it.
+    try:
+        from audit.api import run_audit
+        from audit.files import StoreError
+        from audit.history import HistoryUnfit
+        from audit.java import JavaNotFound
+        from audit.session import session
+    except ImportError as missing:
+        _give_up(f"{missing.name} is not installed: pip install 'raftmq[audit]'")
+    try:
+        with session(cores) as spark:
+            return run_audit(spark, stores, history, topic)
+    except (JavaNotFound, StoreError, HistoryUnfit, OSError) as error:
+        _give_up(str(error))
+    raise AssertionError("unreachable")
+
+
+def _give_up(reason: str) -> None:
+    click.echo(f"mqaudit: {reason}", err=True)
+    sys.exit(EXIT_UNUSABLE)
+
+
+def _parse_stores(stores: tuple[str, ...]) -> dict[str, str]:
+    directories: dict[str, str] = {}
+    for text in stores:
+        name, equals, directory = text.partition("=")
+        if not equals or not name or not directory:
+            raise click.BadParameter(f"{text!r} is not NAME=DIR", param_hint="--store")
+        if name in directories:
+            raise click.BadParameter(f"{name} is given twice", param_hint="--store")
+        if not (Path(directory) / "commitlog").is_dir():
+            raise click.BadParameter(f"{directory} has no commitlog/", param_hint="--store")
+        directories[name] = directory
+    return directories
+
+
+def print_report(report: AuditReport, console: Console) -> None:
+    """The verdict as tables: stores, figures and checks, then offenders of what went wrong."""
+    console.print(_store_table(report))
+    console.print(_check_table(report))
+    for check in report.checks:
+        if check.ok:
+            continue
+        console.print(f"[bold red]{check.title}[/] ({check.count:,})", highlight=False)
+        for offender in check.offenders[:OFFENDERS_SHOWN]:
+            console.print("  ", "  ".join(f"{k}={v}" for k, v in offender.items()), markup=False)
+        if check.count > OFFENDERS_SHOWN:
+            console.print(f"   … {check.count - OFFENDERS_SHOWN:,} more", highlight=False)
+    verdict = "[bold green]nothing is wrong[/]" if report.ok else "[bold red]something is wrong[/]"
+    console.print(f"{report.topic}: {verdict} ({report.seconds:.1f} s)", highlight=False)
+
+
+def _store_table(report: AuditReport) -> Table:
+    table = Table(title="stores", title_justify="left")
+    table.add_column("store")
+    for name in ("records", "frames", "begin", "commit", "agreed", "data end"):
+        table.add_column(name, justify="right")
+    for store in report.stores:
+        numbers = (store.records, store.frames, store.begin, store.commit, store.agreed)
+        table.add_row(store.store, *[f"{n:,}" for n in (*numbers, store.data_end)])
+    return table
+
+
+def _check_table(report: AuditReport) -> Table:
+    table = Table(title=f"topic {report.topic}", title_justify="left")
+    table.add_column("")
+    table.add_column("count", justify="right")
+    table.add_column("verdict")
+    for name, count in report.figures.items():
+        table.add_row(name.replace("_", " "), f"{count:,}", "")
+    table.add_section()
+    for check in report.checks:
+        if check.fault:
+            verdict = "[green]ok[/]" if check.ok else "[bold red]WRONG[/]"
+        else:
+            verdict = "allowed"
+        table.add_row(check.title, f"{check.count:,}", verdict)
+    return table
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,248 @@
+"""From record positions to Arrow columns: every field of many records at once. Pure.
+
+Fixed fields are gathered with numpy (`sliding_window_view(bytes)[positions].view(dtype)`); ragged
+ones by one BinaryArray over the segment whose odd elements are the gaps between fields and whose
+even elements are then taken, so Arrow copies them at memory speed. Properties are split for all
+records together, by the positions of the separators 0x01 and 0x02.
+"""
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from audit.layout import (
+    HOST_IPV6_SIZE_BYTES,
+    HOST_SIZE_BYTES,
+    RECORD_HEAD,
+    RECORD_MAGIC_V2,
+    RECORD_TAIL,
+    SYSFLAG_BORN_IPV6,
+    SYSFLAG_COMPRESSED,
+    SYSFLAG_COMPRESSION,
+    SYSFLAG_STORE_IPV6,
+    java_hash,
+)
+
+Array = npt.NDArray[Any]
+
+CONTENT_SIZE_BYTES_MAX = 64 * 1024 * 1024  # of a compressed body, unpacked; beyond it: no CRC
+PROPERTY_NAMES = {
+    "uniq_key": b"UNIQ_KEY",
+    "keys": b"KEYS",
+    "tags": b"TAGS",
+    "sharding_key": b"__SHARDINGKEY",
+}
+
+RECORD_FIELDS: list[tuple[str, Any]] = [
+    ("magic", pa.int32()),
+    ("body_crc", pa.int32()),
+    ("queue_id", pa.int32()),
+    ("flag", pa.int32()),
+    ("queue_offset", pa.int64()),
+    ("physical_offset", pa.int64()),
+    ("sysflag", pa.int32()),
+    ("born_timestamp", pa.int64()),
+    ("store_timestamp", pa.int64()),
+    ("reconsume_times", pa.int32()),
+    ("body_size", pa.int32()),
+    ("topic", pa.string()),
+    ("uniq_key", pa.string()),
+    ("keys", pa.string()),
+    ("tags", pa.string()),
+    ("sharding_key", pa.string()),
+    ("tags_code", pa.int64()),
+    ("intact", pa.bool_()),  # the body's CRC is the one in the record
+    ("content_crc", pa.int64()),  # CRC of the body as the producer gave it (unpacked), 31 bits
+]
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where each record's ragged fields are; int64 arrays relative to the segment."""
+
+    body: Array
+    body_end: Array
+    topic: Array
+    topic_end: Array
+    properties: Array
+    properties_end: Array
+
+
+def record_columns(data: memoryview, positions: Sequence[int], body: bool) -> dict[str, pa.Array]:
+    """Decode the records at `positions` (rising, relative to `data`, each of checked shape).
+
+    Returns the columns of RECORD_FIELDS, and `body` (as stored) if asked for.
+    """
+    raw = np.frombuffer(data, np.uint8)
+    at = np.asarray(positions, np.int64)
+    head = _gather(raw, at, RECORD_HEAD)
+    sysflag = head["sysflag"].astype(np.int32)
+    store_time_at = at + RECORD_HEAD.itemsize + _host_size(sysflag, SYSFLAG_BORN_IPV6)
+    tail_at = store_time_at + 8 + _host_size(sysflag, SYSFLAG_STORE_IPV6)
+    tail = _gather(raw, tail_at, RECORD_TAIL)
+    places = _places(raw, at, head, tail_at + RECORD_TAIL.itemsize, tail["body_length"])
+    columns: dict[str, Any] = {
+        name: head[name].astype(head.dtype[name].newbyteorder("="))
+        for name in ("magic", "body_crc", "queue_id", "flag", "queue_offset", "physical_offset")
+    }
+    columns["sysflag"] = sysflag
+    columns["born_timestamp"] = head["born_timestamp"].astype(np.int64)
+    columns["store_timestamp"] = _gather(raw, store_time_at, np.dtype(">i8")).astype(np.int64)
+    columns["reconsume_times"] = tail["reconsume_times"].astype(np.int32)
+    columns["body_size"] = tail["body_length"].astype(np.int32)
+    columns["topic"] = _text(_ragged(data, places.topic, places.topic_end))
+    properties = _ragged(data, places.properties, places.properties_end)
+    columns.update(properties_of(properties, PROPERTY_NAMES))
+    columns["tags_code"] = tags_codes(columns["tags"])
+    crc = _body_crcs(data, places.body, places.body_end)
+    columns["intact"] = crc == columns["body_crc"]
+    columns["content_crc"] = _content_crcs(data, places, sysflag, crc)
+    if body:
+        columns["body"] = _ragged(data, places.body, places.body_end)
+    return {name: _arrow(column) for name, column in columns.items()}
+
+
+def properties_of(properties: pa.Array, names: dict[str, bytes]) -> dict[str, pa.Array]:
+    """Pick named values out of an array of properties strings; null where a name is not there.
+
+    A pair ends at 0x02 or with the string, its name at its first 0x01; of a repeated name the last
+    counts; a pair with an empty value counts as absent. All as Java's decoder has it.
+    """
+    count = len(properties)
+    offsets = np.frombuffer(properties.buffers()[1], np.int32, count + 1, properties.offset * 4)
+    content = properties.buffers()[2]
+    raw = np.frombuffer(content, np.uint8) if content is not None else np.empty(0, np.uint8)
+    raw = raw[: offsets[-1]] if count else raw[:0]
+    # A pair starts with its string and behind each 0x02; it ends before the next one or the end.
+    breaks = np.flatnonzero(raw == 2).astype(np.int64)
+    starts = np.union1d(offsets[:-1].astype(np.int64), breaks + 1)
+    starts = starts[starts < len(raw)]
+    next_break = np.searchsorted(breaks, starts)
+    owners = np.searchsorted(offsets, starts, side="right") - 1
+    ends = offsets[owners + 1].astype(np.int64)
+    has_break = next_break < len(breaks)
+    ends[has_break] = np.minimum(ends[has_break], breaks[next_break[has_break]])
+    separators = np.flatnonzero(raw == 1).astype(np.int64)
+    next_separator = np.searchsorted(separators, starts)
+    names_end = np.full(len(starts), -1, np.int64)
+    found = next_separator < len(separators)
+    names_end[found] = separators[next_separator[found]]
+    whole = (names_end >= starts) & (names_end + 1 < ends)
+    starts, ends, owners, names_end = starts[whole], ends[whole], owners[whole], names_end[whole]
+    view = memoryview(content) if content is not None else memoryview(b"")
+    result = {}
+    for column, name in names.items():
+        hits = np.flatnonzero(names_end - starts == len(name))
+        if len(hits):
+            windows = np.lib.stride_tricks.sliding_window_view(raw, len(name))[starts[hits]]
+            hits = hits[(windows == np.frombuffer(name, np.uint8)).all(axis=1)]
+        places = np.full(count, -1, np.int64)
+        places[owners[hits]] = hits  # hits rise, so the last of a repeated name stays
+        present = places >= 0
+        chosen = places[present]
+        values = _text(_ragged(view, names_end[chosen] + 1, ends[chosen]))
+        ranks = np.where(present, np.cumsum(present) - 1, 0)
+        result[column] = values.take(pa.array(ranks, mask=~present))
+    return result
+
+
+def tags_codes(tags: pa.Array) -> pa.Array:
+    """The ConsumeQueue's tags code of each TAGS string: its Java hash, 0 without tags."""
+    encoded = pc.dictionary_encode(tags)
+    hashes = pa.array([java_hash(tag) for tag in encoded.dictionary.to_pylist()], pa.int64())
+    return pc.fill_null(hashes.take(encoded.indices), 0)
+
+
+def _gather(raw: Array, at: Array, dtype: np.dtype[Any]) -> Array:
+    """The `dtype` values at byte positions `at`; one copy, however ragged the positions."""
+    if not len(at):
+        return np.empty(0, dtype)
+    windows = np.lib.stride_tricks.sliding_window_view(raw, dtype.itemsize)
+    return np.ascontiguousarray(windows[at]).view(dtype)[:, 0]
+
+
+def _host_size(sysflag: Array, flag: int) -> Array:
+    return np.where(sysflag & flag, HOST_IPV6_SIZE_BYTES, HOST_SIZE_BYTES)
+
+
+def _places(raw: Array, at: Array, head: Array, body: Array, body_length: Array) -> _Places:
+    body_end = body + body_length
+    long_topic = head["magic"] == RECORD_MAGIC_V2
+    # Version 1 has one byte of length there, version 2 two; both have two bytes to be read.
+    two = _gather(raw, body_end, np.dtype(">u2")).astype(np.int64)
+    topic_length = np.where(long_topic, two, two >> 8)
+    topic = body_end + np.where(long_topic, 2, 1)
+    topic_end = topic + topic_length
+    return _Places(body, body_end, topic, topic_end, topic_end + 2, at + head["size"])
+
+
+def _ragged(data: memoryview, starts: Array, ends: Array) -> pa.Array:
+    """Bytes [starts[i], ends[i]) of `data` as a binary array; the fields rise and do not overlap.
+
+    Positions fit int32 because a segment is at most 2 GiB - 1, as in Apache's broker.
+    """
+    count = len(starts)
+    if not count:
+        return pa.array([], pa.binary())
+    offsets = np.empty(2 * count, np.int32)
+    offsets[0::2] = starts
+    offsets[1::2] = ends
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    alternating = pa.Array.from_buffers(pa.binary(), 2 * count - 1, buffers)
+    return alternating.take(pa.array(np.arange(0, 2 * count, 2)))
+
+
+def _text(values: pa.Array) -> pa.Array:
+    """Binary to string. Bytes that are no UTF-8 (damage) become U+FFFD rather than an error."""
+    try:
+        return values.cast(pa.string())
+    except pa.ArrowInvalid:
+        texts = [None if v is None else v.decode("utf-8", "replace") for v in values.to_pylist()]
+        return pa.array(texts, pa.string())
+
+
+def _body_crcs(data: memoryview, starts: Array, ends: Array) -> Array:
+    pairs = zip(starts.tolist(), ends.tolist(), strict=True)
+    crc32 = zlib.crc32
+    values = [crc32(data[start:end]) & 0x7FFFFFFF for start, end in pairs]
+    return np.array(values, np.int64)
+
+
+def _content_crcs(data: memoryview, places: _Places, sysflag: Array, crc: Array) -> pa.Array:
+    """CRC of each body as its producer knew it: a compressed body's is that of its content.
+
+    Null where a compressed body cannot be unpacked.
+    """
+    values = crc.copy()
+    unknown = np.zeros(len(crc), bool)
+    for i in np.flatnonzero(sysflag & SYSFLAG_COMPRESSED).tolist():
+        stored = data[int(places.body[i]) : int(places.body_end[i])]
+        content = unpack_body(stored, int(sysflag[i]))
+        unknown[i] = content is None
+        values[i] = 0 if content is None else zlib.crc32(content) & 0x7FFFFFFF
+    return pa.array(values, pa.int64(), mask=unknown)
+
+
+def unpack_body(stored: bytes | memoryview, sysflag: int) -> bytes | None:
+    """Unpack a compressed body; None if it is damaged or larger than CONTENT_SIZE_BYTES_MAX."""
+    codec = {0x100: "lz4", 0x200: "zstd"}.get(sysflag & SYSFLAG_COMPRESSION)
+    try:
+        if codec is None:
+            unpacker = zlib.decompressobj()
+            content = unpacker.decompress(stored, CONTENT_SIZE_BYTES_MAX)
+            return content if unpacker.eof else None
+        with pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(stored)), codec) as stream:
+            unpacked: bytes = stream.read(CONTENT_SIZE_BYTES_MAX + 1)
+            return unpacked if len(unpacked) <= CONTENT_SIZE_BYTES_MAX else None
+    except (zlib.error, OSError):
+        return None
+
+
+def _arrow(column: Any) -> pa.Array:
+    return column if isinstance(column, pa.Array) else pa.array(column)

@@ -1,0 +1,98 @@
+"""The checks of what consumers saw, made when the history says what they consumed. Queries only."""
+
+from collections.abc import Iterator
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from audit.checks import Check
+from audit.history import binary_id
+from audit.tables import Tables
+
+
+def consumption_checks(tables: Tables) -> Iterator[Check]:
+    """Consumed against stored. Nothing is yielded for a topic nobody consumed.
+
+    What was stored and never consumed is a fault only if the history says the consumers were
+    done (`drain`, complete).
+    """
+    events = tables.events.where((F.col("type") == "ok") & (F.col("topic") == tables.topic))
+    kinds = {row["f"]: row for row in _kinds(events).collect()}
+    stored = tables.log.where((F.col("topic") == tables.topic) & F.col("visible")).select(
+        F.col("queue_id").alias("queue"), F.col("queue_offset").alias("offset"), "id", "position"
+    )
+    if "consume" in kinds:
+        drained = "drain" in kinds and bool(kinds["drain"]["complete"])
+        yield from _consumed(_consumed_offsets(events), stored, drained)
+    if "commit" in kinds:
+        yield _committed(events, stored)
+
+
+def _kinds(events: DataFrame) -> DataFrame:
+    wanted = events.where(F.col("f").isin("consume", "commit", "drain"))
+    return wanted.groupBy("f").agg(F.max("complete").alias("complete"))
+
+
+def _consumed_offsets(events: DataFrame) -> DataFrame:
+    """One row per (queue, offset) consumed: times, and the id seen there if it was written down."""
+    each = events.where(F.col("f") == "consume").select(
+        "queue", "ids", F.posexplode("offsets").alias("place", "offset")
+    )
+    seen = each.withColumn("seen_id", F.get("ids", "place")).withColumn(
+        "seen", binary_id("seen_id")
+    )
+    return seen.groupBy("queue", "offset").agg(
+        F.count("*").alias("times"),
+        F.min("seen").alias("seen_min"),
+        F.max("seen").alias("seen_max"),
+    )
+
+
+def _consumed(consumed: DataFrame, stored: DataFrame, drained: bool) -> Iterator[Check]:
+    both = consumed.join(stored, ["queue", "offset"], "full_outer").persist()
+    times, position = F.col("times"), F.col("position")
+    unlike = position.isNotNull() & (
+        (F.col("seen_min") != F.col("id")) | (F.col("seen_max") != F.col("id"))
+    )
+    yield Check(
+        "consumed_not_stored",
+        "consumed, but nothing or another message is stored at the offset",
+        True,
+        both.where(times.isNotNull() & (position.isNull() | unlike)).select(
+            "queue", "offset", "times", "position"
+        ),
+        ("queue", "offset"),
+    )
+    yield Check(
+        "not_consumed",
+        "stored, but never consumed",
+        drained,
+        both.where(times.isNull()).select("queue", "offset", "position"),
+        ("queue", "offset"),
+    )
+    yield Check(
+        "redelivered",
+        "consumed more than once",
+        False,
+        both.where(times > 1).select("queue", "offset", "times"),
+        ("queue", "offset"),
+    )
+
+
+def _committed(events: DataFrame, stored: DataFrame) -> Check:
+    ends = stored.groupBy("queue").agg((F.max("offset") + 1).alias("end"))
+    highest = (
+        events.where(F.col("f") == "commit")
+        .groupBy("group", "queue")
+        .agg(F.max("offset").alias("committed"))
+    )
+    beyond = highest.join(ends, "queue", "left").where(
+        F.col("committed") > F.coalesce("end", F.lit(0))
+    )
+    return Check(
+        "committed_beyond",
+        "consumer offsets committed beyond what is stored",
+        True,
+        beyond.select("group", "queue", "committed", "end"),
+        ("group", "queue"),
+    )

@@ -1,0 +1,188 @@
+"""The files of one store directory: which there are, mapped for reading, hashed, compared.
+
+A store is a directory with commitlog/, consumequeue/ and checkpoint. Files are only ever read.
+Segments are mapped, not copied: a range near a segment's start costs nothing of its end.
+"""
+
+import hashlib
+import itertools
+import mmap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from audit.layout import (
+    CHECKPOINT_CONFIRM_AT,
+    CHECKPOINT_SIZE_BYTES_MIN,
+    UNIT,
+    UNIT_FILLER_SIZE,
+)
+
+NAME_DIGITS = 20  # of a segment's or ConsumeQueue file's name, its start offset
+HASH_BLOCK_BYTES = 1 << 20
+
+
+class StoreError(Exception):
+    """A directory that is not a store, or whose files contradict their names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One CommitLog file; it holds log positions [base, base + size_bytes)."""
+
+    path: str
+    base: int
+    size_bytes: int
+
+    @property
+    def end(self) -> int:
+        return self.base + self.size_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class QueueFile:
+    """One ConsumeQueue file; its first unit is the one of `first_offset` of the queue."""
+
+    path: str
+    topic: str
+    queue_id: int
+    first_offset: int
+    size_bytes: int
+
+
+def segments(store: str) -> list[Segment]:
+    """The CommitLog segments of a store by position, empty files left out.
+
+    Raises StoreError if there is no commitlog directory or a file's name is not a position.
+    """
+    directory = Path(store) / "commitlog"
+    if not directory.is_dir():
+        raise StoreError(f"{store} is no store: it has no commitlog directory")
+    found = []
+    for path in sorted(directory.iterdir()):
+        if not _is_offset(path.name):
+            continue  # a temporary or foreign file: the store itself would not open it either
+        size_bytes = path.stat().st_size
+        if size_bytes:
+            found.append(Segment(str(path), int(path.name), size_bytes))
+    for before, after in itertools.pairwise(found):
+        if before.end > after.base:
+            raise StoreError(f"{after.path} begins inside {before.path}")
+    return found
+
+
+def queue_files(store: str) -> list[QueueFile]:
+    """Every ConsumeQueue file of a store, by topic, queue and offset."""
+    found = []
+    for path in sorted((Path(store) / "consumequeue").glob("*/*/*")):
+        queue = path.parent
+        if _is_offset(path.name) and queue.name.isdigit():
+            first = int(path.name) // UNIT.itemsize
+            size_bytes = path.stat().st_size
+            found.append(
+                QueueFile(str(path), queue.parent.name, int(queue.name), first, size_bytes)
+            )
+    return found
+
+
+def confirmed_position(store: str) -> int:
+    """confirmPhyOffset of a store's checkpoint: the end of what this replica knows committed.
+
+    0 if there is no checkpoint (a store killed before it wrote one). Raises StoreError if the
+    file is too short to be one.
+    """
+    path = Path(store) / "checkpoint"
+    if not path.exists():
+        return 0
+    head = path.read_bytes()[:CHECKPOINT_SIZE_BYTES_MIN]
+    if len(head) < CHECKPOINT_SIZE_BYTES_MIN:
+        raise StoreError(f"{path} is cut short: {len(head)} bytes")
+    return int.from_bytes(head[CHECKPOINT_CONFIRM_AT:], "big", signed=True)
+
+
+def map_file(path: str) -> memoryview:
+    """A whole file, mapped read-only; unmapped when the last view of it is gone."""
+    with open(path, "rb") as file:
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+def units(file: QueueFile) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.void]]:
+    """The written units of a ConsumeQueue file: their queue offsets and the units (UNIT).
+
+    Units never written (all zero) and fillers before a queue's first message are left out.
+    """
+    content = np.fromfile(file.path, UNIT, count=file.size_bytes // UNIT.itemsize)
+    size = content["size"]
+    written = np.flatnonzero(
+        ((size != 0) | (content["position"] != 0)) & (size != UNIT_FILLER_SIZE)
+    )
+    return written + file.first_offset, content[written]
+
+
+def hashed_blocks(
+    segment: Segment,
+    start: int,
+    end: int,
+    skipped: Sequence[tuple[int, int]],
+    cuts: Sequence[int],
+) -> Iterator[tuple[int, int, bytes]]:
+    """Hash log positions [start, end) of a segment in blocks: (block start, block end, SHA-256).
+
+    Blocks end at multiples of HASH_BLOCK_BYTES from the segment's start and at each of `cuts`.
+    Bytes in a `skipped` range (garbage behind a blank record) are hashed as if they were not there.
+    """
+    data = map_file(segment.path)
+    edges = set(range(segment.base, segment.end, HASH_BLOCK_BYTES))
+    edges.update(cuts)
+    inner = sorted(edge for edge in edges if start < edge < end)
+    for low, high in zip([start, *inner], [*inner, end], strict=True):
+        digest = hashlib.sha256()
+        for part_low, part_high in _without(low, high, skipped):
+            digest.update(data[part_low - segment.base : part_high - segment.base])
+        yield low, high, digest.digest()
+
+
+def first_difference(left: str, right: str, start: int, end: int) -> int | None:
+    """The first log position in [start, end) at which two stores' bytes differ, or None.
+
+    A position that only one of them has counts as different. Meant for one block.
+    """
+    a, b = read_positions(left, start, end), read_positions(right, start, end)
+    shorter = min(len(a), len(b))
+    unequal = np.flatnonzero(
+        np.frombuffer(a, np.uint8, shorter) != np.frombuffer(b, np.uint8, shorter)
+    )
+    if len(unequal):
+        return start + int(unequal[0])
+    return None if len(a) == len(b) else start + shorter
+
+
+def read_positions(store: str, start: int, end: int) -> bytes:
+    """Log positions [start, end) of a store; shorter if the store ends before."""
+    parts = []
+    for segment in segments(store):
+        low, high = max(start, segment.base), min(end, segment.end)
+        if low < high:
+            with open(segment.path, "rb") as file:
+                file.seek(low - segment.base)
+                parts.append(file.read(high - low))
+    return b"".join(parts)
+
+
+def _is_offset(name: str) -> bool:
+    return len(name) == NAME_DIGITS and name.isdigit()
+
+
+def _without(low: int, high: int, skipped: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """[low, high) minus the skipped ranges, which are sorted and do not overlap."""
+    for skip_low, skip_high in skipped:
+        if skip_high <= low or skip_low >= high:
+            continue
+        if low < skip_low:
+            yield low, skip_low
+        low = skip_high
+    if low < high:
+        yield low, high

@@ -1,0 +1,125 @@
+"""The history of a run (JSON Lines, docs/architecture.md) as Spark tables.
+
+One line is one event. A send is an invoke and at most one outcome with the same `op`; a send whose
+outcome was never written counts as unknown, attempted any number of times. The last line may be
+torn (the writer was killed in it); any other line that is no JSON object makes the history unfit.
+"""
+
+from pathlib import Path
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+_CORRUPT = "corrupt"
+EVENT_SCHEMA = StructType(
+    [
+        StructField("type", StringType()),
+        StructField("f", StringType()),
+        StructField("op", LongType()),
+        StructField("t_ns", LongType()),
+        StructField("p", StringType()),
+        StructField("id", StringType()),
+        StructField("topic", StringType()),
+        StructField("order", StringType()),
+        StructField("seq", LongType()),
+        StructField("crc", LongType()),
+        StructField("queue", IntegerType()),
+        StructField("offset", LongType()),
+        StructField("msg_id", StringType()),
+        StructField("attempts", IntegerType()),
+        StructField("offsets", ArrayType(LongType())),
+        StructField("ids", ArrayType(StringType())),
+        StructField("group", StringType()),
+        StructField("complete", BooleanType()),
+        StructField(_CORRUPT, StringType()),
+    ]
+)
+OUTCOMES = ("ok", "fail", "unknown")
+
+
+class HistoryUnfit(Exception):
+    """No verdict can be founded on this history."""
+
+
+def read_events(spark: SparkSession, path: str) -> DataFrame:
+    """Every event of the file, EVENT_SCHEMA; lines that are no event have `corrupt` set."""
+    reader = spark.read.schema(EVENT_SCHEMA).option("columnNameOfCorruptRecord", _CORRUPT)
+    return reader.option("mode", "PERMISSIVE").json(path)
+
+
+def torn_lines_allowed(path: str) -> int:
+    """1 if the file's last line is not finished, else 0. Raises HistoryUnfit for an empty file."""
+    size_bytes = Path(path).stat().st_size
+    if size_bytes == 0:
+        raise HistoryUnfit(f"the history {path} is empty")
+    with open(path, "rb") as file:
+        file.seek(size_bytes - 1)
+        return 0 if file.read(1) == b"\n" else 1
+
+
+def sends(events: DataFrame) -> DataFrame:
+    """One row per send operation of any topic.
+
+    Columns: op, id (binary, see `binary_id`), id_text, topic, order, seq, crc, outcome, attempts
+    (null: any number), ack_queue, ack_offset, ack_position (null if the message id has none),
+    invokes and outcomes (1 and at most 1 in a sane history).
+    """
+    invoke = F.col("type") == "invoke"
+    outcome = F.col("type").isin(*OUTCOMES)
+
+    def at_invoke(name: str) -> Column:
+        return F.max(F.when(invoke, F.col(name))).alias(name)
+
+    def at_outcome(name: str, alias: str) -> Column:
+        return F.max(F.when(outcome, F.col(name))).alias(alias)
+
+    rows = (
+        events.where(F.col("f") == "send")
+        .groupBy("op")
+        .agg(
+            *[at_invoke(name) for name in ("id", "topic", "order", "seq", "crc")],
+            at_outcome("type", "outcome"),
+            at_outcome("attempts", "attempts"),
+            at_outcome("queue", "ack_queue"),
+            at_outcome("offset", "ack_offset"),
+            at_outcome("msg_id", "msg_id"),
+            F.count(F.when(invoke, 1)).alias("invokes"),
+            F.count(F.when(outcome, 1)).alias("outcomes"),
+        )
+    )
+    acknowledged = F.col("outcome") == "ok"
+    known_attempts = F.when(acknowledged, F.coalesce("attempts", F.lit(1)))
+    return (
+        rows.withColumn("attempts", known_attempts.otherwise(F.col("attempts")))
+        .withColumn("outcome", F.coalesce("outcome", F.lit("unknown")))
+        .withColumn("id_text", F.col("id"))
+        .withColumn("id", binary_id("id"))
+        .withColumn("ack_position", _position_in_message_id("msg_id"))
+        .drop("msg_id")
+    )
+
+
+def binary_id(name: str) -> Column:
+    """A UNIQ_KEY as binary, which groups faster: hex digits decoded, any other text as UTF-8.
+
+    Null without a key.
+    """
+    column = F.col(name)
+    decoded = F.when(column.rlike("^([0-9A-F]{2})+$"), F.unhex(column))
+    return F.when(F.length(column) > 0, decoded.otherwise(column.cast("binary")))
+
+
+def _position_in_message_id(name: str) -> Column:
+    """The log position an offsetMsgId ends with; null for ids of other shapes (batches: a list)."""
+    column = F.col(name)
+    digits = F.conv(F.substring(column, -16, 16), 16, 10).cast("long")
+    return F.when(column.rlike("^([0-9A-Fa-f]{32}|[0-9A-Fa-f]{56})$"), digits)

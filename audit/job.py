@@ -1,0 +1,104 @@
+"""Runs an audit: stage, evaluate every check, put the report together.
+
+The order is: parse everything once (tables.stage), the checks by queries, the replicas' hashes.
+Spark's fixed cost per query is most of a small audit's time, so a check costs one query, and one
+more for the offenders only when there are any.
+"""
+
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from audit.checks import Check, all_checks
+from audit.consumption import consumption_checks
+from audit.history import HistoryUnfit, torn_lines_allowed
+from audit.replicas import commit_check, replica_check, segment_check
+from audit.report import OFFENDERS_MAX, AuditReport, CheckResult, StoreReport
+from audit.tables import Tables, stage
+
+QUERIES_AT_ONCE = 2  # while one query is planned, another one runs
+
+
+def run(
+    spark: SparkSession, stores: Mapping[str, str], history: str, topic: str, scratch: Path
+) -> AuditReport:
+    """Audit `stores` (name → store directory) against a history file.
+
+    `scratch` is an empty directory for the staged tables. Raises StoreError, HistoryUnfit, OSError.
+    """
+    begin = time.monotonic()
+    torn = torn_lines_allowed(history)
+    tables = stage(spark, stores, history, topic, scratch)
+    staged = time.monotonic()
+    figures = _figures(tables)
+    if not figures["sent"]:
+        raise HistoryUnfit(f"the history has no sends to topic {topic}")
+    results = [_history_lines(tables, torn)]
+    checks = [*all_checks(tables), *consumption_checks(tables)]
+    with ThreadPoolExecutor(QUERIES_AT_ONCE) as pool:
+        results += pool.map(evaluate, checks)
+    checked = time.monotonic()
+    results.append(replica_check(tables))
+    results.append(commit_check(tables.limits))
+    results.append(segment_check(stores, tables.limits))
+    end = time.monotonic()
+    spark.catalog.clearCache()
+    return AuditReport(
+        topic=topic,
+        stores=tuple(
+            StoreReport(s.store, s.begin, s.data_end, s.commit, s.agreed, s.records, s.frames)
+            for s in tables.limits.stores
+        ),
+        figures=figures,
+        checks=tuple(results),
+        seconds=end - begin,
+        phases={
+            "stage": staged - begin,
+            "checks": checked - staged,
+            "replicas": end - checked,
+        },
+    )
+
+
+def evaluate(check: Check) -> CheckResult:
+    """Count a check's offenders, and fetch the first of them if there are any."""
+    count = check.offenders.count()
+    rows = []
+    if count:
+        rows = check.offenders.orderBy(*check.order).limit(OFFENDERS_MAX).collect()
+    offenders = tuple(row.asDict() for row in rows)
+    return CheckResult(check.name, check.title, check.fault, count, offenders)
+
+
+def _history_lines(tables: Tables, torn: int) -> CheckResult:
+    """Lines of the history that are no event; `torn` of them are excused."""
+    corrupt = tables.events.where(F.col("corrupt").isNotNull())
+    found = corrupt.count()
+    rows = corrupt.select("corrupt").limit(OFFENDERS_MAX).collect() if found > torn else []
+    return CheckResult(
+        "history_lines",
+        "lines of the history that are no event",
+        True,
+        max(0, found - torn),
+        tuple({"line": row["corrupt"][:200]} for row in rows),
+    )
+
+
+def _figures(tables: Tables) -> dict[str, int]:
+    """Messages of the topic: sends by outcome, copies stored, distinct messages stored."""
+    sent = F.col("sent")
+    outcome, copies = F.col("outcome"), F.col("copies")
+    row = tables.ledger.agg(
+        F.count(F.when(sent, 1)).alias("sent"),
+        F.count(F.when(outcome == "ok", 1)).alias("acknowledged"),
+        F.count(F.when(outcome == "unknown", 1)).alias("unknown"),
+        F.count(F.when(outcome == "fail", 1)).alias("failed"),
+        F.coalesce(F.sum("copies"), F.lit(0)).alias("stored"),
+        F.count(F.when(copies > 0, 1)).alias("stored_messages"),
+        F.count(F.when((outcome == "unknown") & (copies > 0), 1)).alias("unknown_stored"),
+    ).collect()[0]
+    return {name: int(value) for name, value in row.asDict().items()}

@@ -1,0 +1,122 @@
+"""The CommitLog, ConsumeQueue and checkpoint layouts as numpy sees them. Pure.
+
+An audit that decodes with the decoder it audits sees what that decoder sees. So this module holds
+the layouts a second time, as dtypes for whole arrays of records at once; tests/audit/test_layout.py
+asserts that they agree with the store's own codecs.
+
+A record (big-endian; the two hosts are 8 bytes, or 20 for IPv6 as sysflag says):
+
+    0  size · 4 magic · 8 body CRC · 12 queue id · 16 flag · 20 queue offset · 28 physical offset
+    36 sysflag · 40 born timestamp · 48 born host · 56 store timestamp · 64 store host
+    72 reconsume times · 76 prepared transaction offset · 84 body length · 88 body
+    then topic length (1 byte, 2 in version 2), topic, properties length (2), properties
+"""
+
+from enum import IntEnum
+
+import numpy as np
+
+from store.frame import FRAME_MAGIC, HEADER_SIZE_BYTES, PAYLOAD_SIZE_BYTES_MAX
+
+RECORD_MAGIC_V1 = 0xDAA320A7 - (1 << 32)
+RECORD_MAGIC_V2 = 0xDAA320AB - (1 << 32)
+BLANK_MAGIC = 0xCBD43194 - (1 << 32)
+BLANK_SIZE_BYTES = 8  # int32 bytes remaining in the segment, int32 magic; the rest is garbage
+
+SYSFLAG_COMPRESSED = 0x1
+SYSFLAG_TRANSACTION = 0xC  # mask: 0 none, 4 prepared, 8 commit, 12 rollback
+SYSFLAG_BORN_IPV6 = 0x10
+SYSFLAG_STORE_IPV6 = 0x20
+SYSFLAG_COMPRESSION = 0x700  # mask: 0 and 0x300 zlib, 0x100 LZ4 frame, 0x200 Zstandard
+HOST_SIZE_BYTES = 8
+HOST_IPV6_SIZE_BYTES = 20
+
+RECORD_HEAD = np.dtype(
+    [
+        ("size", ">i4"),
+        ("magic", ">i4"),
+        ("body_crc", ">i4"),
+        ("queue_id", ">i4"),
+        ("flag", ">i4"),
+        ("queue_offset", ">i8"),
+        ("physical_offset", ">i8"),
+        ("sysflag", ">i4"),
+        ("born_timestamp", ">i8"),
+    ]
+)
+# What follows the store host.
+RECORD_TAIL = np.dtype(
+    [
+        ("reconsume_times", ">i4"),
+        ("prepared_transaction_offset", ">i8"),
+        ("body_length", ">i4"),
+    ]
+)
+RECORD_SIZE_BYTES_MIN = 91  # IPv4, version 1, nothing in body, topic and properties
+BODY_AT = RECORD_HEAD.itemsize + HOST_SIZE_BYTES + 8 + HOST_SIZE_BYTES + RECORD_TAIL.itemsize
+
+UNIT = np.dtype([("position", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
+UNIT_FILLER_SIZE = 0x7FFFFFFF  # size of a unit that stands before a queue's first message
+TAGS_CODE_EXTENDED_MAX = -2147483649  # at or below: an address in a ConsumeQueueExt, not a hash
+
+CHECKPOINT_CONFIRM_AT = 32  # int64 confirmPhyOffset; four int64 before it
+CHECKPOINT_SIZE_BYTES_MIN = 40
+
+FRAME_INDEX_AT = 8
+FRAME_POSITION_AT = 24
+# The largest thing a segment's end can have been too small for.
+ITEM_SIZE_BYTES_MAX = HEADER_SIZE_BYTES + PAYLOAD_SIZE_BYTES_MAX
+
+assert RECORD_HEAD.itemsize == 48
+assert BODY_AT == 88
+assert UNIT.itemsize == 20
+
+
+class ItemKind(IntEnum):
+    """What stands at a position of the log."""
+
+    RECORD = 0
+    FRAME = 1
+    BLANK = 2
+    HOLE = 3  # bytes that are no item, with items behind them
+    END = 4  # no item from here to the end of the segment, and no blank record that says so
+
+
+def java_hash(text: str) -> int:
+    """Java's String.hashCode: over UTF-16 code units, wrapped to a signed 32-bit integer."""
+    units = np.frombuffer(text.encode("utf-16-be", "surrogatepass"), ">u2")
+    value = 0
+    for unit in units.tolist():
+        value = (31 * value + unit) & 0xFFFFFFFF
+    return value - (1 << 32) if value >= 1 << 31 else value
+
+
+__all__ = [
+    "BLANK_MAGIC",
+    "BLANK_SIZE_BYTES",
+    "BODY_AT",
+    "CHECKPOINT_CONFIRM_AT",
+    "CHECKPOINT_SIZE_BYTES_MIN",
+    "FRAME_INDEX_AT",
+    "FRAME_MAGIC",
+    "FRAME_POSITION_AT",
+    "HEADER_SIZE_BYTES",
+    "HOST_IPV6_SIZE_BYTES",
+    "HOST_SIZE_BYTES",
+    "ITEM_SIZE_BYTES_MAX",
+    "RECORD_HEAD",
+    "RECORD_MAGIC_V1",
+    "RECORD_MAGIC_V2",
+    "RECORD_SIZE_BYTES_MIN",
+    "RECORD_TAIL",
+    "SYSFLAG_BORN_IPV6",
+    "SYSFLAG_COMPRESSED",
+    "SYSFLAG_COMPRESSION",
+    "SYSFLAG_STORE_IPV6",
+    "SYSFLAG_TRANSACTION",
+    "TAGS_CODE_EXTENDED_MAX",
+    "UNIT",
+    "UNIT_FILLER_SIZE",
+    "ItemKind",
+    "java_hash",
+]

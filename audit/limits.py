@@ -1,0 +1,162 @@
+"""How far each store's log counts, and how far the group's does.
+
+An audit must know which bytes are a promise. Three positions per store, one for the group:
+
+- *commit*: confirmPhyOffset of the store's checkpoint, what this replica itself knew committed.
+  After a kill it may be stale, never too large.
+- *agreed*: the end of the last frame that this store holds, intact and equal in every field and
+  checksum, together with a majority of the stores. Whatever was acknowledged lies below it on a
+  majority, for an acknowledgement needs a majority.
+- *limit* = max(commit, agreed): below it this store's bytes must be right. Log matching makes a
+  frame held in common vouch for everything before it. Behind it may lie a torn write, or frames
+  of a deposed leader that nobody committed.
+- the group's *agreed end*: the largest `agreed`. A message is stored if a majority of stores hold
+  it intact below this position. A store may lag: its own limit is then smaller.
+
+Frames left over behind a truncation have a lower term than frames before them in the file; they do
+not vouch for anything. A log without frames (classic mode) agrees up to where a majority of
+the stores have data. A majority is one of the stores given: give every store of the group.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+from audit.files import confirmed_position, segments
+from audit.layout import ItemKind
+
+
+@dataclass(frozen=True, slots=True)
+class StoreLimits:
+    """One store's positions; see the module's text."""
+
+    store: str
+    begin: int  # position of the first segment's first byte
+    data_end: int  # end of the last item found
+    commit: int
+    agreed: int
+    records: int  # found intact, anywhere in the log
+    frames: int
+
+    @property
+    def limit(self) -> int:
+        return max(self.commit, self.agreed)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The positions of every store, and of the group."""
+
+    stores: tuple[StoreLimits, ...]
+
+    @property
+    def majority(self) -> int:
+        return len(self.stores) // 2 + 1
+
+    @property
+    def agreed_end(self) -> int:
+        return max(store.agreed for store in self.stores)
+
+    @property
+    def claimed_commit(self) -> int:
+        return max(store.commit for store in self.stores)
+
+    @property
+    def begin(self) -> int:
+        """The smallest log position any store still has."""
+        return min(store.begin for store in self.stores)
+
+    def of(self, name: str) -> Column:
+        """A column of `name` ('limit', 'commit', 'begin') by the row's column `store`."""
+        value = F.lit(0).cast("long")
+        for store in self.stores:
+            position = F.lit(int(getattr(store, name))).cast("long")
+            value = F.when(F.col("store") == store.store, position).otherwise(value)
+        return value
+
+
+def frame_end() -> Column:
+    """Position behind a frame's payload."""
+    return F.col("position") + F.col("size") + F.col("payload_length")
+
+
+def find_limits(items: DataFrame, stores: Mapping[str, str]) -> Limits:
+    """Compute the limits from the staged log items (LOG_SCHEMA). Raises StoreError."""
+    names = list(stores)
+    ends = _data_ends(items)
+    agreed = _agreed_by_frames(items, names)
+    if agreed is None:
+        agreed = _agreed_by_data([ends.get(name, (0, 0, 0))[0] for name in names])
+    found = []
+    for name, agreed_end in zip(names, agreed, strict=True):
+        files = segments(stores[name])
+        data_end, records, frames = ends.get(name, (0, 0, 0))
+        found.append(
+            StoreLimits(
+                store=name,
+                begin=files[0].base if files else 0,
+                data_end=data_end,
+                commit=confirmed_position(stores[name]),
+                agreed=agreed_end,
+                records=records,
+                frames=frames,
+            )
+        )
+    return Limits(tuple(found))
+
+
+def _data_ends(items: DataFrame) -> dict[str, tuple[int, int, int]]:
+    """Per store: end of its last item, number of intact records, number of frames."""
+    record = F.col("kind") == int(ItemKind.RECORD)
+    frame = F.col("kind") == int(ItemKind.FRAME)
+    end = F.when(record, F.col("position") + F.col("size")).when(frame, frame_end())
+    rows = items.groupBy("store").agg(
+        F.coalesce(F.max(end), F.lit(0)).alias("data_end"),
+        F.count(F.when(record & F.col("intact"), 1)).alias("records"),
+        F.count(F.when(frame, 1)).alias("frames"),
+    )
+    return {
+        row["store"]: (row["data_end"], row["records"], row["frames"]) for row in rows.collect()
+    }
+
+
+def _agreed_by_frames(items: DataFrame, names: list[str]) -> list[int] | None:
+    """Where each store's agreement with a majority ends; None if no store has a frame."""
+    frames = items.where(F.col("kind") == int(ItemKind.FRAME))
+    before = (
+        Window.partitionBy("store").orderBy("position").rowsBetween(Window.unboundedPreceding, -1)
+    )
+    highest = F.max("frame_term").over(before)
+    sound = (
+        frames.withColumn("highest", highest)
+        .where(F.col("intact") & (F.coalesce("highest", F.lit(0)) <= F.col("frame_term")))
+        .withColumn("end", frame_end())
+    )
+    bits = F.lit(0).cast("long")
+    for i, name in enumerate(names):
+        bits = F.when(F.col("store") == name, F.lit(1 << i).cast("long")).otherwise(bits)
+    # A store has one frame at a position at most, so the sum is the set of holders.
+    identity = ["position", "end", "frame_index", "frame_term", "payload_crc", "header_crc"]
+    held = sound.groupBy(*identity).agg(F.sum(bits).alias("holders"))
+    majority = len(names) // 2 + 1
+    by_majority = F.bit_count("holders") >= majority
+    row = held.agg(
+        F.count("*").alias("frames"),
+        *[
+            F.max(
+                F.when(by_majority & (F.col("holders").bitwiseAND(1 << i) != 0), F.col("end"))
+            ).alias(f"end_{i}")
+            for i in range(len(names))
+        ],
+    ).collect()[0]
+    if row["frames"] == 0:
+        return None
+    return [row[f"end_{i}"] or 0 for i in range(len(names))]
+
+
+def _agreed_by_data(ends: list[int]) -> list[int]:
+    majority = len(ends) // 2 + 1
+    agreed = sorted(ends, reverse=True)[majority - 1]
+    return [min(end, agreed) for end in ends]

@@ -1,0 +1,181 @@
+"""A range of a CommitLog segment as Arrow batches. Pure: bytes in, batches out.
+
+Two shapes of the same walk. `log_batches` has a row for every item (record, frame header, blank,
+hole, end of data) and is what the audit stages; `record_batches` has the records alone, as a topic
+is read by a user. The schemas are fixed: Spark takes Arrow batches only if they match exactly.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from google_crc32c import value as crc32c
+
+from audit.columns import RECORD_FIELDS, record_columns
+from audit.layout import HEADER_SIZE_BYTES, SYSFLAG_TRANSACTION, ItemKind
+from audit.walk import FrameItem, Gap, walk_range
+
+BATCH_RECORDS_MAX = 65_536
+BATCH_BODY_BYTES_MAX = 16 * 1024 * 1024  # with bodies, a batch holds about this many bytes of log
+
+# RECORD_FIELDS without what only a reader of a topic wants.
+_STAGED = [
+    (name, kind)
+    for name, kind in RECORD_FIELDS
+    if name not in ("flag", "physical_offset", "reconsume_times", "keys", "sharding_key")
+]
+_FRAME_FIELDS: list[tuple[str, Any]] = [
+    ("frame_index", pa.int64()),
+    ("frame_term", pa.int64()),
+    ("frame_kind", pa.int32()),
+    ("record_count", pa.int32()),
+    ("payload_length", pa.int32()),
+    ("payload_crc", pa.int64()),
+    ("header_crc", pa.int64()),
+]
+LOG_SCHEMA = pa.schema(
+    [
+        ("store", pa.string()),
+        ("kind", pa.int32()),
+        ("position", pa.int64()),
+        ("size", pa.int32()),
+        *_STAGED,
+        *_FRAME_FIELDS,
+        ("reason", pa.string()),
+    ]
+)
+RECORD_SCHEMA = pa.schema(
+    [("store", pa.string()), ("position", pa.int64()), ("size", pa.int32()), *RECORD_FIELDS]
+)
+RECORD_BODY_SCHEMA = RECORD_SCHEMA.append(pa.field("body", pa.binary()))
+
+
+def log_batches(
+    data: memoryview, base: int, start: int, end: int, store: str
+) -> Iterator[pa.RecordBatch]:
+    """Every item that bytes [start, end) of a segment own, in batches of LOG_SCHEMA.
+
+    `intact` of a record says that its body's CRC is right, of a frame that its payload's is. A
+    frame header with a wrong CRC is no frame but a hole.
+    """
+    walk = walk_range(data, base, start, end)
+    for chunk in _chunks(walk.records, BATCH_RECORDS_MAX):
+        columns = record_columns(data, chunk, body=False)
+        columns |= _sizes(data, base, chunk)
+        yield _batch(LOG_SCHEMA, store, len(chunk), kind=ItemKind.RECORD, **columns)
+    for frames in _chunks(walk.frames, BATCH_RECORDS_MAX):
+        yield _frame_batch(data, base, store, frames)
+    for gaps in _chunks(walk.gaps, BATCH_RECORDS_MAX):
+        yield _gap_batch(base, store, gaps)
+
+
+def record_batches(
+    data: memoryview,
+    base: int,
+    start: int,
+    end: int,
+    store: str,
+    topic: str | None = None,
+    body: bool = True,
+    until: int | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """The records that bytes [start, end) own, as RECORD_SCHEMA or with bodies RECORD_BODY_SCHEMA.
+
+    With `topic`, that topic's visible records alone: prepared and rolled-back transactions are not
+    in their topic. With `until`, only records that end at or below that log position.
+    """
+    schema = RECORD_BODY_SCHEMA if body else RECORD_SCHEMA
+    for chunk in _bounded(walk_range(data, base, start, end).records, body):
+        columns = record_columns(data, chunk, body)
+        columns |= _sizes(data, base, chunk)
+        batch = _batch(schema, store, len(chunk), **columns)
+        if topic is not None:
+            batch = batch.filter(pc.equal(batch["topic"], topic))
+            bits = pc.bit_wise_and(batch["sysflag"], SYSFLAG_TRANSACTION)
+            batch = batch.filter(pc.is_in(bits, pa.array([0, 8], bits.type)))
+        if until is not None:
+            last = pc.add(batch["position"], batch["size"].cast(pa.int64()))
+            batch = batch.filter(pc.less_equal(last, until))
+        if batch.num_rows:
+            yield batch
+
+
+def _sizes(data: memoryview, base: int, positions: Sequence[int]) -> dict[str, pa.Array]:
+    sizes = [int.from_bytes(data[at : at + 4], "big") for at in positions]
+    return {
+        "position": pa.array([base + at for at in positions], pa.int64()),
+        "size": pa.array(sizes, pa.int32()),
+    }
+
+
+def _frame_batch(
+    data: memoryview, base: int, store: str, frames: Sequence[FrameItem]
+) -> pa.RecordBatch:
+    intact = []
+    for frame in frames:
+        payload_at = frame.at + HEADER_SIZE_BYTES
+        payload = data[payload_at : payload_at + frame.payload_length]
+        intact.append(crc32c(bytes(payload)) == frame.payload_crc)
+    return _batch(
+        LOG_SCHEMA,
+        store,
+        len(frames),
+        kind=ItemKind.FRAME,
+        position=[base + frame.at for frame in frames],
+        size=[HEADER_SIZE_BYTES for _ in frames],
+        store_timestamp=[frame.timestamp_ms for frame in frames],
+        intact=intact,
+        frame_index=[frame.index for frame in frames],
+        frame_term=[frame.term for frame in frames],
+        frame_kind=[frame.kind for frame in frames],
+        record_count=[frame.record_count for frame in frames],
+        payload_length=[frame.payload_length for frame in frames],
+        payload_crc=[frame.payload_crc for frame in frames],
+        header_crc=[frame.header_crc for frame in frames],
+    )
+
+
+def _gap_batch(base: int, store: str, gaps: Sequence[Gap]) -> pa.RecordBatch:
+    return _batch(
+        LOG_SCHEMA,
+        store,
+        len(gaps),
+        kind=[int(gap.kind) for gap in gaps],
+        position=[base + gap.at for gap in gaps],
+        size=[gap.size_bytes for gap in gaps],
+        reason=[gap.reason for gap in gaps],
+    )
+
+
+def _batch(schema: pa.Schema, store: str, count: int, **columns: Any) -> pa.RecordBatch:
+    """A batch of `schema`; columns not given are null, single numbers stand for all rows."""
+    arrays = []
+    for field in schema:
+        column = store if field.name == "store" else columns.get(field.name)
+        if column is None:
+            arrays.append(pa.nulls(count, field.type))
+        elif isinstance(column, str | int):
+            arrays.append(pa.repeat(pa.scalar(column, field.type), count))
+        elif isinstance(column, pa.Array):
+            arrays.append(column.cast(field.type))
+        else:
+            arrays.append(pa.array(column, field.type))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _chunks(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+    for at in range(0, len(items), size):
+        yield items[at : at + size]
+
+
+def _bounded(positions: Sequence[int], body: bool) -> Iterator[Sequence[int]]:
+    """Chunks of at most BATCH_RECORDS_MAX records and, with bodies, about BATCH_BODY_BYTES_MAX."""
+    begin = 0
+    for i in range(1, len(positions) + 1):
+        full = i - begin >= BATCH_RECORDS_MAX
+        if body and i < len(positions):
+            full = full or positions[i] - positions[begin] >= BATCH_BODY_BYTES_MAX
+        if full or i == len(positions):
+            yield positions[begin:i]
+            begin = i

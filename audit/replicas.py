@@ -1,0 +1,134 @@
+"""Are the replicas the same bytes? Hash by blocks where they are read, compare the hashes.
+
+Every store is hashed up to its limit (audit.limits), the garbage behind blank records left out.
+A block counts as different if two stores that have it hash it differently; the majority's bytes
+are the right ones, and of a deviating store the first differing position is named.
+"""
+
+import itertools
+import json
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from audit.files import first_difference, segments
+from audit.layout import BLANK_SIZE_BYTES, ItemKind
+from audit.limits import Limits
+from audit.report import OFFENDERS_MAX, CheckResult, Offender
+from audit.tables import Tables
+
+BLANKS_MAX = 1_000_000  # blank records collected to the driver; a log of 1 PB has as many
+
+
+def replica_check(tables: Tables) -> CheckResult:
+    """Compare the stores block by block below their limits."""
+    blocks = _different_blocks(tables.spark, tables.items, tables.stores, tables.limits)
+    count = blocks.count()
+    offenders: list[Offender] = []
+    if count:
+        for row in blocks.orderBy("block_start").limit(OFFENDERS_MAX).collect():
+            offenders += _deviations(row["block_start"], row["copies"], tables.stores)
+    return CheckResult(
+        "replicas",
+        "blocks in which replicas differ below their limits",
+        True,
+        count,
+        tuple(offenders[:OFFENDERS_MAX]),
+    )
+
+
+def commit_check(limits: Limits) -> CheckResult:
+    """A commit position some store knows must be held by a majority, and by that store itself."""
+    offenders: list[Offender] = []
+    for store in limits.stores:
+        if store.commit > limits.agreed_end:
+            what = "commit is beyond what a majority holds"
+        elif store.commit > store.data_end:
+            what = "commit is beyond the store's own data"
+        else:
+            continue
+        offenders.append(
+            {
+                "store": store.store,
+                "what": what,
+                "commit": store.commit,
+                "data_end": store.data_end,
+                "agreed_end": limits.agreed_end,
+            }
+        )
+    title = "stores whose commit position is not held"
+    return CheckResult("commit", title, True, len(offenders), tuple(offenders))
+
+
+def segment_check(stores: Mapping[str, str], limits: Limits) -> CheckResult:
+    """Segments missing between others, below the store's limit."""
+    offenders: list[Offender] = []
+    for store in limits.stores:
+        files = segments(stores[store.store])
+        for before, after in itertools.pairwise(files):
+            if before.end < after.base and before.end < store.limit:
+                gap: Offender = {"store": store.store, "from": before.end, "to": after.base}
+                offenders.append(gap)
+    title = "log positions no segment file holds"
+    return CheckResult("segments", title, True, len(offenders), tuple(offenders[:OFFENDERS_MAX]))
+
+
+def _different_blocks(
+    spark: SparkSession, items: DataFrame, stores: Mapping[str, str], limits: Limits
+) -> DataFrame:
+    """Blocks with more than one hash: block_start, copies (array of store, block_end, digest)."""
+    skipped: dict[str, list[tuple[int, int]]] = {}
+    blanks = items.where(F.col("kind") == int(ItemKind.BLANK)).orderBy("position")
+    for row in blanks.select("store", "position", "size").limit(BLANKS_MAX).collect():
+        tail = (row["position"] + BLANK_SIZE_BYTES, row["position"] + row["size"])
+        skipped.setdefault(row["store"], []).append(tail)
+    reach = {store.store: store.limit for store in limits.stores}
+    return (
+        spark.read.format("rocketmq_blocks")
+        .option("stores", json.dumps(dict(stores)))
+        .option("limits", json.dumps(reach))
+        .option("skipped", json.dumps(skipped))
+        .option("cuts", json.dumps(sorted(set(reach.values()))))
+        .load()
+        .groupBy("block_start")
+        .agg(F.collect_list(F.struct("store", "block_end", "digest")).alias("copies"))
+        .withColumn(
+            "kinds",
+            F.size(
+                F.array_distinct(
+                    F.transform("copies", lambda copy: F.struct(copy.block_end, copy.digest))
+                )
+            ),
+        )
+        .where(F.col("kinds") > 1)
+    )
+
+
+def _deviations(start: int, copies: list[Any], stores: Mapping[str, str]) -> list[Offender]:
+    """The stores whose block differs from the majority's (without one: from the first store's)."""
+    votes = Counter((copy["block_end"], bytes(copy["digest"])) for copy in copies)
+    right, count = votes.most_common(1)[0]
+    by_majority = count * 2 > len(copies)
+    reference = min(
+        copy["store"] for copy in copies if (copy["block_end"], bytes(copy["digest"])) == right
+    )
+    found: list[Offender] = []
+    for copy in sorted(copies, key=lambda c: str(c["store"])):
+        if (copy["block_end"], bytes(copy["digest"])) == right:
+            continue
+        end = max(copy["block_end"], right[0])
+        found.append(
+            {
+                "store": copy["store"],
+                "unlike": reference,
+                "by_majority": by_majority,
+                "block_start": start,
+                "first_difference": first_difference(
+                    stores[copy["store"]], stores[reference], start, end
+                ),
+            }
+        )
+    return found

@@ -1,0 +1,78 @@
+"""What an audit found: plain data, and its JSON.
+
+A check that is a fault makes the verdict false when its count is above 0. The others are facts
+worth knowing that at-least-once delivery allows (a client's retry stored twice, a redelivery).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import orjson
+
+OFFENDERS_MAX = 20  # rows kept per check; the count is always complete
+
+Offender = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """One check: `count` offenders found, the first OFFENDERS_MAX of them in `offenders`."""
+
+    name: str
+    title: str
+    fault: bool
+    count: int
+    offenders: tuple[Offender, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        return self.count == 0 or not self.fault
+
+
+@dataclass(frozen=True, slots=True)
+class StoreReport:
+    """One store: log positions (audit.limits) and what it holds."""
+
+    store: str
+    begin: int
+    data_end: int
+    commit: int
+    agreed: int
+    records: int
+    frames: int
+
+
+@dataclass(frozen=True, slots=True)
+class AuditReport:
+    """The verdict with what it rests on. `figures` counts messages of the topic."""
+
+    topic: str
+    stores: tuple[StoreReport, ...]
+    figures: Mapping[str, int]
+    checks: tuple[CheckResult, ...]
+    seconds: float
+    phases: Mapping[str, float] = field(default_factory=dict)  # seconds by part of the work
+
+    @property
+    def ok(self) -> bool:
+        """The verdict."""
+        return all(check.ok for check in self.checks)
+
+    def check(self, name: str) -> CheckResult:
+        """The check of that name. KeyError if it was not run."""
+        for check in self.checks:
+            if check.name == name:
+                return check
+        raise KeyError(name)
+
+    def count(self, name: str) -> int:
+        """Offenders of the check of that name."""
+        return self.check(name).count
+
+    def to_json(self) -> bytes:
+        """The whole report as one JSON object, with `ok` beside the fields."""
+        content = {"ok": self.ok, **asdict(self)}
+        return orjson.dumps(content, option=orjson.OPT_INDENT_2)

@@ -1,0 +1,313 @@
+"""A store as Spark data sources. Register them once per session: `register(spark)`.
+
+    spark.read.format("rocketmq").option("topic", "Flights").load("n0/store")
+
+rocketmq         the CommitLog's records; with `topic` that topic's visible ones alone
+rocketmq_log     every item of the log: records, frame headers, blanks, holes, ends (for the audit)
+rocketmq_queue   the ConsumeQueues' units
+rocketmq_blocks  hashes of blocks of the log, to compare replicas
+
+Options: `path`, one store directory, or `stores`, a JSON object of names and directories; the name
+is the column `store` (the directory's, without a name). For rocketmq and rocketmq_log
+`splitBytes` (default 32 MiB): segments are cut at any byte. For rocketmq `body` (default true: a
+source cannot prune columns, so say when bodies are not wanted) and `until`, a log position behind
+which nothing is read. For rocketmq_blocks `limits`, `skipped` and `cuts`, JSON (see BlockReader).
+
+`partitions` and `read` run in different processes, so readers hold plain data only.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import (
+    BinaryType,
+    BooleanType,
+    DataType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+from audit.files import (
+    QueueFile,
+    Segment,
+    hashed_blocks,
+    map_file,
+    queue_files,
+    segments,
+    units,
+)
+from audit.parse import (
+    LOG_SCHEMA,
+    RECORD_BODY_SCHEMA,
+    RECORD_SCHEMA,
+    log_batches,
+    record_batches,
+)
+
+SPLIT_BYTES = 32 * 1024 * 1024
+SPLIT_BYTES_MIN = 4096
+UNIT_SCHEMA = pa.schema(
+    [
+        ("store", pa.string()),
+        ("topic", pa.string()),
+        ("queue_id", pa.int32()),
+        ("queue_offset", pa.int64()),
+        ("position", pa.int64()),
+        ("size", pa.int32()),
+        ("tags_code", pa.int64()),
+    ]
+)
+BLOCK_SCHEMA = pa.schema(
+    [
+        ("store", pa.string()),
+        ("block_start", pa.int64()),
+        ("block_end", pa.int64()),
+        ("digest", pa.binary()),
+    ]
+)
+_SPARK_TYPES: dict[Any, DataType] = {
+    pa.string(): StringType(),
+    pa.binary(): BinaryType(),
+    pa.int32(): IntegerType(),
+    pa.int64(): LongType(),
+    pa.bool_(): BooleanType(),
+}
+
+
+def register(spark: SparkSession) -> None:
+    """Make the four formats known to this session; harmless when repeated."""
+    for source in (RecordSource, LogSource, QueueSource, BlockSource):
+        spark.dataSource.register(source)
+
+
+def spark_schema(schema: pa.Schema) -> StructType:
+    """The Spark schema an Arrow schema of ours stands for; every field nullable."""
+    return StructType([StructField(f.name, _SPARK_TYPES[f.type], True) for f in schema])
+
+
+@dataclass
+class SegmentRange(InputPartition):  # type: ignore[misc]  # pyspark is untyped here
+    """Log positions [start, end) of one segment of a store."""
+
+    store: str
+    segment: Segment
+    start: int
+    end: int
+
+
+@dataclass
+class QueueFiles(InputPartition):  # type: ignore[misc]  # pyspark is untyped here
+    """Some ConsumeQueue files of a store."""
+
+    store: str
+    files: list[QueueFile]
+
+
+class _StoreReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped here
+    """What the readers share: the stores and how their segments are cut."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self.stores = _stores(options)
+        self.split_bytes = int(options.get("splitBytes", SPLIT_BYTES))
+        if self.split_bytes < SPLIT_BYTES_MIN:
+            raise ValueError(f"splitBytes must be at least {SPLIT_BYTES_MIN}")
+
+    def partitions(self) -> list[InputPartition]:
+        found: list[InputPartition] = []
+        for store, directory in self.stores.items():
+            for segment in segments(directory):
+                for start in range(segment.base, segment.end, self.split_bytes):
+                    end = min(start + self.split_bytes, segment.end)
+                    found.append(SegmentRange(store, segment, start, end))
+        return found
+
+
+class RecordReader(_StoreReader):
+    """Records, optionally of one topic, with or without bodies."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        super().__init__(options)
+        self.topic = options.get("topic")
+        self.body = _flag(options, "body", True)
+        until = options.get("until")
+        self.until = None if until is None else int(until)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(partition, SegmentRange):
+            return  # Spark's way to read a source that has no partitions
+        base = partition.segment.base
+        yield from record_batches(
+            map_file(partition.segment.path),
+            base,
+            partition.start - base,
+            partition.end - base,
+            partition.store,
+            self.topic,
+            self.body,
+            self.until,
+        )
+
+
+class LogReader(_StoreReader):
+    """Every item of the log."""
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(partition, SegmentRange):
+            return  # as above
+        base = partition.segment.base
+        data = map_file(partition.segment.path)
+        start, end = partition.start - base, partition.end - base
+        yield from log_batches(data, base, start, end, partition.store)
+
+
+class QueueReader(_StoreReader):
+    """ConsumeQueue units; a partition is about `splitBytes` of files."""
+
+    def partitions(self) -> list[InputPartition]:
+        found: list[InputPartition] = []
+        for store, directory in self.stores.items():
+            files: list[QueueFile] = []
+            size_bytes = 0
+            for file in queue_files(directory):
+                files.append(file)
+                size_bytes += file.size_bytes
+                if size_bytes >= self.split_bytes:
+                    found.append(QueueFiles(store, files))
+                    files, size_bytes = [], 0
+            if files:
+                found.append(QueueFiles(store, files))
+        return found
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(partition, QueueFiles):
+            return  # as above
+        for file in partition.files:
+            offsets, content = units(file)
+            count = len(offsets)
+            if not count:
+                continue
+            columns = [
+                pa.repeat(pa.scalar(partition.store), count),
+                pa.repeat(pa.scalar(file.topic), count),
+                pa.repeat(pa.scalar(file.queue_id, pa.int32()), count),
+                pa.array(offsets, pa.int64()),
+                pa.array(content["position"].astype("i8")),
+                pa.array(content["size"].astype("i4")),
+                pa.array(content["tags_code"].astype("i8")),
+            ]
+            yield pa.RecordBatch.from_arrays(columns, schema=UNIT_SCHEMA)
+
+
+class BlockReader(_StoreReader):
+    """Block hashes. `limits` {store: position}: how far each store is read; `skipped` {store:
+    [[from, to], …]}: positions left out; `cuts` [position, …]: additional block ends."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        super().__init__(options)
+        self.limits: dict[str, int] = json.loads(options["limits"])
+        self.skipped: dict[str, list[tuple[int, int]]] = json.loads(options["skipped"])
+        self.cuts: list[int] = json.loads(options["cuts"])
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(partition, SegmentRange):
+            return  # as above
+        store = partition.store
+        end = min(partition.end, self.limits[store])
+        if partition.start >= end:
+            return
+        skipped = self.skipped.get(store, [])
+        blocks = hashed_blocks(partition.segment, partition.start, end, skipped, self.cuts)
+        starts, ends, digests = zip(*blocks, strict=True)
+        columns = [
+            pa.repeat(pa.scalar(store), len(starts)),
+            pa.array(starts, pa.int64()),
+            pa.array(ends, pa.int64()),
+            pa.array(digests, pa.binary()),
+        ]
+        yield pa.RecordBatch.from_arrays(columns, schema=BLOCK_SCHEMA)
+
+
+class RecordSource(DataSource):  # type: ignore[misc]  # pyspark is untyped here
+    """Format `rocketmq`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "rocketmq"
+
+    def schema(self) -> StructType:
+        body = _flag(self.options, "body", True)
+        return spark_schema(RECORD_BODY_SCHEMA if body else RECORD_SCHEMA)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return RecordReader(_plain(self.options))
+
+
+class LogSource(DataSource):  # type: ignore[misc]  # pyspark is untyped here
+    """Format `rocketmq_log`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "rocketmq_log"
+
+    def schema(self) -> StructType:
+        return spark_schema(LOG_SCHEMA)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return LogReader(_plain(self.options))
+
+
+class QueueSource(DataSource):  # type: ignore[misc]  # pyspark is untyped here
+    """Format `rocketmq_queue`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "rocketmq_queue"
+
+    def schema(self) -> StructType:
+        return spark_schema(UNIT_SCHEMA)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return QueueReader(_plain(self.options))
+
+
+class BlockSource(DataSource):  # type: ignore[misc]  # pyspark is untyped here
+    """Format `rocketmq_blocks`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "rocketmq_blocks"
+
+    def schema(self) -> StructType:
+        return spark_schema(BLOCK_SCHEMA)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return BlockReader(_plain(self.options))
+
+
+def _plain(options: MutableMapping[str, str]) -> dict[str, str]:
+    """Spark's case-insensitive options under the names this module asks for."""
+    names = ("path", "stores", "topic", "body", "until", "splitBytes", "limits", "skipped", "cuts")
+    return {name: options[name] for name in names if name in options}
+
+
+def _stores(options: Mapping[str, str]) -> dict[str, str]:
+    if "stores" in options:
+        return {str(name): str(path) for name, path in json.loads(options["stores"]).items()}
+    if "path" in options:
+        return {options["path"]: options["path"]}
+    raise ValueError("give a store directory: load(path), or option stores")
+
+
+def _flag(options: Mapping[str, str], name: str, default: bool) -> bool:
+    text = options.get(name, str(default)).lower()
+    if text not in ("true", "false"):
+        raise ValueError(f"option {name} is true or false, not {text}")
+    return text == "true"

@@ -1,0 +1,155 @@
+"""Everything the checks read, decoded once and staged as Parquet in a temporary directory.
+
+The logs are parsed and verified in one pass over each byte; every check then reads columns. Nothing
+here holds messages on the driver.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from audit import history
+from audit.layout import SYSFLAG_TRANSACTION, ItemKind
+from audit.limits import Limits, find_limits
+
+# What makes two copies of a record on two stores the same record.
+_IDENTITY = (
+    "size",
+    "topic",
+    "queue_id",
+    "queue_offset",
+    "uniq_key",
+    "content_crc",
+    "body_crc",
+    "tags_code",
+    "sysflag",
+    "born_timestamp",
+    "store_timestamp",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """The staged tables of one audit.
+
+    items: every item of every store's log (audit.parse.LOG_SCHEMA)
+    units: every ConsumeQueue unit (audit.sources.UNIT_SCHEMA)
+    log: the records a majority holds: position, size, topic, queue_id, queue_offset, id, id_text,
+        content_crc, visible
+    events: the history's lines; sends: one row per send (history.sends)
+    ledger: one row per message id of the topic, sent or stored: see `_ledger`
+    """
+
+    spark: SparkSession
+    stores: Mapping[str, str]
+    topic: str
+    limits: Limits
+    items: DataFrame
+    units: DataFrame
+    log: DataFrame
+    events: DataFrame
+    sends: DataFrame
+    ledger: DataFrame
+
+
+def stage(
+    spark: SparkSession, stores: Mapping[str, str], history_path: str, topic: str, scratch: Path
+) -> Tables:
+    """Decode stores and history into `scratch`. Raises StoreError, HistoryUnfit, OSError."""
+
+    def staged(frame: DataFrame, name: str) -> DataFrame:
+        path = str(scratch / name)
+        frame.write.parquet(path)
+        return spark.read.schema(frame.schema).parquet(path)
+
+    directories = json.dumps(dict(stores))
+    items = staged(spark.read.format("rocketmq_log").option("stores", directories).load(), "items")
+    units = staged(
+        spark.read.format("rocketmq_queue").option("stores", directories).load(), "units"
+    )
+    limits = find_limits(items, stores)
+    log = staged(_log(items, limits), "log")
+    events = staged(history.read_events(spark, history_path), "events")
+    sends = staged(history.sends(events), "sends")
+    ledger = staged(_ledger(log, sends, topic), "ledger")
+    return Tables(spark, stores, topic, limits, items, units, log, events, sends, ledger)
+
+
+def records(items: DataFrame) -> DataFrame:
+    """The records among the staged items, with `visible`: consumers may get it."""
+    bits = F.col("sysflag").bitwiseAND(SYSFLAG_TRANSACTION)
+    rows = items.where(F.col("kind") == int(ItemKind.RECORD))
+    return rows.withColumn("visible", bits.isin(0, 8))
+
+
+def _log(items: DataFrame, limits: Limits) -> DataFrame:
+    """The group's records: those a majority of stores hold intact below the agreed end."""
+    kept = ("topic", "queue_id", "queue_offset", "uniq_key", "content_crc", "visible")
+    rows = (
+        records(items)
+        .where(F.col("intact") & (F.col("position") + F.col("size") <= limits.agreed_end))
+        .withColumn("identity", F.xxhash64(*_IDENTITY))
+    )
+    held = rows.groupBy("position", "size", "identity").agg(
+        F.count("*").alias("holders"), *[F.first(name).alias(name) for name in kept]
+    )
+    return (
+        held.where(F.col("holders") >= limits.majority)
+        .drop("holders", "identity")
+        .withColumn("id", history.binary_id("uniq_key"))
+        .withColumnRenamed("uniq_key", "id_text")
+    )
+
+
+def _ledger(log: DataFrame, sends: DataFrame, topic: str) -> DataFrame:
+    """One row per id: what was sent under it, and what is stored under it.
+
+    id, id_text; sent; op, outcome, attempts, order, seq, ack_queue, ack_offset (null if never
+    sent); copies; altered (copies with another body than the sent one); at_ack (a copy stands
+    where the acknowledgement says); first_position, first_queue, first_offset.
+    """
+    copies = log.where((F.col("topic") == topic) & F.col("visible")).select(
+        "id",
+        F.col("id_text").alias("log_id"),
+        "position",
+        "queue_id",
+        "queue_offset",
+        "content_crc",
+    )
+    sent = sends.where(F.col("topic") == topic).drop("topic", "invokes", "outcomes")
+    at_ack = (
+        (F.col("queue_id") == F.col("ack_queue"))
+        & (F.col("queue_offset") == F.col("ack_offset"))
+        & F.coalesce(F.col("position") == F.col("ack_position"), F.lit(True))
+    )
+    altered = F.col("crc").isNotNull() & ~F.col("content_crc").eqNullSafe(F.col("crc"))
+    once = ("op", "outcome", "attempts", "order", "seq", "ack_queue", "ack_offset")
+    stored = F.col("position").isNotNull()
+    return (
+        copies.join(sent, "id", "full_outer")
+        .groupBy("id")
+        .agg(
+            F.max(F.coalesce("id_text", "log_id")).alias("id_text"),
+            *[F.max(name).alias(name) for name in once],
+            F.count("position").alias("copies"),
+            F.count(F.when(stored & altered, 1)).alias("altered"),
+            F.coalesce(F.max(at_ack), F.lit(False)).alias("at_ack"),
+            F.min(F.when(stored, F.struct("position", "queue_id", "queue_offset"))).alias("first"),
+        )
+        .select(
+            "id",
+            "id_text",
+            F.col("op").isNotNull().alias("sent"),
+            *once,
+            "copies",
+            "altered",
+            "at_ack",
+            F.col("first.position").alias("first_position"),
+            F.col("first.queue_id").alias("first_queue"),
+            F.col("first.queue_offset").alias("first_offset"),
+        )
+    )

@@ -1,0 +1,259 @@
+"""Finding the items of a CommitLog range: records, frame headers, blanks, and what is none. Pure.
+
+A range of a segment *owns* every item whose first byte lies in it. A range that begins inside the
+segment looks for its first item itself, so a segment may be cut at arbitrary bytes and every item
+is seen exactly once. What keeps a record nested in a message body from being taken for an item:
+its physical offset would have to equal its own position; frame headers carry a CRC as well.
+
+Damage is walked around: where no item begins, the next position at which one does is searched for,
+and the bytes between are a hole. The range that owns the item before a hole reports it, whole.
+A body written on purpose with a valid record for its own future position can mislead a range that
+begins inside that body, and only such a range.
+"""
+
+import re
+import struct
+from dataclasses import dataclass, field
+
+from audit.layout import (
+    BLANK_MAGIC,
+    BLANK_SIZE_BYTES,
+    BODY_AT,
+    FRAME_MAGIC,
+    HEADER_SIZE_BYTES,
+    HOST_IPV6_SIZE_BYTES,
+    HOST_SIZE_BYTES,
+    ITEM_SIZE_BYTES_MAX,
+    RECORD_MAGIC_V1,
+    RECORD_MAGIC_V2,
+    RECORD_SIZE_BYTES_MIN,
+    SYSFLAG_BORN_IPV6,
+    SYSFLAG_STORE_IPV6,
+    ItemKind,
+)
+from store.frame import FrameError, parse_header
+
+_SIZE_MAGIC = struct.Struct(">ii")
+_RECORD_START = struct.Struct(">ii20xqi")  # size, magic, physical offset, sysflag
+_INT = struct.Struct(">i")
+_SHORT = struct.Struct(">h")
+_ANY_MAGIC = re.compile(rb"\xda\xa3\x20[\xa7\xab\xf0]|\xcb\xd4\x31\x94")
+_BLANK_MAGIC_BYTES = _INT.pack(BLANK_MAGIC)
+_SEARCH_BYTES = 1 << 20  # a search step; zeros are skipped this much at a time
+_ZEROS = bytes(_SEARCH_BYTES + 7)
+
+
+@dataclass(frozen=True, slots=True)
+class FrameItem:
+    """A frame header with a good CRC; `at` is relative to the segment."""
+
+    at: int
+    index: int
+    term: int
+    timestamp_ms: int
+    kind: int
+    record_count: int
+    payload_length: int
+    payload_crc: int
+    header_crc: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """A blank record, a hole or the end of the data; `at` is relative to the segment."""
+
+    kind: ItemKind
+    at: int
+    size_bytes: int
+    reason: str
+
+
+@dataclass(slots=True)
+class Walk:
+    """The items one range owns, in order of position within each list."""
+
+    records: list[int] = field(default_factory=list)
+    frames: list[FrameItem] = field(default_factory=list)
+    gaps: list[Gap] = field(default_factory=list)
+
+
+def walk_range(data: memoryview, base: int, start: int, end: int) -> Walk:
+    """Walk the items of bytes [start, end) of a segment.
+
+    `data` is the whole segment, `base` the log position of its first byte; `start` and `end` are
+    relative to it.
+    """
+    assert 0 <= start <= end <= len(data)
+    walk = Walk()
+    at: int | None = start
+    if start > 0:
+        if _behind_blank(data, start):
+            return walk
+        at = find_item(data, base, start, end)
+    while at is not None and at < end:
+        at = _hop(data, base, at, end, walk)
+        if at is None or _is_item(data, base, at):
+            continue  # the blank record, or the next range's first item
+        found = find_item(data, base, at + 1, len(data))
+        zero = _all_zero(data, at, len(data) if found is None else found)
+        reason = "zeros" if zero else _complaint(data, base, at)
+        if found is None:
+            if at < len(data):
+                walk.gaps.append(Gap(ItemKind.END, at, len(data) - at, reason))
+        else:
+            walk.gaps.append(Gap(ItemKind.HOLE, at, found - at, reason))
+        at = found
+    return walk
+
+
+def find_item(data: memoryview, base: int, start: int, end: int) -> int | None:
+    """The first position in [start, end) where an item begins, or None."""
+    at = start
+    while at < end:
+        stop = min(at + _SEARCH_BYTES, end)
+        # An item's magic stands 4 to 7 bytes behind its first byte.
+        window = bytes(data[at : min(stop + 7, len(data))])
+        if window != _ZEROS[: len(window)]:
+            for match in _ANY_MAGIC.finditer(window):
+                position = at + match.start() - 4
+                if start <= position < end and _is_item(data, base, position):
+                    return position
+        at = stop
+    return None
+
+
+def _hop(data: memoryview, base: int, at: int, end: int, walk: Walk) -> int | None:
+    """Take items from `at` on; return where it stopped, or None behind the blank record."""
+    total = len(data)
+    unpack = _RECORD_START.unpack_from
+    take = walk.records.append
+    last = total - RECORD_SIZE_BYTES_MIN
+    while at < end:
+        if at <= last:
+            size, magic, physical, _ = unpack(data, at)
+            if magic in (RECORD_MAGIC_V1, RECORD_MAGIC_V2):
+                if physical != base + at or not _record_shape(data, at, size, magic):
+                    return at
+                take(at)
+                at += size
+                continue
+        elif at + BLANK_SIZE_BYTES > total:
+            return at
+        else:
+            size, magic = _SIZE_MAGIC.unpack_from(data, at)
+        if magic == FRAME_MAGIC:
+            frame = _frame_at(data, base, at)
+            if frame is None:
+                return at
+            walk.frames.append(frame)
+            at += size
+        elif magic == BLANK_MAGIC and size == total - at:
+            walk.gaps.append(Gap(ItemKind.BLANK, at, size, ""))
+            return None
+        else:
+            return at
+    return at
+
+
+def _is_item(data: memoryview, base: int, at: int) -> bool:
+    """True if a record, a frame header or the blank record begins at `at` (the end does not)."""
+    total = len(data)
+    if at + BLANK_SIZE_BYTES > total:
+        return False
+    size, magic = _SIZE_MAGIC.unpack_from(data, at)
+    if magic in (RECORD_MAGIC_V1, RECORD_MAGIC_V2):
+        if at + RECORD_SIZE_BYTES_MIN > total:
+            return False
+        physical = _RECORD_START.unpack_from(data, at)[2]
+        return bool(physical == base + at) and _record_shape(data, at, size, magic)
+    if magic == FRAME_MAGIC:
+        return _frame_at(data, base, at) is not None
+    return bool(magic == BLANK_MAGIC and size == total - at)
+
+
+def _record_shape(data: memoryview, at: int, size: int, magic: int) -> bool:
+    """True if the record's size is what its inner lengths add up to, inside the segment."""
+    limit = at + size
+    if size < RECORD_SIZE_BYTES_MIN or limit > len(data):
+        return False
+    sysflag = _INT.unpack_from(data, at + 36)[0]
+    body_at = at + BODY_AT
+    if sysflag & (SYSFLAG_BORN_IPV6 | SYSFLAG_STORE_IPV6):
+        longer = HOST_IPV6_SIZE_BYTES - HOST_SIZE_BYTES
+        body_at += longer * (bool(sysflag & SYSFLAG_BORN_IPV6) + bool(sysflag & SYSFLAG_STORE_IPV6))
+    body_length = _INT.unpack_from(data, body_at - 4)[0]
+    topic_at = body_at + body_length
+    if body_length < 0 or topic_at + 4 > limit:
+        return False
+    if magic == RECORD_MAGIC_V1:
+        properties_at = topic_at + 1 + data[topic_at]
+    else:
+        properties_at = topic_at + 2 + _SHORT.unpack_from(data, topic_at)[0]
+    if not topic_at < properties_at <= limit - 2:
+        return False
+    length = _SHORT.unpack_from(data, properties_at)[0]
+    return bool(length >= 0 and properties_at + 2 + length == limit)
+
+
+def _frame_at(data: memoryview, base: int, at: int) -> FrameItem | None:
+    """The frame whose header begins at `at`; None unless header, CRC and position are right."""
+    try:
+        fields = parse_header(data, at)
+    except FrameError:
+        return None
+    _, _, index, term, position, timestamp_ms, length, record_count, kind, crc, head_crc = fields
+    if position != base + at or at + HEADER_SIZE_BYTES + length > len(data):
+        return None
+    return FrameItem(at, index, term, timestamp_ms, kind, record_count, length, crc, head_crc)
+
+
+def _behind_blank(data: memoryview, start: int) -> bool:
+    """True if `start` lies in the garbage behind the segment's blank record.
+
+    Old records may stand there at their own positions. The tail behind a blank is shorter than
+    the item that did not fit, so only ranges near the segment's end have to look.
+    """
+    total = len(data)
+    lowest = max(0, total - ITEM_SIZE_BYTES_MAX - BLANK_SIZE_BYTES)
+    if start <= lowest:
+        return False
+    before = bytes(data[lowest : start + BLANK_SIZE_BYTES])
+    found = before.find(_BLANK_MAGIC_BYTES)
+    while found >= 0:
+        at = lowest + found - 4
+        if 0 <= at < start and _INT.unpack_from(data, at)[0] == total - at:
+            return True
+        found = before.find(_BLANK_MAGIC_BYTES, found + 1)
+    return False
+
+
+def _all_zero(data: memoryview, start: int, end: int) -> bool:
+    for at in range(start, end, _SEARCH_BYTES):
+        window = bytes(data[at : min(at + _SEARCH_BYTES, end)])
+        if window != _ZEROS[: len(window)]:
+            return False
+    return True
+
+
+def _complaint(data: memoryview, base: int, at: int) -> str:
+    """Say what is wrong with the bytes at `at`, which begin no item."""
+    if at + BLANK_SIZE_BYTES > len(data):
+        return "no room for an item"
+    size, magic = _SIZE_MAGIC.unpack_from(data, at)
+    if magic == FRAME_MAGIC:
+        try:
+            fields = parse_header(data, at)
+        except FrameError as error:
+            return error.reason
+        if fields[4] != base + at:
+            return f"frame header for position {fields[4]}"
+        return "frame payload cut short"
+    if magic in (RECORD_MAGIC_V1, RECORD_MAGIC_V2):
+        if at + RECORD_SIZE_BYTES_MIN <= len(data):
+            physical = _RECORD_START.unpack_from(data, at)[2]
+            if physical != base + at:
+                return f"record for position {physical}"
+        return f"record lengths do not add up to its size {size}"
+    if magic == BLANK_MAGIC:
+        return f"blank record of {size} bytes with {len(data) - at} left"
+    return f"no item: magic {magic & 0xFFFFFFFF:#010x}"

@@ -72,9 +72,11 @@ class SlotFile:
                 newest, self._sequence, self._slot = content, sequence, slot
         if newest is None:
             raise SlotsDamaged(self._path, "; ".join(reasons))
-        # A save killed before its fdatasync may live in the page cache only. Nobody may act on
-        # it (grant that vote again, say) before a power cut cannot take it back any more.
+        # A save killed before its fdatasync may live in the page cache only, and so may the
+        # name of a file killed while it was made. Nobody may act on it (grant that vote again,
+        # say) before a power cut cannot take it back any more.
         self._file.sync()
+        self._sync_name()
         return newest
 
     def save(self, content: bytes) -> None:
@@ -96,9 +98,7 @@ class SlotFile:
             self._file = None
 
     def _create(self, content: bytes) -> None:
-        directory, _, _ = self._path.rpartition("/")
-        parent, _, _ = directory.rpartition("/")
-        self._disk.makedirs(directory)
+        self._disk.makedirs(self._path.rpartition("/")[0])
         temporary = self._path + ".new"
         file = self._disk.open(temporary)
         try:
@@ -108,10 +108,14 @@ class SlotFile:
         finally:
             file.close()
         self._disk.rename(temporary, self._path)
-        self._disk.sync_directory(directory)
-        self._disk.sync_directory(parent)
+        self._sync_name()
         self._file = self._disk.open(self._path)
         self._slot, self._sequence = 0, 1
+
+    def _sync_name(self) -> None:
+        directory = self._path.rpartition("/")[0]
+        self._disk.sync_directory(directory)
+        self._disk.sync_directory(directory.rpartition("/")[0])
 
 
 def _slot_bytes(sequence: int, content: bytes) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from dledger.messages import Role
@@ -17,7 +18,7 @@ class FaultPlan:
     def __init__(self, world: World) -> None:
         self._world = world
         rng = world.rng
-        self._every_ms = rng.choice((150.0, 300.0, 600.0, 1200.0))
+        self._every_ms = rng.choice((2.0, 4.0, 8.0, 16.0)) * world.unit_ms
         faults = [
             self._kill,
             self._crash_in_operation,
@@ -36,8 +37,26 @@ class FaultPlan:
         if rng.random() < 0.6:
             self._faults.append(self._kill_leader)
 
+        # New leaders are struck just when their first frames are on the way: the moment of
+        # figure 8. In most worlds nobody is.
+        self._ambush = rng.choice((0.0, 0.0, 0.3, 0.7))
+        self._ambushes = [self._kill_leader, self._isolate_leader]
+
+    def elected(self, node: SimNode) -> None:
+        """`node` has just become leader."""
+        world = self._world
+        if not world.healed and world.rng.random() < self._ambush:
+            delay_ms = (world.profile.delay_ms * 2 + world.profile.sync_ms) * 2
+            fault = world.rng.choice(self._ambushes)
+            world.after(delay_ms * world.rng.random(), self._spring, fault, node)
+
+    def _spring(self, fault: Callable[[], None], node: SimNode) -> None:
+        if not self._world.healed and node.up and self._leader() is node:
+            self._world.note(f"ambush {fault.__name__}")
+            fault()
+
     def schedule(self) -> None:
-        self._world.after(self._every_ms * 3 * self._world.rng.random() + 300.0, self._strike)
+        self._world.after(self._every_ms * 3 * self._world.rng.random() + 4 * self._world.unit_ms, self._strike)
 
     def _strike(self) -> None:
         world = self._world
@@ -63,7 +82,8 @@ class FaultPlan:
         return self._leader() if self._world.rng.random() < 0.5 else self._anybody()
 
     def _soon(self) -> float:
-        return self._world.rng.choice((5.0, 50.0, 200.0, 900.0)) * (0.5 + self._world.rng.random())
+        beats = self._world.rng.choice((0.1, 1.0, 4.0, 12.0)) * (0.5 + self._world.rng.random())
+        return beats * self._world.unit_ms
 
     # -- processes --------------------------------------------------------------------------------
 
@@ -125,7 +145,12 @@ class FaultPlan:
     # -- links --------------------------------------------------------------------------------------
 
     def _isolate(self) -> None:
-        name = self._victim().name
+        self._isolate_node(self._victim().name)
+
+    def _isolate_leader(self) -> None:
+        self._isolate_node(self._leader().name)
+
+    def _isolate_node(self, name: str) -> None:
         others = self._world.nodes.keys() - {name}
         self._cut({(name, o) for o in others} | {(o, name) for o in others})
 

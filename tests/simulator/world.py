@@ -39,27 +39,32 @@ class Profile:
     spike: float  # probability of a delay that is twenty times as long
     loss: float
     duplication: float
+    late_ms: float  # a duplicate comes up to this much later: over elections, if it is long
     ordered: bool  # links deliver in order, as TCP does
     sync_ms: float
     propose_every_ms: float
     window: int  # limits of the pipeline, in messages
     append_bytes_max: int
+    fast: bool  # elections in a third of the time: more of them
 
     @staticmethod
     def draw(rng: Random) -> Profile:
         rough = rng.random() < 0.5
+        delay_ms = rng.choice((0.2, 1.0, 5.0, 30.0))
         return Profile(
             nodes=rng.choice((3, 3, 3, 3, 5)),
             durable=rng.random() < 0.7,
-            delay_ms=rng.choice((0.2, 1.0, 5.0, 30.0)),
+            delay_ms=delay_ms,
             spike=rng.choice((0.0, 0.02, 0.1)) if rough else 0.0,
             loss=rng.choice((0.0, 0.01, 0.1)) if rough else 0.0,
             duplication=rng.choice((0.0, 0.05, 0.3)) if rough else 0.0,
+            late_ms=rng.choice((10.0, 300.0, 1500.0)),
             ordered=not rough,
             sync_ms=rng.choice((0.2, 2.0, 20.0)),
             propose_every_ms=rng.choice((40.0, 80.0, 150.0)),
             window=rng.choice((1, 2, 8)),
             append_bytes_max=rng.choice((1, 200, 4096)),
+            fast=delay_ms < 10 and rng.random() < 0.5,
         )
 
 
@@ -86,11 +91,15 @@ class World:
         self._arrival: dict[tuple[str, str], float] = {}
         self.cut: set[tuple[str, str]] = set()
         self.config = CoreConfig(
+            heartbeat_ms=25 if self.profile.fast else 75,
+            election_ms_min=110 if self.profile.fast else 350,
+            election_ms_max=220 if self.profile.fast else 700,
             append_bytes_max=self.profile.append_bytes_max,
             inflight_messages_max=self.profile.window,
             uncommitted_bytes_max=4096,
         )
         self.checker = Checker(self)
+        self.unit_ms = self.config.heartbeat_ms
         names = "abcde"[: self.profile.nodes]
         self.nodes = {name: node_class(self, name, frozenset(names)) for name in names}
         self.plan = FaultPlan(self)
@@ -202,8 +211,7 @@ class World:
             if rng.random() < profile.spike:
                 delay_ms *= 20 * (1 + rng.random())
             if rng.random() < profile.duplication:
-                again_ms = delay_ms + profile.delay_ms * 40 * rng.random()
-                self.after(again_ms, self._deliver, message)
+                self.after(delay_ms + profile.late_ms * rng.random(), self._deliver, message)
         when_ms = self.now_ms + delay_ms
         if profile.ordered or self.healed:
             when_ms = max(when_ms, self._arrival.get(link, 0.0))

@@ -1,0 +1,40 @@
+"""The checker is tested with planted breaks: each must be caught within a bounded number of
+seeds, and the same seeds pass when the rule is back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dledger.core import RaftCore
+from tests.simulator.breaks import CORE_BREAKS, NODE_BREAKS
+from tests.simulator.checks import CheckFailed
+from tests.simulator.node import SimNode
+from tests.simulator.world import World
+
+SEEDS_MAX = 1_000  # the rarest faults need a few hundred: figure 8, duplicated votes
+
+
+def caught_at(**broken: Any) -> int | None:
+    """The first seed that catches it."""
+    for seed in range(SEEDS_MAX):
+        try:
+            World(seed, **broken).run()
+        except (CheckFailed, AssertionError):  # the core's own assertions stop the node, too
+            return seed
+    return None
+
+
+@pytest.mark.parametrize("broken", CORE_BREAKS, ids=lambda cls: cls.__name__)
+def test_a_broken_core_is_caught(broken: type[RaftCore]) -> None:
+    seed = caught_at(core_class=broken)
+    assert seed is not None, f"{broken.__doc__} survives {SEEDS_MAX} seeds"
+    World(seed).run()
+
+
+@pytest.mark.parametrize("broken", NODE_BREAKS, ids=lambda cls: cls.__name__)
+def test_a_broken_shell_is_caught(broken: type[SimNode]) -> None:
+    seed = caught_at(node_class=broken)
+    assert seed is not None, f"{broken.__doc__} survives {SEEDS_MAX} seeds"
+    World(seed).run()

@@ -78,6 +78,9 @@ class BrokerConfig:
     delete_when: str = _option("deleteWhen", "04")  # hours, separated by ';'
     file_reserved_time: int = _option("fileReservedTime", 72, low=1)  # hours
     disk_max_used_space_ratio: int = _option("diskMaxUsedSpaceRatio", 75, low=10, high=95)
+    disk_space_warning_level_ratio: int = _option(
+        "diskSpaceWarningLevelRatio", 90, low=10, high=100
+    )  # percent used, from which on sends are refused
     max_message_size: int = _option("maxMessageSize", 4 * MIB, low=1 * KIB, high=12 * MIB)
     long_polling_enable: bool = _option("longPollingEnable", True)
     short_polling_time_mills: int = _option("shortPollingTimeMills", 1000, low=1)

@@ -129,6 +129,7 @@ class SendPath:
         self._answers = AnswerFormat(config.region_id, config.trace_on, rules.store_host)
         self._store_host = rules.store_host
         self._group_size_max = config.frame_size_max
+        self._waiting_bytes_max = config.waiting_bytes_max
         self._groups: deque[Group] = deque()
         self._pending: dict[int, Pending] = {}
         self._topics: dict[str, SendTopic] = {}
@@ -182,19 +183,20 @@ class SendPath:
         if not topic.writable:
             raise Refused(ResponseCode.NO_PERMISSION, f"topic [{name}] is not writable")
         queue = self._queue_for(topic, int(ext["e"]))
-        held = len(body) + WAITING_OVERHEAD_BYTES
-        if self._held_bytes + held > self._config.waiting_bytes_max:
-            raise Refused(
-                ResponseCode.SYSTEM_BUSY,
-                f"[BUSY] {self._held_bytes} bytes of sends wait already, the bound is "
-                f"{self._config.waiting_bytes_max}; try again",
-            )
         send = parse_send(ext, body, queue, topic, born_host, self._rules, code == BATCH_CODE)
         self._enqueue(sender, send)
 
     def _enqueue(self, sender: Sender, send: ParsedSend) -> None:
         groups = self._groups
         size = send.size_bytes
+        held = size + WAITING_OVERHEAD_BYTES
+        if self._held_bytes + held > self._waiting_bytes_max:
+            raise Refused(
+                ResponseCode.SYSTEM_BUSY,
+                f"[BUSY] {self._held_bytes} bytes of sends wait already, the bound is "
+                f"{self._waiting_bytes_max}; try again",
+                retriable=True,
+            )
         if groups and groups[-1].size_bytes + size <= self._group_size_max:
             group = groups[-1]
         else:  # one send alone may be larger than a group: it gets a frame of its own
@@ -203,7 +205,6 @@ class SendPath:
         group.records += send.records
         group.replies.append((sender, send.unique_key, len(send.records)))
         group.size_bytes += size
-        held = size + WAITING_OVERHEAD_BYTES
         group.held_bytes += held
         self._held_bytes += held
 

@@ -7,6 +7,8 @@ A command frame's payload is one JSON object; `op` says which:
     {"op":"put_group","group":SubscriptionGroupConfig,"if_absent":bool}
     {"op":"delete_group","group":name,"offsets":bool}  `offsets`: forget the group's offsets too
     {"op":"commit_offsets","commits":[[topic,group,queue_id,offset],…]}
+    {"op":"announce","node":id,"address":host:port}    a new leader says where clients reach it;
+                                                       in no snapshot, every leader says it again
 
 `BrokerState.apply` is a pure function of the frames before: every replica that applied up to the
 same index holds the same tables. Each table knows the last index it reflects and ignores frames at
@@ -46,6 +48,7 @@ class BrokerState:
         self.topics = TopicTable()
         self.groups = GroupTable()
         self.offsets = OffsetTable()
+        self.addresses: dict[str, str] = {}  # node id → client address; bounded by the voters
 
     @property
     def applied_index(self) -> int:
@@ -79,6 +82,9 @@ class BrokerState:
         if op == "commit_offsets":
             if offsets_due:
                 self.offsets.commit((t, g, int(q), int(o)) for t, g, q, o in command["commits"])
+            return NOTHING
+        if op == "announce":
+            self.addresses[str(command["node"])] = str(command["address"])
             return NOTHING
         if op == "put_topic":
             topic = topic_from_json(command["topic"])
@@ -130,6 +136,10 @@ def put_group(group: SubscriptionGroup, *, if_absent: bool = False) -> bytes:
 
 def delete_group(name: str, *, offsets: bool) -> bytes:
     return orjson.dumps({"op": "delete_group", "group": name, "offsets": offsets})
+
+
+def announce(node: str, address: str) -> bytes:
+    return orjson.dumps({"op": "announce", "node": node, "address": address})
 
 
 def commit_offsets(commits: list[Commit]) -> bytes:

@@ -1,0 +1,126 @@
+"""What the Raft member drives: cut, apply, and news of roles (dledger's `Application`).
+
+`apply` is the one place where committed frames change this replica: message frames go to the
+ConsumeQueues, command frames to the tables, and only behind that are senders answered and held
+pulls woken. Deterministic but for the answers: every replica does the same to its files and tables.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from broker.cut import QueueUnits
+from broker.errors import StateError
+from broker.send import Pending, SendPath
+from broker.state import BrokerState
+from dledger.index import LogIndex
+from dledger.messages import RoleEvent
+from store.frame import Frame, FrameKind
+
+log = logging.getLogger("broker.application")
+
+
+class Dispatch(Protocol):
+    """The ConsumeQueue side of the store."""
+
+    def dispatch_frame(
+        self, frame: Frame, units: Sequence[QueueUnits] | None = None
+    ) -> Sequence[QueueUnits]:
+        """Index the frame's records; `units` are ready-made ones. Returns what was appended."""
+        ...
+
+
+class BrokerApplication:
+    """See the module. Constructed before the member; `log_index` is asked once it recovered."""
+
+    def __init__(
+        self,
+        state: BrokerState,
+        sends: SendPath,
+        store: Dispatch,
+        *,
+        log_index: Callable[[], LogIndex],
+        store_index: Callable[[LogIndex], int],
+        on_units: Callable[[str, int, bytes], None],
+        on_topics: Callable[[Sequence[str]], None],
+        on_role: Callable[[RoleEvent], None],
+    ) -> None:
+        """`store_index(index)` is the last frame that the recovered ConsumeQueues hold whole."""
+        self._state = state
+        self._sends = sends
+        self._store = store
+        self._log_index = log_index
+        self._store_index = store_index
+        self._on_units = on_units
+        self._on_topics = on_topics
+        self._on_role = on_role
+        self.applied_position = 0  # end of the last applied frame
+        self.recovered_index: int | None = None
+
+    @property
+    def applied_index(self) -> int:
+        """Where applying starts: behind what tables and ConsumeQueues both hold already.
+
+        Raises StateError when the tables are ahead of the log: its tail was lost, or the files
+        under config/ belong to another log.
+        """
+        if self.recovered_index is None:
+            self.recovered_index = self._recover(self._log_index())
+        return self.recovered_index
+
+    def _recover(self, index: LogIndex) -> int:
+        tables = self._state.applied_index
+        if tables > index.last_index:
+            raise StateError(
+                f"config/ reflects frame {tables}, but the log ends at {index.last_index}: "
+                "the log lost its tail, or config/ is not this log's"
+            )
+        start = min(tables, self._store_index(index))
+        oldest = index.first_index - 1
+        if start < oldest:
+            log.warning(
+                "replay_incomplete from=%d first=%d: what older frames said is only known as far "
+                "as config/ and the consume queues hold it",
+                start,
+                index.first_index,
+            )
+            start = oldest
+        log.info("replay from=%d last=%d tables=%d", start, index.last_index, tables)
+        self.applied_position = index.end_of(start)
+        return start
+
+    def cut(self, term: int, index: int, place: Callable[[int], int]) -> Frame | None:
+        return self._sends.cut(term, index, place)
+
+    def apply(self, frames: Sequence[Frame]) -> None:
+        answers: list[Pending] = []
+        touched: list[QueueUnits] = []
+        topics: list[str] = []
+        for frame in frames:
+            if frame.kind == FrameKind.MESSAGES:
+                pending = self._sends.applied(frame)
+                ready_made = None if pending is None else pending.units
+                touched += self._store.dispatch_frame(frame, ready_made)
+                if pending is not None:
+                    answers.append(pending)
+            elif frame.kind == FrameKind.COMMAND:
+                change = self._state.apply(frame.index, frame.timestamp_ms, frame.payload)
+                topics += change.topics
+            self._state.advance(frame.index)
+        self.applied_position = frames[-1].end
+        if topics:
+            for name in topics:
+                self._sends.topic_changed(name)
+            self._on_topics(topics)
+        if answers:
+            self._sends.answer(answers)
+        for topic, queue_id, _, units in touched:
+            self._on_units(topic, queue_id, units)
+
+    def truncated(self, from_index: int) -> None:
+        self._sends.truncated(from_index)
+
+    def role_changed(self, event: RoleEvent) -> None:
+        self._on_role(event)

@@ -1,0 +1,284 @@
+"""Who is connected: producers and consumers by group, from heartbeats. Memory of one broker only.
+
+A client is known by (group, client id) and reached through its connection. Heartbeats (34) add
+and refresh, 35 and a closed connection remove, silence of `clientExpiryMs` removes too. When a
+consumer group's members or subscriptions change, every member is told with 40 and rebalances.
+Bound: `clientsMax` memberships; beyond that a new one is refused.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from broker.errors import Refused
+from broker.filters import Subscription, subscription_from_json
+from remoting.codes import LanguageCode, RequestCode, ResponseCode
+from remoting.command import RemotingCommand
+from remoting.errors import BodyError, RemotingError
+
+log = logging.getLogger("broker.clients")
+
+GROUPS_PER_HEARTBEAT_MAX = 1_000
+SUBSCRIPTIONS_PER_GROUP_MAX = 10_000
+
+
+class ClientConnection(Protocol):
+    """What is needed of a connection here."""
+
+    @property
+    def is_open(self) -> bool: ...
+
+    peer_address: str
+
+    def invoke_oneway(self, command: RemotingCommand) -> None: ...
+
+
+@dataclass(slots=True)
+class Member:
+    """One client in one group."""
+
+    client_id: str
+    connection: ClientConnection
+    language: int
+    version: int
+    last_ms: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Apache's Connection bean."""
+        language = LanguageCode(self.language).name
+        return {
+            "clientAddr": self.connection.peer_address,
+            "clientId": self.client_id,
+            "language": language,
+            "version": self.version,
+        }
+
+
+class ConsumerGroup:
+    """A consumer group with at least one member."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.consume_type = ""
+        self.message_model = ""
+        self.consume_from_where = ""
+        self.members: dict[str, Member] = {}
+        self.subscriptions: dict[str, Subscription] = {}
+
+    def update(self, fields: dict[str, Any]) -> bool:
+        """Take over a heartbeat's ConsumerData; True when a subscription came, went or changed."""
+        self.consume_type = str(fields.get("consumeType") or "CONSUME_PASSIVELY")
+        self.message_model = str(fields.get("messageModel") or "CLUSTERING")
+        self.consume_from_where = str(
+            fields.get("consumeFromWhere") or "CONSUME_FROM_LAST_OFFSET"
+        )
+        told = fields.get("subscriptionDataSet") or []
+        if not isinstance(told, list) or len(told) > SUBSCRIPTIONS_PER_GROUP_MAX:
+            raise BodyError("subscriptionDataSet is not a list, or too long")
+        fresh: dict[str, Subscription] = {}
+        for entry in told:
+            subscription = subscription_from_json(entry)
+            old = self.subscriptions.get(subscription.topic)
+            newer = old is None or subscription.version >= old.version
+            fresh[subscription.topic] = subscription if newer or old is None else old
+        changed = fresh.keys() != self.subscriptions.keys() or any(
+            fresh[topic].expression != self.subscriptions[topic].expression for topic in fresh
+        )
+        self.subscriptions = fresh
+        return changed
+
+    def connection_json(self) -> dict[str, Any]:
+        """Apache's ConsumerConnection bean (203)."""
+        return {
+            "connectionSet": [member.to_json() for member in self.members.values()],
+            "consumeFromWhere": self.consume_from_where,
+            "consumeType": self.consume_type,
+            "messageModel": self.message_model,
+            "subscriptionTable": {t: s.fields for t, s in self.subscriptions.items()},
+        }
+
+
+class ClientTable:
+    """All groups. `on_consumers(group, topics)` is told of every consumer heartbeat's groups
+    (their configuration and retry topic may have to be created)."""
+
+    def __init__(
+        self,
+        *,
+        clients_max: int,
+        expiry_ms: int,
+        notify_enabled: Callable[[str], bool],
+        on_consumer_group: Callable[[str], None],
+    ) -> None:
+        self.consumers: dict[str, ConsumerGroup] = {}
+        self.producers: dict[str, dict[str, Member]] = {}
+        self._clients_max = clients_max
+        self._expiry_ms = expiry_ms
+        self._notify_enabled = notify_enabled
+        self._on_consumer_group = on_consumer_group
+        self._count = 0  # memberships
+        # connection → its memberships: (is consumer, group, client id)
+        self._by_connection: dict[ClientConnection, set[tuple[bool, str, str]]] = {}
+
+    @property
+    def count(self) -> int:
+        return self._count
+
+    def heartbeat(
+        self,
+        connection: ClientConnection,
+        body: dict[str, Any],
+        language: int,
+        version: int,
+        now_ms: int,
+    ) -> bool:
+        """Take in HeartbeatData; True when some group changed. Raises BodyError, Refused."""
+        client_id = body.get("clientID")
+        if not isinstance(client_id, str) or not client_id:
+            raise BodyError("a heartbeat without clientID")
+        producers = body.get("producerDataSet") or []
+        consumers = body.get("consumerDataSet") or []
+        if len(producers) + len(consumers) > GROUPS_PER_HEARTBEAT_MAX:
+            raise BodyError(f"a heartbeat of more than {GROUPS_PER_HEARTBEAT_MAX} groups")
+        any_change = False
+        for fields in consumers:
+            group_name = _group_name(fields)
+            self._on_consumer_group(group_name)
+            group = self.consumers.get(group_name)
+            if group is None:
+                group = ConsumerGroup(group_name)
+            member = Member(client_id, connection, language, version, now_ms)
+            joined = self._join(group.members, True, group_name, member)
+            self.consumers[group_name] = group
+            changed = group.update(fields)
+            if joined or changed:
+                any_change = True
+                self._notify(group_name)
+        for fields in producers:
+            group_name = _group_name(fields)
+            member = Member(client_id, connection, language, version, now_ms)
+            members = self.producers.get(group_name, {})
+            self._join(members, False, group_name, member)
+            self.producers[group_name] = members
+        return any_change
+
+    def _join(
+        self, members: dict[str, Member], consumer: bool, group: str, member: Member
+    ) -> bool:
+        """Add or refresh; True when the client was not there over this connection."""
+        old = members.get(member.client_id)
+        if old is not None and old.connection is member.connection:
+            old.last_ms = member.last_ms
+            return False
+        key = (consumer, group, member.client_id)
+        if old is None:
+            if self._count >= self._clients_max:
+                raise Refused(
+                    ResponseCode.SYSTEM_BUSY,
+                    f"[BUSY] {self._clients_max} clients are known already",
+                )
+            self._count += 1
+        else:
+            self._forget_key(old.connection, key)
+        members[member.client_id] = member
+        self._by_connection.setdefault(member.connection, set()).add(key)
+        return True
+
+    def unregister(
+        self,
+        connection: ClientConnection,
+        client_id: str,
+        producer_group: str | None,
+        consumer_group: str | None,
+    ) -> None:
+        """35: the client leaves these groups."""
+        for consumer, group in ((False, producer_group), (True, consumer_group)):
+            if group and self._leave(consumer, group, client_id) and consumer:
+                self._notify(group)
+
+    def closed(self, connection: ClientConnection) -> None:
+        """The connection ended: all its memberships go."""
+        for consumer, group, client_id in sorted(self._by_connection.pop(connection, set())):
+            if self._leave(consumer, group, client_id) and consumer:
+                self._notify(group)
+
+    def expire(self, now_ms: int) -> None:
+        """Remove who was silent for too long."""
+        oldest_ms = now_ms - self._expiry_ms
+        tables: list[tuple[bool, str, dict[str, Member]]] = [
+            (True, name, group.members) for name, group in self.consumers.items()
+        ]
+        tables += [(False, name, members) for name, members in self.producers.items()]
+        for consumer, name, members in tables:
+            for client_id in [m.client_id for m in members.values() if m.last_ms < oldest_ms]:
+                log.info("client_expired group=%s client=%s", name, client_id)
+                if self._leave(consumer, name, client_id) and consumer:
+                    self._notify(name)
+
+    def client_ids(self, group: str) -> list[str]:
+        found = self.consumers.get(group)
+        return sorted(found.members) if found is not None else []
+
+    def subscription(self, group: str, topic: str) -> Subscription | None:
+        found = self.consumers.get(group)
+        return found.subscriptions.get(topic) if found is not None else None
+
+    def notify_all(self) -> None:
+        """Tell every consumer to rebalance now: this replica has become the leader."""
+        for name in list(self.consumers):
+            self._notify(name)
+
+    def _leave(self, consumer: bool, group: str, client_id: str) -> bool:
+        members: dict[str, Member] | None
+        if consumer:
+            found = self.consumers.get(group)
+            members = found.members if found is not None else None
+        else:
+            members = self.producers.get(group)
+        member = members.pop(client_id, None) if members is not None else None
+        if member is None:
+            return False
+        self._count -= 1
+        self._forget_key(member.connection, (consumer, group, client_id))
+        if not members:
+            if consumer:
+                del self.consumers[group]
+            else:
+                del self.producers[group]
+        return True
+
+    def _forget_key(self, connection: ClientConnection, key: tuple[bool, str, str]) -> None:
+        keys = self._by_connection.get(connection)
+        if keys is not None:
+            keys.discard(key)
+            if not keys:
+                del self._by_connection[connection]
+
+    def _notify(self, group_name: str) -> None:
+        group = self.consumers.get(group_name)
+        if group is None or not self._notify_enabled(group_name):
+            return
+        _tell(group.members.values(), group_name)
+
+
+def _tell(members: Iterable[Member], group: str) -> None:
+    for member in list(members):
+        command = RemotingCommand.request(
+            RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": group}
+        )
+        try:
+            if member.connection.is_open:
+                member.connection.invoke_oneway(command)
+        except RemotingError as error:  # it finds out with its next rebalance, every 20 s
+            log.info("notify_failed group=%s client=%s: %s", group, member.client_id, error)
+
+
+def _group_name(fields: Any) -> str:
+    if isinstance(fields, dict) and isinstance(fields.get("groupName"), str):
+        name: str = fields["groupName"]
+        if name:
+            return name
+    raise BodyError("a heartbeat's group has no groupName")

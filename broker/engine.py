@@ -1,0 +1,107 @@
+"""The seam between a broker and what replicates its log.
+
+`Engine` is all the broker asks of it; `make_engine` chooses. Raft (dledger.RaftMember) is the one
+there is. Classic master/slave goes here: an engine whose `request_cut` appends what waits to a
+log without frames and lets `apply` follow its own acknowledgement rule.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from broker.config import BrokerConfig
+from broker.errors import EngineError
+from dledger.applier import Application
+from dledger.flusher import FlushMode
+from dledger.index import LogIndex
+from dledger.member import MemberConfig, RaftMember
+from dledger.peers import PeerAddress
+from dledger.state import CoreConfig
+from store.commitlog import CommitLog
+from store.disk import Disk
+
+
+class Engine(Protocol):
+    """What replicates. Errors are dledger's."""
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    def request_cut(self) -> None: ...
+
+    def propose_command(self, payload: bytes) -> asyncio.Future[int]: ...
+
+    async def read_barrier(self) -> int: ...
+
+    def transfer(self, target: str) -> None: ...
+
+    def delete_before(self, position: int) -> int: ...
+
+    def status(self) -> dict[str, object]: ...
+
+    @property
+    def log_index(self) -> LogIndex: ...
+
+    @property
+    def durable_index(self) -> int: ...
+
+
+class RaftEngine(RaftMember):
+    """RaftMember, with the two views of its log that snapshots and recovery need."""
+
+    @property
+    def log_index(self) -> LogIndex:
+        return self.log.index
+
+    @property
+    def durable_index(self) -> int:
+        return self.log.durable_index
+
+
+def make_engine(
+    config: BrokerConfig,
+    disk: Disk,
+    commitlog: CommitLog,
+    application: Application,
+    *,
+    wall_ms: Callable[[], int],
+    on_fatal: Callable[[str], None],
+    listen_socket: socket.socket | None = None,
+) -> Engine:
+    """The engine that `config` asks for. Raises EngineError."""
+    if not config.enable_dleger_commit_log:
+        raise EngineError(
+            "classic master/slave mode is not offered yet: set enableDLegerCommitLog=true "
+            "and dLegerPeers"
+        )
+    peers = {p.node_id: PeerAddress(p.node_id, p.host, p.port) for p in config.peers}
+    member = MemberConfig(
+        node_id=config.dleger_self_id,
+        group=config.group_name,
+        peers=peers,
+        flush=FlushMode(config.flush_disk_type),
+        flush_interval_ms=config.flush_interval_commit_log,
+        frames_in_flight_max=config.frames_in_flight_max,
+        core=CoreConfig(
+            heartbeat_ms=config.heartbeat_interval_ms,
+            election_ms_min=config.election_timeout_min_ms,
+            election_ms_max=config.election_timeout_max_ms,
+        ),
+    )
+    return RaftEngine(
+        member,
+        disk,
+        commitlog,
+        application,
+        rng=random.Random(),
+        clock_ms=lambda: time.monotonic() * 1000,
+        wall_ms=wall_ms,
+        on_fatal=on_fatal,
+        listen_socket=listen_socket,
+    )

@@ -1,0 +1,87 @@
+"""What a broker does by the clock: one task, one tick, everything else derived from it.
+
+Every TICK_MS: time out held pulls, send gathered offset commits, look after sends without an
+outcome. More rarely: expire clients, look at the disk, write snapshots, let retention delete.
+Blocking work runs in a pool of one thread, never two pieces at once.
+
+Snapshots and retention. `snapshot` copies the tables (applied up to frame a), makes the log and
+the ConsumeQueues durable at least that far, and only then replaces the files under config/.
+So files never reflect a frame the log could lose, and a restart that begins behind a finds
+everything below it in the ConsumeQueues. Retention deletes no frame above the last snapshot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+log = logging.getLogger("broker.housekeeping")
+
+TICK_MS = 25  # a held pull may be late by so much
+
+
+@dataclass(slots=True)
+class Chore:
+    """Something done every `period_ms`; `run` may be a coroutine function, awaited in turn."""
+
+    name: str
+    period_ms: int
+    run: Callable[[], Awaitable[None] | None]
+    due_ms: int = field(default=0)
+
+
+class Housekeeper:
+    """Runs quick chores on the tick, slow ones one after the other in a second task."""
+
+    def __init__(
+        self,
+        now_ms: Callable[[], int],
+        quick: list[Chore],
+        slow: list[Chore],
+        on_fatal: Callable[[str], None],
+    ) -> None:
+        """`on_fatal(reason)` is told of a chore that broke an invariant; the broker then ends."""
+        self._now_ms = now_ms
+        self._quick = quick
+        self._slow = slow
+        self._on_fatal = on_fatal
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        now_ms = self._now_ms()
+        for chore in (*self._quick, *self._slow):
+            chore.due_ms = now_ms + chore.period_ms
+        loop = asyncio.get_running_loop()
+        self._tasks = [
+            loop.create_task(self._keep(self._quick)),
+            loop.create_task(self._keep(self._slow)),
+        ]
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _keep(self, chores: list[Chore]) -> None:
+        while True:
+            await asyncio.sleep(TICK_MS / 1000)
+            now_ms = self._now_ms()
+            for chore in chores:
+                if chore.due_ms <= now_ms:
+                    chore.due_ms = now_ms + chore.period_ms
+                    await self._do(chore)
+
+    async def _do(self, chore: Chore) -> None:
+        try:
+            waiting = chore.run()
+            if waiting is not None:
+                await waiting
+        except AssertionError as error:
+            log.critical("chore_failed name=%s", chore.name, exc_info=error)
+            self._on_fatal(f"{chore.name}: {error!r}")
+        except Exception:
+            # A snapshot that could not be written, a file that could not be deleted: the next
+            # round tries again, and what depends on it (retention) waits.
+            log.exception("chore_failed name=%s", chore.name)

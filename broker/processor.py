@@ -1,0 +1,97 @@
+"""From frames to handlers: the raw entry for sends, the table by request code for everything else.
+
+`on_raw` sees all frames of one arrival. JSON sends are parsed here once and go straight to the
+send path; every other frame takes the connection's usual way to `handlers`. When all frames of the
+arrival are through, the sends among them are cut together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from broker.send import SendPath
+from broker.sendrequest import v2_fields
+from remoting.codec import RawFrame
+from remoting.codes import RequestCode
+from remoting.command import JSON, ONEWAY_FLAG, RESPONSE_FLAG, RemotingCommand
+from remoting.connection import Connection, Handler
+from remoting.errors import HeaderError
+from store.record import pack_host
+
+SEND_V2 = int(RequestCode.SEND_MESSAGE_V2)
+SEND_BATCH = int(RequestCode.SEND_BATCH_MESSAGE)
+SEND_V1 = int(RequestCode.SEND_MESSAGE)
+
+
+class Processor:
+    """The request side of one broker. `handlers` is the server's table."""
+
+    def __init__(self, sends: SendPath, handlers: dict[int, Handler]) -> None:
+        self._sends = sends
+        self.handlers: Mapping[int, Handler] = handlers
+        for code in (SEND_V1, SEND_V2, SEND_BATCH):
+            handlers[code] = self._send
+
+    def on_raw(self, connection: Connection, frames: list[RawFrame]) -> None:
+        receive = self._sends.receive
+        born_host = connection.attachment
+        if born_host is None:
+            born_host = connection.attachment = _born_host(connection.peer_address)
+        sent = False
+        for frame in frames:
+            serialize_type, header, body = frame
+            if serialize_type == JSON:
+                fields = _send_fields(header)
+                if fields is not None:
+                    code, opaque, one_way, ext = fields
+                    receive((connection, opaque, one_way, JSON), ext, body, born_host, code)
+                    sent = True
+                    continue
+            connection.dispatch(frame)
+        if sent:
+            self._sends.wake()
+
+    def _send(self, connection: Connection, command: RemotingCommand) -> None:
+        """A send that did not take the fast way: binary header, long names, odd JSON."""
+        ext = command.ext
+        if ext is None:
+            raise HeaderError("a send without extFields")
+        if command.code == SEND_V1:
+            ext = v2_fields(ext)
+        if "b" not in ext:
+            raise HeaderError("the custom field <topic> is null")
+        born_host = connection.attachment
+        if born_host is None:
+            born_host = connection.attachment = _born_host(connection.peer_address)
+        sender = (connection, command.opaque, command.is_oneway, command.serialize_type)
+        self._sends.receive(sender, ext, command.body, born_host, command.code)
+        self._sends.wake()
+
+
+def _send_fields(header: bytes) -> tuple[int, int, bool, dict[str, str]] | None:
+    """(code, opaque, one-way, ext) of a JSON send request with short names; None for any other
+    frame, and for one whose fields are not of the usual types."""
+    try:
+        fields: Any = orjson.loads(header)
+        code = fields["code"]
+        if code != SEND_V2 and code != SEND_BATCH:
+            return None
+        opaque = fields["opaque"]
+        flag = fields["flag"]
+        ext = fields["extFields"]
+        if flag & RESPONSE_FLAG or type(opaque) is not int or type(ext["b"]) is not str:
+            return None
+        if type(ext.get("i", "")) is not str:
+            return None
+    except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
+        return None  # the usual way says what is wrong with it
+    return code, opaque, bool(flag & ONEWAY_FLAG), ext
+
+
+def _born_host(address: str) -> bytes:
+    """BORNHOST of a peer `host:port` or `[ipv6]:port`."""
+    host, _, port = address.rpartition(":")
+    return pack_host((host.strip("[]").partition("%")[0], int(port)))

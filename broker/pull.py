@@ -1,0 +1,235 @@
+"""PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361): look up, slice, answer, or hold.
+
+Every replica serves what it has applied, which is committed, so nothing read here can vanish.
+Only a ready leader may answer PULL_OFFSET_MOVED (21): a replica that is behind would send the
+consumer to its own, wrong, end (remoting-protocol trap 9). What looks like a moved offset on any
+other replica is held like an empty queue, or answered 19 with the offset kept.
+The records go out as the slices that were read, behind a header whose length counts them in.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from broker.clients import ClientTable
+from broker.config import BrokerConfig
+from broker.errors import Refused
+from broker.filters import TAG, Codes, parse_tags
+from broker.hold import HoldTable
+from broker.state import BrokerState
+from remoting.codec import encode_command
+from remoting.codes import ResponseCode
+from remoting.command import RemotingCommand
+from remoting.headers import (
+    PULL_COMMIT_OFFSET,
+    PULL_SUBSCRIPTION,
+    PULL_SUSPEND,
+    PullHeader,
+    PullResponseHeader,
+)
+
+if TYPE_CHECKING:
+    from store.messagestore import GetResult
+
+_LENGTH = struct.Struct(">I")
+
+# GetMessageStatus name → response code (remoting-protocol 4.2). Offsets that do not fit are 21.
+CODES = {
+    "FOUND": ResponseCode.SUCCESS,
+    "NO_MATCHED_MESSAGE": ResponseCode.PULL_RETRY_IMMEDIATELY,
+    "MESSAGE_WAS_REMOVING": ResponseCode.PULL_RETRY_IMMEDIATELY,
+    "OFFSET_FOUND_NULL": ResponseCode.PULL_NOT_FOUND,
+    "OFFSET_OVERFLOW_ONE": ResponseCode.PULL_NOT_FOUND,
+    "OFFSET_OVERFLOW_BADLY": ResponseCode.PULL_OFFSET_MOVED,
+    "OFFSET_TOO_SMALL": ResponseCode.PULL_OFFSET_MOVED,
+    "OFFSET_RESET": ResponseCode.PULL_OFFSET_MOVED,
+}
+EMPTY_QUEUE = ("NO_MESSAGE_IN_QUEUE", "NO_MATCHED_LOGIC_QUEUE")
+
+
+class PullConnection(Protocol):
+    @property
+    def is_open(self) -> bool: ...
+
+    def write_many(self, frames: list[bytes]) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """A pull that passed the checks."""
+
+    connection: PullConnection
+    request: RemotingCommand
+    header: PullHeader
+    codes: Codes
+
+
+class PullService:
+    """All pulls of one broker."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        state: BrokerState,
+        clients: ClientTable,
+        *,
+        get_messages: Callable[[str, int, int, int, int, Codes], GetResult],
+        commit_offset: Callable[[str, str, int, int], bool],
+        ensure_group: Callable[[str], None],
+        leading: Callable[[], bool],
+        now_ms: Callable[[], int],
+    ) -> None:
+        """`commit_offset(topic, group, queue_id, offset)` takes a piggybacked commit;
+        `ensure_group` has an unknown group created where that is allowed."""
+        self._config = config
+        self._state = state
+        self._clients = clients
+        self._get_messages = get_messages
+        self._commit_offset = commit_offset
+        self._ensure_group = ensure_group
+        self._leading = leading
+        self._now_ms = now_ms
+        self.holds: HoldTable[Pull] = HoldTable(config.held_pulls_max, self._again)
+        self.get_count = 0
+
+    def handle(
+        self, connection: PullConnection, request: RemotingCommand
+    ) -> RemotingCommand | None:
+        """Answer the pull, now or later. Raises Refused and HeaderError."""
+        header = PullHeader.parse(request.ext)
+        pull = Pull(connection, request, header, self._check(header))
+        if header.sys_flag & PULL_COMMIT_OFFSET and self._leading():
+            self._commit_offset(
+                header.topic, header.consumer_group, header.queue_id, header.commit_offset
+            )
+        return self._run(pull, may_hold=bool(header.sys_flag & PULL_SUSPEND))
+
+    # ---- checks ---------------------------------------------------------------------------
+
+    def _check(self, header: PullHeader) -> Codes:
+        """The order of remoting-protocol 4.2; returns the wanted tags codes."""
+        group = self._state.groups.get(header.consumer_group)
+        if group is None:
+            if not self._config.auto_create_subscription_group:
+                raise Refused(
+                    ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+                    f"subscription group [{header.consumer_group}] does not exist",
+                )
+            self._ensure_group(header.consumer_group)
+        elif not group.consume_enable:
+            raise Refused(
+                ResponseCode.NO_PERMISSION,
+                f"subscription group [{header.consumer_group}] may not consume",
+            )
+        topic = self._state.topics.get(header.topic)
+        if topic is None:
+            raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist")
+        if not topic.readable:
+            raise Refused(ResponseCode.NO_PERMISSION, f"topic[{header.topic}] is not readable")
+        if not 0 <= header.queue_id < topic.read_queue_count:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                f"queueId {header.queue_id} is illegal: topic [{header.topic}] has "
+                f"{topic.read_queue_count} read queues",
+            )
+        return self._codes(header)
+
+    def _codes(self, header: PullHeader) -> Codes:
+        if header.sys_flag & PULL_SUBSCRIPTION:
+            self._check_type(header.expression_type)
+            return parse_tags(header.subscription)
+        if header.consumer_group not in self._clients.consumers:
+            raise Refused(
+                ResponseCode.SUBSCRIPTION_NOT_EXIST, "the consumer's group info not exist"
+            )
+        subscription = self._clients.subscription(header.consumer_group, header.topic)
+        if subscription is None:
+            raise Refused(
+                ResponseCode.SUBSCRIPTION_NOT_EXIST, "the consumer's subscription not exist"
+            )
+        if subscription.version < header.subscription_version:
+            raise Refused(
+                ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest"
+            )
+        self._check_type(subscription.expression_type)
+        return subscription.codes
+
+    def _check_type(self, expression_type: str) -> None:
+        if expression_type not in ("", TAG):
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                f"The broker does not support consumer to filter message by {expression_type}",
+            )
+
+    # ---- answers --------------------------------------------------------------------------
+
+    def _run(self, pull: Pull, may_hold: bool) -> RemotingCommand | None:
+        header = pull.header
+        result = self._get_messages(
+            header.topic,
+            header.queue_id,
+            header.queue_offset,
+            self._count_max(header),
+            self._bytes_max(header),
+            pull.codes,
+        )
+        code, next_offset = self._decide(header, result)
+        if code == ResponseCode.PULL_NOT_FOUND and may_hold and self._hold(pull):
+            return None
+        ext = PullResponseHeader(0, next_offset, result.min_offset, result.max_offset).to_ext()
+        response = RemotingCommand.response_to(pull.request, code, result.status.name, ext)
+        if code != ResponseCode.SUCCESS:
+            return response
+        self._write_found(pull, response, result)
+        return None
+
+    def _count_max(self, header: PullHeader) -> int:
+        limit = self._config.max_transfer_count_on_message_in_memory
+        return max(1, min(header.message_count_max, limit))
+
+    def _bytes_max(self, header: PullHeader) -> int:
+        limit = self._config.max_transfer_bytes_on_message_in_memory
+        return limit if header.bytes_max is None else max(1, min(header.bytes_max, limit))
+
+    def _decide(self, header: PullHeader, result: GetResult) -> tuple[int, int]:
+        """(response code, nextBeginOffset) of what the store found."""
+        name = result.status.name
+        if name in EMPTY_QUEUE:
+            moved = header.queue_offset != 0
+            code = ResponseCode.PULL_OFFSET_MOVED if moved else ResponseCode.PULL_NOT_FOUND
+        else:
+            code = CODES[name]
+        if code == ResponseCode.PULL_OFFSET_MOVED and not self._leading():
+            return int(ResponseCode.PULL_NOT_FOUND), header.queue_offset
+        return int(code), result.next_offset
+
+    def _write_found(self, pull: Pull, response: RemotingCommand, result: GetResult) -> None:
+        head = encode_command(response)
+        size = sum(len(buffer) for buffer in result.buffers)
+        frames = [_LENGTH.pack(len(head) - 4 + size) + head[4:]]
+        frames += result.buffers
+        self.get_count += result.message_count
+        pull.connection.write_many(frames)
+
+    # ---- long polling ---------------------------------------------------------------------
+
+    def _hold(self, pull: Pull) -> bool:
+        header = pull.header
+        wait_ms = header.suspend_timeout_ms
+        if not self._config.long_polling_enable:
+            wait_ms = self._config.short_polling_time_mills
+        if wait_ms <= 0:
+            return False
+        deadline_ms = self._now_ms() + wait_ms
+        return self.holds.hold(header.topic, header.queue_id, pull.codes, deadline_ms, pull)
+
+    def _again(self, pull: Pull) -> None:
+        """A held pull's message came, or its time is over: answer it in any case."""
+        if not pull.connection.is_open:
+            return
+        response = self._run(pull, may_hold=False)
+        if response is not None:
+            pull.connection.write_many([encode_command(response)])

@@ -1,0 +1,205 @@
+"""What consumers and tools ask about offsets and messages: 14, 15, 29, 30, 31, 32, 33, 34, 35, 38, 46.
+
+Offsets are served by the ready leader behind a read barrier, so that a deposed one cannot answer
+with an old value; everything else is served from what this replica has applied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from broker.clients import ClientTable
+from broker.commits import CommitService
+from broker.config import BrokerConfig
+from broker.errors import Refused
+from broker.filters import TAG
+from broker.state import BrokerState
+from broker.topics import TopicConfig
+from remoting.codes import RequestCode, ResponseCode
+from remoting.command import RemotingCommand
+from remoting.connection import Connection, Handler
+from remoting.fastjson import loads_object
+from remoting.fields import integer, text
+from remoting.headers import ConsumerOffsetHeader, QueueOffsetHeader, UnregisterClientHeader
+
+if TYPE_CHECKING:
+    from store.messagestore import MessageStore
+
+
+@dataclass(frozen=True, slots=True)
+class Queries:
+    """The handlers; `barrier` raises when this replica is not the (proven) leader."""
+
+    config: BrokerConfig
+    state: BrokerState
+    store: MessageStore
+    clients: ClientTable
+    commits: CommitService
+    barrier: Callable[[], Awaitable[None]]
+    leading: Callable[[], bool]
+    now_ms: Callable[[], int]
+    hot_bytes: int  # of the log's tail that count as in memory
+
+    def handlers(self) -> dict[int, Handler]:
+        code = RequestCode
+        return {
+            int(code.QUERY_CONSUMER_OFFSET): self.query_offset,
+            int(code.UPDATE_CONSUMER_OFFSET): self.update_offset,
+            int(code.GET_MAX_OFFSET): self.max_offset,
+            int(code.GET_MIN_OFFSET): self.min_offset,
+            int(code.SEARCH_OFFSET_BY_TIMESTAMP): self.search_offset,
+            int(code.GET_EARLIEST_MSG_STORETIME): self.earliest_time,
+            int(code.VIEW_MESSAGE_BY_ID): self.view_message,
+            int(code.HEART_BEAT): self.heartbeat,
+            int(code.UNREGISTER_CLIENT): self.unregister,
+            int(code.GET_CONSUMER_LIST_BY_GROUP): self.consumer_list,
+            int(code.CHECK_CLIENT_CONFIG): self.check_client_config,
+        }
+
+    # ---- consumer offsets -----------------------------------------------------------------
+
+    async def query_offset(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        header = ConsumerOffsetHeader.parse(request.ext)
+        topic, group, queue_id = header.topic, header.consumer_group, header.queue_id
+        await self.commits.settle(topic, group, queue_id)
+        await self.barrier()
+        offset = self.state.offsets.get(topic, group, queue_id)
+        if offset is None and header.zero_if_not_found and self._whole_queue_hot(topic, queue_id):
+            offset = 0
+        if offset is None:
+            return RemotingCommand.response_to(
+                request,
+                ResponseCode.QUERY_NOT_FOUND,
+                "Not found, maybe this group consumer boot first",
+                {},
+            )
+        return _offset_answer(request, offset)
+
+    def _whole_queue_hot(self, topic: str, queue_id: int) -> bool:
+        """Whether a new group may as well begin at 0: nothing was deleted, all is in memory."""
+        queue = self.store.queue(topic, queue_id)
+        if queue is None or queue.min_offset > 0 or queue.max_offset == 0:
+            return False
+        first = int.from_bytes(queue.units(0, 1)[:8], "big", signed=True)
+        return self.store.commitlog.max_offset - first <= self.hot_bytes
+
+    def update_offset(
+        self, _: Connection, request: RemotingCommand
+    ) -> RemotingCommand | None | Awaitable[Any]:
+        header = ConsumerOffsetHeader.parse(request.ext)
+        offset = integer(request.ext, "commitOffset")
+        if offset < 0 or header.queue_id < 0:
+            raise Refused(ResponseCode.SYSTEM_ERROR, "queueId and commitOffset must not be < 0")
+        topic, group = header.topic, header.consumer_group
+        if request.is_oneway:
+            self.commits.commit(topic, group, header.queue_id, offset)
+            return None
+        if not self.leading():
+            raise not_leader()
+        return self._commit_and_answer(request, header, offset)
+
+    async def _commit_and_answer(
+        self, request: RemotingCommand, header: ConsumerOffsetHeader, offset: int
+    ) -> RemotingCommand:
+        await self.commits.commit_and_wait(
+            header.topic, header.consumer_group, header.queue_id, offset
+        )
+        return RemotingCommand.response_to(request)
+
+    # ---- queue offsets --------------------------------------------------------------------
+
+    def _queue_header(self, request: RemotingCommand) -> QueueOffsetHeader:
+        header = QueueOffsetHeader.parse(request.ext)
+        topic: TopicConfig | None = self.state.topics.get(header.topic)
+        if topic is None:
+            raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist")
+        if header.queue_id < 0:
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"queueId {header.queue_id} is illegal")
+        return header
+
+    async def max_offset(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        header = self._queue_header(request)
+        await self.barrier()
+        queue = self.store.queue(header.topic, header.queue_id)
+        return _offset_answer(request, 0 if queue is None else queue.max_offset)
+
+    def min_offset(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        header = self._queue_header(request)
+        queue = self.store.queue(header.topic, header.queue_id)
+        return _offset_answer(request, 0 if queue is None else queue.min_offset)
+
+    def search_offset(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        header = self._queue_header(request)
+        timestamp_ms = integer(request.ext, "timestamp")
+        offset = self.store.offset_by_time(header.topic, header.queue_id, timestamp_ms)
+        return _offset_answer(request, offset)
+
+    def earliest_time(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        header = self._queue_header(request)
+        timestamp_ms = self.store.earliest_store_time(header.topic, header.queue_id)
+        return RemotingCommand.response_to(request, ext={"timestamp": str(timestamp_ms)})
+
+    def view_message(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        offset = integer(request.ext, "offset")
+        record = self.store.message_at(offset)
+        if record is None:
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"can not find message by offset: {offset}")
+        return RemotingCommand.response_to(request, body=bytes(record))
+
+    # ---- clients --------------------------------------------------------------------------
+
+    def heartbeat(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        changed = self.clients.heartbeat(
+            connection,
+            loads_object(request.body),
+            request.language,
+            request.version,
+            self.now_ms(),
+        )
+        # Version 2 heartbeats leave subscriptions out; we always want them whole.
+        ext = {
+            "IS_SUPPORT_HEART_BEAT_V2": "false",
+            "IS_SUB_CHANGE": "true" if changed else "false",
+        }
+        return RemotingCommand.response_to(request, ext=ext)
+
+    def unregister(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        header = UnregisterClientHeader.parse(request.ext)
+        self.clients.unregister(
+            connection, header.client_id, header.producer_group, header.consumer_group
+        )
+        return RemotingCommand.response_to(request, ext={})
+
+    def consumer_list(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        group = text(request.ext, "consumerGroup")
+        ids = self.clients.client_ids(group)
+        if not ids:
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {group}")
+        body = orjson.dumps({"consumerIdList": ids})
+        return RemotingCommand.response_to(request, ext={}, body=body)
+
+    def check_client_config(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        fields = loads_object(request.body)
+        subscription = fields.get("subscriptionData")
+        if isinstance(subscription, dict):
+            kind = subscription.get("expressionType") or TAG
+            if kind != TAG:
+                raise Refused(
+                    ResponseCode.SYSTEM_ERROR,
+                    f"The broker does not support consumer to filter message by {kind}",
+                )
+        return RemotingCommand.response_to(request)
+
+
+def not_leader() -> Refused:
+    return Refused(
+        ResponseCode.SERVICE_NOT_AVAILABLE, "[NOT_LEADER] this replica is not the leader"
+    )
+
+
+def _offset_answer(request: RemotingCommand, offset: int) -> RemotingCommand:
+    return RemotingCommand.response_to(request, ext={"offset": str(offset)})

@@ -1,0 +1,162 @@
+"""Registration with the name servers: who this replica is, in which role and term, with what topics.
+
+One task per name server, so that one that is down delays nobody: at start, every
+`registerNameServerPeriod`, and at once whenever `trigger` says that the role or a topic changed.
+The ready leader registers as brokerId 0, every other replica with its own id; `raftTerm` lets a
+name server refuse a deposed leader's claim. A failed attempt is repeated after RETRY_MS.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from remoting.client import RemotingClient
+from remoting.codes import RequestCode, ResponseCode
+from remoting.command import RemotingCommand
+from remoting.errors import RemotingError
+from remoting.fields import text_or
+from remoting.registration import (
+    BrokerHeader,
+    DataVersion,
+    RegisterBrokerHeader,
+    TopicConfig,
+    body_crc,
+    encode_register_body,
+)
+
+log = logging.getLogger("broker.registration")
+
+RETRY_MS = 1_000  # a name server that comes back knows us a second later
+GATHER_MS = 20  # topic changes that come together travel together
+UNREGISTER_TIMEOUT_MS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a registration says besides the topics."""
+
+    broker_id: int
+    term: int
+    role: str  # leader, follower
+
+
+class Registrar:
+    """Keeps the name servers informed. Own `RemotingClient`; `start` and `stop` once each."""
+
+    def __init__(
+        self,
+        name_servers: Sequence[str],
+        *,
+        cluster: str,
+        broker_name: str,
+        address: Callable[[], str],
+        identity: Callable[[], Identity],
+        topics: Callable[[], tuple[DataVersion, list[TopicConfig]]],
+        on_master: Callable[[str], None],
+        period_ms: int,
+        timeout_ms: int,
+    ) -> None:
+        """`on_master(address)` is told whom a name server takes for the group's leader."""
+        self._name_servers = tuple(name_servers)
+        self._cluster = cluster
+        self._broker_name = broker_name
+        self._address = address
+        self._identity = identity
+        self._topics = topics
+        self._on_master = on_master
+        self._period_ms = period_ms
+        self._timeout_ms = timeout_ms
+        self._client = RemotingClient(connect_timeout_ms=timeout_ms)
+        self._wanted = {server: asyncio.Event() for server in self._name_servers}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._body: tuple[DataVersion, bytes] | None = None  # of the last topic table
+        self.registered: dict[str, Identity] = {}  # name server → what it was told last
+
+    def start(self) -> None:
+        for server in self._name_servers:
+            self._tasks.append(asyncio.get_running_loop().create_task(self._keep(server)))
+        self.trigger()
+
+    def trigger(self) -> None:
+        """Something changed: tell every name server now."""
+        for event in self._wanted.values():
+            event.set()
+
+    async def stop(self) -> None:
+        """Stop, and take this replica's address out of the routes (104)."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(self._unregister(server) for server in self._name_servers))
+        await self._client.close()
+
+    async def _keep(self, server: str) -> None:
+        event = self._wanted[server]
+        wait_ms = self._period_ms
+        while True:
+            with contextlib.suppress(TimeoutError):  # the period is over: register again
+                await asyncio.wait_for(event.wait(), wait_ms / 1000)
+            event.clear()
+            wait_ms = self._period_ms if await self._register(server) else RETRY_MS
+
+    async def _register(self, server: str) -> bool:
+        """One registration; False if it has to be repeated soon."""
+        identity = self._identity()
+        try:
+            response = await self._client.invoke(server, self._command(identity), self._timeout_ms)
+        except RemotingError as error:
+            if self.registered.pop(server, None) is not None or identity.broker_id == 0:
+                log.warning("register_failed namesrv=%s: %s", server, error)
+            return False
+        if response.code != ResponseCode.SUCCESS:
+            log.warning(
+                "register_refused namesrv=%s code=%d remark=%s",
+                server,
+                response.code,
+                response.remark,
+            )
+            return False
+        if self.registered.get(server) != identity:
+            log.info(
+                "registered namesrv=%s broker_id=%d term=%d",
+                server,
+                identity.broker_id,
+                identity.term,
+            )
+        self.registered[server] = identity
+        master = text_or(response.ext, "masterAddr")
+        if master:
+            self._on_master(master)
+        return True
+
+    def _command(self, identity: Identity) -> RemotingCommand:
+        version, topics = self._topics()
+        if self._body is None or self._body[0] != version:
+            self._body = (version, encode_register_body(version, topics))
+        body = self._body[1]
+        header = RegisterBrokerHeader(
+            self._broker_name,
+            self._address(),
+            self._cluster,
+            self._address(),
+            identity.broker_id,
+            compressed=True,
+            body_crc=body_crc(body),
+            raft_term=identity.term,
+            raft_role=identity.role,
+        )
+        return RemotingCommand.request(RequestCode.REGISTER_BROKER, header.to_ext(), body)
+
+    async def _unregister(self, server: str) -> None:
+        header = BrokerHeader(
+            self._broker_name, self._address(), self._cluster, self._identity().broker_id
+        )
+        command = RemotingCommand.request(RequestCode.UNREGISTER_BROKER, header.to_ext())
+        try:
+            await self._client.invoke(server, command, UNREGISTER_TIMEOUT_MS)
+        except RemotingError as error:  # it will notice by itself that our connection closed
+            log.info("unregister_failed namesrv=%s: %s", server, error)

@@ -1,0 +1,49 @@
+"""What this replica is right now, and what follows from a change of it.
+
+One `RoleView` per broker, changed by the engine's role events only; everybody who has to know
+whether this replica leads asks it.
+"""
+
+from __future__ import annotations
+
+from broker.config import BrokerConfig
+from broker.registration import Identity
+from broker.state import BrokerState
+from dledger.messages import Role, RoleEvent
+
+
+class RoleView:
+    """The latest role event, and what it means for clients and name servers."""
+
+    def __init__(self, config: BrokerConfig, state: BrokerState) -> None:
+        self._config = config
+        self._state = state
+        self._master_hint = ""  # what a name server calls the leader's address
+        self.term = 0
+        self.role = Role.FOLLOWER
+        self.leader: str | None = None
+        self.leading = False  # leader, and ready: may take sends and answer for offsets
+
+    def change(self, event: RoleEvent) -> None:
+        if event.leader != self.leader:
+            self._master_hint = ""
+        self.term = event.term
+        self.role = event.role
+        self.leader = event.leader
+        self.leading = event.role is Role.LEADER and event.leader_ready
+
+    def hint_master(self, address: str) -> None:
+        self._master_hint = address
+
+    @property
+    def leader_address(self) -> str:
+        """Where clients reach the leader; "" when that is not known."""
+        if self.leader is None:
+            return ""
+        return self._state.addresses.get(self.leader, self._master_hint)
+
+    @property
+    def identity(self) -> Identity:
+        """How this replica registers: only a ready leader is brokerId 0."""
+        role = "leader" if self.leading else "follower"
+        return Identity(self._config.registration_id(self.leading), self.term, role)

@@ -1,4 +1,7 @@
-"""What the core refuses, and why. Nothing was appended when one of these is raised."""
+"""What the core and its shell refuse, and why.
+
+Nothing was appended when one of these is raised, OutcomeUnknown excepted.
+"""
 
 from __future__ import annotations
 
@@ -37,4 +40,25 @@ class UnknownTarget(RaftError):
     """Leadership cannot go to this node: it is no voter of the group, or it leads already."""
 
     code = "UNKNOWN_TARGET"
+    retriable = False
+
+
+class OutcomeUnknown(RaftError):
+    """It was proposed, and whether it is or will be stored is not known: nobody may say 'no'."""
+
+    code = "OUTCOME_UNKNOWN"
+    outcome_unknown = True
+
+
+class CommandTooLarge(RaftError):
+    """A command that could never be proposed."""
+
+    code = "COMMAND_TOO_LARGE"
+    retriable = False
+
+
+class StateTooOld(RaftError):
+    """The application's state ends before the log begins: frames in between are gone here."""
+
+    code = "STATE_TOO_OLD"
     retriable = False

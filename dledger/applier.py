@@ -1,0 +1,116 @@
+"""Hands committed frames to the application, in order, each exactly once in this run.
+
+Frames come from the log's cache, or from the file when there is much to catch up with. A long
+tail is applied in batches bounded in bytes, one per turn of the loop, so that heartbeats and
+votes are answered in between.
+
+`Application` is what the broker implements.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from dledger.log import RaftLog
+from dledger.messages import RoleEvent
+from dledger.proposals import Proposals
+from store.frame import Frame
+
+APPLY_BYTES_MAX = 1 << 20  # one batch; a larger single frame goes alone
+
+
+class Application(Protocol):
+    """The replicated state and the source of message frames. Called on the loop, never awaited;
+    an exception from any of these stops the node."""
+
+    @property
+    def applied_index(self) -> int:
+        """The last frame in the state this application recovered: where applying starts."""
+        ...
+
+    def cut(self, term: int, index: int, place: Callable[[int], int]) -> Frame | None:
+        """A sealed frame (index, term) of what is waiting, at position `place(its length)`.
+
+        None if nothing waits. Asked only while this node leads and everything up to its no-op is
+        applied; what is returned counts as proposed."""
+        ...
+
+    def apply(self, frames: Sequence[Frame]) -> None:
+        """Committed frames of every kind, in order. A waiting send is stored if the frame of its
+        index carries the term it was cut with."""
+        ...
+
+    def role_changed(self, event: RoleEvent) -> None:
+        """`leader_ready` arrives only when everything up to the term's no-op is applied."""
+        ...
+
+    def truncated(self, from_index: int) -> None:
+        """Whatever was cut here, has index >= from_index and is not applied yet, is certainly
+        not stored: a committed frame of a higher term stands in its way."""
+        ...
+
+
+class Applier:
+    """Follows the commit index."""
+
+    def __init__(
+        self,
+        log: RaftLog,
+        application: Application,
+        proposals: Proposals,
+        on_applied: Callable[[], None],
+        on_failed: Callable[[Exception], None],
+        batch_bytes_max: int = APPLY_BYTES_MAX,
+    ) -> None:
+        """`on_applied` is called behind each batch; `on_failed` if a batch run from the loop
+        raises (`advance` itself raises to its caller)."""
+        self.applied_index = 0
+        self._log = log
+        self._application = application
+        self._proposals = proposals
+        self._on_applied = on_applied
+        self._on_failed = on_failed
+        self._batch_bytes_max = batch_bytes_max
+        self._commit_index = 0
+        self._later: asyncio.Handle | None = None
+
+    def start(self) -> None:
+        """Begin behind what the application has."""
+        self.applied_index = self._application.applied_index
+
+    def stop(self) -> None:
+        if self._later is not None:
+            self._later.cancel()
+            self._later = None
+
+    def advance(self, commit_index: int) -> None:
+        """Frames up to `commit_index` are committed: apply a batch now, the rest later."""
+        self._commit_index = commit_index
+        if self._later is None and self.applied_index < commit_index:
+            self._apply_batch()
+
+    def _apply_batch(self) -> None:
+        frames = self._log.frames(
+            self.applied_index + 1, self._commit_index, self._batch_bytes_max
+        )
+        assert frames, (self.applied_index, self._commit_index)
+        assert frames[0].index == self.applied_index + 1, (frames[0], self.applied_index)
+        proposals = self._proposals
+        refuted = proposals.refuted_by(frames)
+        if refuted is not None:
+            self._application.truncated(refuted)
+        self._application.apply(frames)
+        self.applied_index = frames[-1].index
+        proposals.applied(frames)
+        if self.applied_index < self._commit_index:
+            self._later = asyncio.get_running_loop().call_soon(self._continue)
+        self._on_applied()
+
+    def _continue(self) -> None:
+        self._later = None
+        try:
+            self._apply_batch()
+        except Exception as error:  # handled at the ring's boundary: it ends the member
+            self._on_failed(error)

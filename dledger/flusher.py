@@ -1,0 +1,129 @@
+"""Makes the log durable: one fdatasync at a time, in a thread of its own.
+
+SYNC_FLUSH: a frame is durable when an fdatasync that began after its write has returned. While
+one is under way frames gather for the next: group commit without a timer. The leader's runs while
+its peers receive the frames.
+ASYNC_FLUSH: a frame counts as durable once it is written (it survives the process, not the power);
+an fdatasync follows on an interval.
+
+A failed fdatasync is final: the kernel may have dropped the dirty pages, and a later one that
+succeeds would prove nothing. So the flusher reports it once and never syncs again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from enum import Enum
+from queue import SimpleQueue
+
+from dledger.log import LogSyncTicket, RaftLog
+
+
+class FlushMode(Enum):
+    """The names are the broker's `flushDiskType`."""
+
+    SYNC = "SYNC_FLUSH"
+    ASYNC = "ASYNC_FLUSH"
+
+
+class LogFlusher:
+    """Owned by the member; all methods on the loop, only `ticket.run` in the thread."""
+
+    def __init__(
+        self,
+        log: RaftLog,
+        mode: FlushMode,
+        interval_ms: int,
+        on_durable: Callable[[int], None],
+        on_failed: Callable[[Exception], None],
+    ) -> None:
+        """`on_durable(index)` is called in SYNC mode only."""
+        self.mode = mode
+        self.syncs = 0
+        self._log = log
+        self._interval_ms = interval_ms
+        self._on_durable = on_durable
+        self._on_failed = on_failed
+        self._queue: SimpleQueue[LogSyncTicket | None] = SimpleQueue()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._busy: asyncio.Future[None] | None = None  # done when the sync under way is
+        self._begun_ms: float | None = None
+        self._due_ms = 0.0
+        self._failed = False
+
+    def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._run, name="raft-fdatasync", daemon=True)
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """Wait for the sync under way, do a last one, end the thread."""
+        if self._thread is None:
+            return
+        assert self._loop is not None
+        while not self._failed and (self._busy is not None or self._begin()):
+            assert self._busy is not None
+            await self._busy
+        self._queue.put(None)
+        await self._loop.run_in_executor(None, self._thread.join)
+        self._thread = None
+
+    def written(self) -> None:
+        """Frames were appended: in SYNC mode, see that they become durable."""
+        if self.mode is FlushMode.SYNC and self._busy is None:
+            self._begin()
+
+    def tick(self, now_ms: float) -> None:
+        """ASYNC mode: start what is due. Both: remember since when a sync has been under way."""
+        if self._busy is not None:
+            if self._begun_ms is None:
+                self._begun_ms = now_ms
+        elif now_ms >= self._due_ms:
+            self._due_ms = now_ms + self._interval_ms
+            self._begin()
+
+    def stalled_ms(self, now_ms: float) -> float:
+        """For how long (to a tick) one fdatasync has been under way; 0 if none is."""
+        return 0.0 if self._begun_ms is None else now_ms - self._begun_ms
+
+    def _begin(self) -> bool:
+        """Hand the next sync to the thread; False if there is nothing to sync."""
+        if self._failed or self._thread is None:
+            return False
+        ticket = self._log.begin_sync()
+        if ticket is None:
+            return False
+        assert self._loop is not None
+        self._busy = self._loop.create_future()
+        self._queue.put(ticket)
+        return True
+
+    def _run(self) -> None:
+        """The thread."""
+        assert self._loop is not None
+        while (ticket := self._queue.get()) is not None:
+            error: Exception | None = None
+            try:
+                ticket.run()
+            except Exception as raised:  # handed over to the loop, where it ends the member
+                error = raised
+            self._loop.call_soon_threadsafe(self._finished, ticket, error)
+
+    def _finished(self, ticket: LogSyncTicket, error: Exception | None) -> None:
+        busy, self._busy = self._busy, None
+        self._begun_ms = None
+        assert busy is not None
+        if error is not None:
+            self._failed = True
+            self._on_failed(error)
+        else:
+            self.syncs += 1
+            durable = self._log.finish_sync(ticket)
+            if self.mode is FlushMode.SYNC:
+                self._begin()  # first, so that the disk works while the loop does
+                if durable is not None:
+                    self._on_durable(durable)
+        busy.set_result(None)

@@ -1,0 +1,493 @@
+"""RaftMember: one replica at work. Drives the pure core from asyncio; what the broker sees of Raft.
+
+Everything runs on one loop; only fdatasync (and allocating the next segment) runs in threads.
+`_perform` is the one place where the order persist → send → acknowledge stands; everything that
+can make the core want something (a message, a tick, a connection, a finished fdatasync, a
+proposal) ends in `_pump`, which performs until nothing is left.
+
+A failed write or fdatasync, and any broken assertion, ends this member for good (`_fail`): the
+connections are cut so that the peers elect another leader at once, and `on_fatal` is called.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from dledger.applier import Application, Applier
+from dledger.core import RaftCore
+from dledger.errors import NotLeader, RaftError, StateTooOld
+from dledger.flusher import FlushMode, LogFlusher
+from dledger.hardstate import HardStateDamaged, HardStateFile
+from dledger.log import RaftLog
+from dledger.messages import AppendOrder, Message, NodeId, Outgoing, Ready, Role, RoleEvent
+from dledger.peers import PeerLinks
+from dledger.proposals import Proposals
+from dledger.proposer import Proposer
+from dledger.reads import Reads
+from dledger.settings import MemberConfig
+from dledger.slots import SlotFile
+from dledger.state import Random
+from dledger.status import status_of
+from dledger.wire import encode_append, encode_message
+from store.commitlog import CommitLog
+from store.disk import Disk
+
+log = logging.getLogger("dledger.member")
+
+TICK_MS = 10  # < a seventh of a heartbeat: what a deadline may be late by
+HOUSEKEEPING_MS = 500
+
+
+class RaftMember:
+    """See the module. `start` before anything else; `stop` in the end, also after a failure."""
+
+    def __init__(
+        self,
+        config: MemberConfig,
+        disk: Disk,
+        commitlog: CommitLog,
+        application: Application,
+        *,
+        rng: Random,
+        clock_ms: Callable[[], float],
+        wall_ms: Callable[[], int],
+        on_fatal: Callable[[str], None],
+        listen_socket: socket.socket | None = None,
+    ) -> None:
+        """`clock_ms` never goes back; `wall_ms` stamps frames. `on_fatal(reason)` is called at
+        most once; the process should end then. `listen_socket` is bound already (tests)."""
+        self.config = config
+        self.failure: str | None = None
+        self._application = application
+        self._commitlog = commitlog
+        self._rng = rng
+        self._clock_ms = clock_ms
+        self._wall_ms = wall_ms
+        self._on_fatal = on_fatal
+        self._hard_state = HardStateFile(disk, f"{config.directory}/hardstate")
+        trim = SlotFile(disk, f"{config.directory}/trim")
+        self.log = RaftLog(commitlog, trim, config.log_cache_bytes_max)
+        self._flusher = LogFlusher(
+            self.log, config.flush, config.flush_interval_ms, self._on_durable, self._on_sync_failed
+        )
+        self._proposals = Proposals(
+            config.commands_waiting_max,
+            config.commands_waiting_bytes_max,
+            config.command_timeout_ms,
+        )
+        self._reads = Reads(self._ask_read)
+        self._applier = Applier(
+            self.log, application, self._proposals, self._on_applied, self._on_apply_failed
+        )
+        self._links = PeerLinks(
+            config.node_id, config.group, config.peers, self, rng, config.links, listen_socket
+        )
+        self._running = False
+        self._pumping = False
+        self._cut_scheduled = False
+        self._serving = False  # the application knows that it leads
+        self._was_leader = False
+        self._ready_event: tuple[RoleEvent, int] | None = None  # to deliver once applied
+        self._role_waiters: list[asyncio.Future[None]] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._housekeeping_due_ms = 0.0
+        self._housekeeper: ThreadPoolExecutor | None = None
+        self._preparing: asyncio.Future[None] | None = None
+
+    # -- life ---------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Recover, listen, dial, and take part. Raises StoreDamaged, HardStateDamaged,
+        StateTooOld, OSError; call `stop` then, too."""
+        loop = asyncio.get_running_loop()
+        self._housekeeper = ThreadPoolExecutor(1, thread_name_prefix="raft-housekeeping")
+        await loop.run_in_executor(self._housekeeper, self.log.open)
+        hard_state = self._hard_state.load()
+        if self._hard_state.is_new and self.log.last_index > 0:
+            raise HardStateDamaged(
+                f"the log has {self.log.last_index} frames, but the file with term and vote is gone"
+            )
+        self._applier.start()
+        first_index = self.log.index.first_index
+        if self._applier.applied_index < first_index - 1:
+            raise StateTooOld(
+                f"the state ends at frame {self._applier.applied_index}, "
+                f"the log begins at {first_index}"
+            )
+        config = self.config
+        self.core = RaftCore(
+            config.node_id,
+            frozenset(config.peers),
+            config.core,
+            self.log.index,
+            hard_state,
+            self._rng,
+            self._clock_ms(),
+            self._applier.applied_index,
+        )
+        self._proposer = Proposer(
+            self.core,
+            self.log,
+            self._application,
+            self._proposals,
+            self._wall_ms,
+            config.frames_in_flight_max,
+        )
+        self._running = True
+        self._flusher.start()
+        await self._links.start()
+        self._timer = loop.call_later(TICK_MS / 1000, self._tick)
+        if self.core.commit_index > self._applier.applied_index:
+            self._applier.advance(self.core.commit_index)
+        self._pump()
+
+    async def stop(self) -> None:
+        """Hand leadership over if there is somebody to take it, then close everything."""
+        if self._running and self.failure is None:
+            await self._hand_over()
+        self._running = False
+        if self._timer is not None:
+            self._timer.cancel()
+        self._applier.stop()
+        self._proposals.close("the node stops")
+        self._reads.close()
+        await self._links.stop()
+        await self._flusher.stop()
+        if self._preparing is not None:
+            await asyncio.wait([self._preparing])
+        if self._housekeeper is not None:
+            self._housekeeper.shutdown()
+        self._hard_state.close()
+        self.log.close()
+
+    async def _hand_over(self) -> None:
+        """Transfer leadership to the follower that has most, for a bounded time."""
+        core = self.core
+        reachable = [p for p in core.progress.values() if self._links.is_open(p.peer)]
+        if core.role is not Role.LEADER or not reachable:
+            return
+        best = max(reachable, key=lambda p: p.match_index)
+        deadline_ms = self._clock_ms() + self.config.transfer_on_stop_ms
+        try:
+            self.transfer(best.peer)
+        except RaftError as error:  # another transfer is under way: that will do as well
+            log.info("transfer_on_stop refused=%s", error)
+        while core.role is Role.LEADER and self.failure is None:
+            left_ms = deadline_ms - self._clock_ms()
+            if left_ms <= 0:
+                log.warning("transfer_on_stop target=%s outcome=timeout", best.peer)
+                return
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._role_waiters.append(waiter)
+            await asyncio.wait([waiter], timeout=left_ms / 1000)
+
+    # -- what the broker asks -----------------------------------------------------------------
+
+    def request_cut(self) -> None:
+        """Something waits in the application. Cheap; one cut per turn of the loop follows."""
+        if not self._running:
+            return
+        self._proposer.cut_wanted = True
+        self._schedule_cut()
+
+    def _schedule_cut(self) -> None:
+        if not self._cut_scheduled:
+            self._cut_scheduled = True
+            asyncio.get_running_loop().call_soon(self._cut_now)
+
+    def propose_command(self, payload: bytes) -> asyncio.Future[int]:
+        """Replicate a command frame; the future gives its index once it is applied here.
+
+        Raises, or the future fails with: NotLeader, Busy, CommandTooLarge (not stored, for
+        certain), OutcomeUnknown (may be stored, now or later)."""
+        if not self._running or self.core.role is not Role.LEADER:
+            raise NotLeader(self.leader)
+        future = self._proposals.submit(payload, self._clock_ms())
+        self._schedule_cut()
+        return future
+
+    async def read_barrier(self) -> int:
+        """Return once this node is proven to lead and has applied all that was committed when
+        it was asked: a read served now is linearizable. Raises NotLeader, Busy."""
+        if not self._running or self.core.role is not Role.LEADER:
+            raise NotLeader(self.leader)
+        return await self._reads.add()
+
+    def transfer(self, target: NodeId) -> None:
+        """Begin to hand leadership to `target`; a RoleEvent tells how it went.
+
+        Raises NotLeader, UnknownTarget, Busy."""
+        if not self._running:
+            raise NotLeader(None)
+        self.core.transfer(target, self._clock_ms())
+        self._pump()
+
+    def delete_before(self, position: int) -> int:
+        """Retention: drop whole segments below the CommitLog offset `position`, applied frames
+        only. Returns the new first offset. Raises OSError."""
+        applied = self._applier.applied_index
+        index = self.log.index
+        if applied < index.first_index:
+            return self._commitlog.min_offset
+        first_index = self.log.trim(min(position, index.end_of(applied)))
+        self.core.trim(first_index)
+        return self._commitlog.min_offset
+
+    @property
+    def leader(self) -> NodeId | None:
+        """Who leads, as far as this node knows."""
+        return self.core.leader if self._running else None
+
+    @property
+    def applied_index(self) -> int:
+        return self._applier.applied_index
+
+    def status(self) -> dict[str, object]:
+        """This node's own view, for the admin API and the runtime info."""
+        return status_of(
+            self.config.group,
+            self.config.flush.value,
+            self.core,
+            self.log,
+            self._links,
+            self._applier.applied_index,
+            self._proposals.waiting,
+            self._serving,
+            self.failure,
+        )
+
+    # -- what happens (LinkHandler, timer, threads) -------------------------------------------
+
+    def on_messages(self, messages: list[Message]) -> None:
+        if not self._running:
+            return
+        now_ms = self._clock_ms()
+        step = self.core.step
+        try:
+            for message in messages:
+                step(message, now_ms)
+        except Exception as error:  # ring boundary: a broken promise stops the node
+            self._fail("a message broke an invariant", error)
+            return
+        self._pump()
+
+    def on_opened(self, peer: NodeId) -> None:
+        log.info("peer_opened node=%s peer=%s", self.config.node_id, peer)
+        self._drive(lambda: self.core.peer_opened(peer))
+
+    def on_closed(self, peer: NodeId) -> None:
+        log.info("peer_closed node=%s peer=%s", self.config.node_id, peer)
+        self._drive(lambda: self.core.peer_closed(peer, self._clock_ms()))
+
+    def on_failed(self, error: BaseException) -> None:
+        self._fail("a peer link's task ended", error)
+
+    def _tick(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(TICK_MS / 1000, self._tick)
+        self._drive(self._do_what_is_due)
+
+    def _do_what_is_due(self) -> None:
+        now_ms = self._clock_ms()
+        core = self.core
+        self._flusher.tick(now_ms)
+        stalled_ms = self._flusher.stalled_ms(now_ms)
+        if stalled_ms > self.config.sync_stall_ms and core.role is Role.LEADER:
+            core.step_down(f"fdatasync has not returned for {stalled_ms:.0f} ms")
+        if now_ms >= core.next_deadline_ms:
+            core.tick(now_ms)
+        if now_ms >= self._housekeeping_due_ms:
+            self._housekeeping_due_ms = now_ms + HOUSEKEEPING_MS
+            self._keep_house(now_ms)
+
+    def _keep_house(self, now_ms: float) -> None:
+        self._proposals.expire(now_ms)
+        if self._preparing is None and self.log.wants_next_segment:
+            assert self._housekeeper is not None
+            loop = asyncio.get_running_loop()
+            self._preparing = loop.run_in_executor(self._housekeeper, self._commitlog.prepare_next)
+            self._preparing.add_done_callback(self._prepared)
+
+    def _prepared(self, done: asyncio.Future[None]) -> None:
+        self._preparing = None
+        error = done.exception()
+        if error is not None:  # not fatal: the roll tries again, and there it is
+            log.warning("prepare_next failed=%s", error)
+
+    def _on_durable(self, index: int) -> None:
+        self._drive(lambda: self.core.durable(index))
+
+    def _on_sync_failed(self, error: Exception) -> None:
+        self._fail("fdatasync of the log failed", error)
+
+    def _on_apply_failed(self, error: Exception) -> None:
+        self._fail("committed frames could not be applied", error)
+
+    def _ask_read(self, token: int) -> None:
+        if not self._running:
+            raise NotLeader(None)
+        self.core.read_index(token)
+        self._pump()
+
+    def _cut_now(self) -> None:
+        self._cut_scheduled = False
+        if self._running:
+            self._pump()
+
+    def _drive(self, act: Callable[[], None]) -> None:
+        """Let something happen to the core, then perform what it wants."""
+        if not self._running:
+            return
+        try:
+            act()
+        except Exception as error:  # ring boundary: a broken promise stops the node
+            self._fail("an invariant is broken", error)
+            return
+        self._pump()
+
+    # -- the pump -----------------------------------------------------------------------------
+
+    def _pump(self) -> None:
+        """Perform what the core wants and propose what waits, until there is neither.
+
+        Called again from within (an application that acts in a callback), it leaves the work to
+        the loop that is already running."""
+        if self._pumping or not self._running:
+            return
+        self._pumping = True
+        try:
+            ready = self.core.ready
+            while self._running:
+                wanted = ready()
+                if wanted is not None:
+                    self._perform(wanted)
+                elif not (self._serving and self._proposer.propose_next()):
+                    break
+        except OSError as error:
+            self._fail("writing failed", error)
+        except Exception as error:  # ring boundary: a broken promise stops the node
+            self._fail("an invariant is broken", error)
+        finally:
+            self._pumping = False
+
+    def _perform(self, ready: Ready) -> None:
+        """Persist, then send, then acknowledge. The order is `messages.Ready`'s."""
+        raft_log = self.log
+        if ready.truncate_from is not None:
+            log.warning("log_truncated node=%s from=%s", self.config.node_id, ready.truncate_from)
+            raft_log.truncate(ready.truncate_from)
+        if ready.append:
+            raft_log.append(ready.append)
+        if ready.hard_state is not None:
+            self._hard_state.save(ready.hard_state)
+        if ready.messages:
+            self._send(ready.messages)
+        if ready.append:
+            # Behind the sending, so that the peers' disks work while ours does. Nothing of this
+            # is acknowledged before the core is told that it is durable.
+            self._flusher.written()
+            if self._flusher.mode is FlushMode.ASYNC:
+                self.core.durable(raft_log.last_index)
+        if ready.commit_index is not None:
+            self._applier.advance(ready.commit_index)
+        for token, index in ready.reads:
+            self._reads.confirmed(token, index, self._applier.applied_index)
+        for token in ready.failed_reads:
+            self._reads.failed(token, self.core.leader)
+        if ready.role is not None:
+            self._role_changed(ready.role)
+
+    def _send(self, messages: tuple[Outgoing, ...]) -> None:
+        """One write per peer; frames apart from what must not be dropped with them."""
+        control: dict[NodeId, list[bytes]] = {}
+        frames: dict[NodeId, list[bytes]] = {}
+        for message in messages:
+            if isinstance(message, AppendOrder):
+                m = message
+                buffers = encode_append(
+                    m.term,
+                    m.prev_index,
+                    m.prev_term,
+                    m.commit_index,
+                    self.log.frames(m.first_index, m.last_index),
+                )
+                frames.setdefault(m.to, []).extend(buffers)
+            else:
+                control.setdefault(message.to, []).extend(encode_message(message))
+        for peer, buffers in control.items():
+            self._links.send(peer, buffers, droppable=False)
+        for peer, buffers in frames.items():
+            self._links.send(peer, buffers, droppable=True)
+
+    # -- role and progress --------------------------------------------------------------------
+
+    def _role_changed(self, event: RoleEvent) -> None:
+        log.info(
+            "role_changed node=%s role=%s term=%s leader=%s ready=%s reason=%s",
+            self.config.node_id,
+            event.role.value,
+            event.term,
+            event.leader,
+            event.leader_ready,
+            event.reason,
+        )
+        leads = event.role is Role.LEADER
+        if self._was_leader and not leads:
+            self._serving = False
+            self._proposer.leadership_lost()
+            self._proposals.leadership_lost(event.leader)
+        self._was_leader = leads
+        self._ready_event = None
+        for waiter in self._role_waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._role_waiters.clear()
+        if event.leader_ready and self._applier.applied_index < self.core.commit_index:
+            self._ready_event = (event, self.core.commit_index)
+        else:
+            self._deliver(event)
+        if self.core.wants_noop:
+            self._proposer.propose_noop()
+
+    def _deliver(self, event: RoleEvent) -> None:
+        if event.leader_ready and not self._serving:
+            self._serving = True
+            self._proposer.cut_wanted = True  # what came while we did not lead or were not ready
+        self._application.role_changed(event)
+
+    def _on_applied(self) -> None:
+        applied = self._applier.applied_index
+        self._reads.applied(applied)
+        if self._ready_event is not None and applied >= self._ready_event[1]:
+            event, _ = self._ready_event
+            self._ready_event = None
+            self._deliver(event)
+        self._pump()
+
+    # -- the end ------------------------------------------------------------------------------
+
+    def _fail(self, reason: str, error: BaseException) -> None:
+        """This node cannot keep Raft's promises any more. It says nothing more to anybody."""
+        if self.failure is not None:
+            return
+        self.failure = f"{reason}: {error!r}"
+        log.critical("member_failed node=%s", self.config.node_id, exc_info=error)
+        self._running = False
+        self._serving = False
+        if self._timer is not None:
+            self._timer.cancel()
+        self._applier.stop()
+        self._links.abort()  # the peers notice at once and elect another leader
+        try:
+            self.core.step_down(self.failure)
+            term = self.core.term
+            self._application.role_changed(
+                RoleEvent(Role.FOLLOWER, term, None, False, self.failure)
+            )
+        finally:  # whatever state the rest is in, nobody may be left waiting
+            self._proposals.close(self.failure)
+            self._reads.close()
+            self._on_fatal(self.failure)

@@ -1,0 +1,106 @@
+"""What the leader proposes next: commands and the application's cuts, in turns.
+
+Batching needs no timer. A frame is asked for as long as fewer than `frames_in_flight_max` are
+uncommitted: one message under way is proposed at once; with many, those that arrive while frames
+are under way make up the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dledger.applier import Application
+from dledger.core import RaftCore
+from dledger.errors import Busy
+from dledger.log import RaftLog
+from dledger.proposals import Proposals
+from store.frame import Frame, FrameKind, seal_frame
+
+
+class Proposer:
+    """One per member, from its start on."""
+
+    def __init__(
+        self,
+        core: RaftCore,
+        log: RaftLog,
+        application: Application,
+        proposals: Proposals,
+        wall_ms: Callable[[], int],
+        frames_in_flight_max: int,
+    ) -> None:
+        self.cut_wanted = False  # the application may have something waiting
+        self._core = core
+        self._log = log
+        self._application = application
+        self._proposals = proposals
+        self._wall_ms = wall_ms
+        self._frames_in_flight_max = frames_in_flight_max
+        self._command_last = False  # who was asked last
+        self._held: Frame | None = None  # cut, but refused by the core as Busy: goes first
+
+    def propose_noop(self) -> None:
+        """The frame that opens a term; it comes before anything else."""
+        noop = self._seal(FrameKind.NOOP, b"")
+        self._proposals.note(noop.index, noop.term)
+        self._core.propose(noop)
+
+    def propose_next(self) -> bool:
+        """Propose one more frame if there is room and something waits; False if not.
+
+        To be performed (written) before the next: only then is the next one's place known."""
+        core = self._core
+        if not core.can_propose:
+            return False
+        if core.last_index - core.commit_index >= self._frames_in_flight_max:
+            return False
+        frame, self._held = self._held or self._next_frame(), None
+        if frame is None:
+            return False
+        try:
+            core.propose(frame)
+        except Busy:
+            self._held = frame  # too many bytes are uncommitted: it goes when fewer are
+            return False
+        return True
+
+    def leadership_lost(self) -> None:
+        """A frame held back was never proposed; its fate is found like that of the others."""
+        self._held = None
+
+    def _next_frame(self) -> Frame | None:
+        if self._command_last:
+            self._command_last = False
+            return self._cut_frame() or self._command_frame()
+        frame = self._command_frame()
+        self._command_last = frame is not None
+        return frame or self._cut_frame()
+
+    def _command_frame(self) -> Frame | None:
+        if not self._proposals.waiting:
+            return None
+        index, term = self._core.last_index + 1, self._core.term
+        payload = self._proposals.take(index, term)
+        if payload is None:
+            return None
+        self._proposals.note(index, term)
+        return self._seal(FrameKind.COMMAND, payload)
+
+    def _cut_frame(self) -> Frame | None:
+        if not self.cut_wanted:
+            return None
+        index, term = self._core.last_index + 1, self._core.term
+        frame = self._application.cut(term, index, self._log.commitlog.place)
+        if frame is None:
+            self.cut_wanted = False
+            return None
+        assert frame.index == index, (frame, index)
+        assert frame.term == term, (frame, term)
+        self._proposals.note(index, term)
+        return frame
+
+    def _seal(self, kind: FrameKind, payload: bytes) -> Frame:
+        core = self._core
+        position = self._log.place(len(payload))
+        index = core.last_index + 1
+        return seal_frame(index, core.term, position, self._wall_ms(), kind, 0, payload)

@@ -1,0 +1,34 @@
+"""What a member is told: who it is, who its peers are, and every limit it keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from dledger.flusher import FlushMode
+from dledger.messages import NodeId
+from dledger.peers import LinkConfig, PeerAddress
+from dledger.state import CoreConfig
+
+LOG_CACHE_BYTES_MAX = 64 << 20  # 8 times what the core keeps in flight to one peer
+
+
+@dataclass(frozen=True, slots=True)
+class MemberConfig:
+    """Time-outs in milliseconds, limits in bytes or pieces. `peers` includes this node."""
+
+    node_id: NodeId
+    group: str
+    peers: Mapping[NodeId, PeerAddress]
+    flush: FlushMode = FlushMode.SYNC
+    flush_interval_ms: int = 500  # ASYNC_FLUSH: what a power cut of all replicas may cost
+    frames_in_flight_max: int = 4
+    commands_waiting_max: int = 10_000
+    commands_waiting_bytes_max: int = 16 << 20
+    command_timeout_ms: int = 5_000
+    sync_stall_ms: int = 3_000  # a leader whose fdatasync takes longer gives leadership up
+    transfer_on_stop_ms: int = 500
+    log_cache_bytes_max: int = LOG_CACHE_BYTES_MAX
+    directory: str = "raft"  # term, vote and the log's beginning; below the disk's root
+    core: CoreConfig = field(default_factory=CoreConfig)
+    links: LinkConfig = field(default_factory=LinkConfig)

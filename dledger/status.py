@@ -1,0 +1,52 @@
+"""A member's own view of its group, as plain data for the admin API and the runtime info."""
+
+from __future__ import annotations
+
+from dledger.core import RaftCore
+from dledger.log import RaftLog
+from dledger.peers import PeerLinks
+
+
+def status_of(
+    group: str,
+    flush: str,
+    core: RaftCore,
+    log: RaftLog,
+    links: PeerLinks,
+    applied_index: int,
+    commands_waiting: int,
+    serving: bool,
+    failure: str | None,
+) -> dict[str, object]:
+    """`durable_index` is what fdatasync has proven, in ASYNC_FLUSH too. `match`, `next` and
+    `state` of a peer are None on a node that does not lead."""
+    peers: dict[str, dict[str, object]] = {}
+    for peer in core.peers:
+        progress = core.progress.get(peer)
+        peers[peer] = {
+            "connected": links.is_open(peer),
+            "error": links.last_error(peer),
+            "dropped": links.dropped(peer),
+            "match": progress.match_index if progress else None,
+            "next": progress.next_index if progress else None,
+            "state": progress.state.value if progress else None,
+            "inflight": len(progress.inflight) if progress else 0,
+        }
+    return {
+        "node_id": core.node_id,
+        "group": group,
+        "role": core.role.value,
+        "term": core.term,
+        "leader": core.leader,
+        "leader_ready": serving,
+        "commit_index": core.commit_index,
+        "applied_index": applied_index,
+        "first_index": log.index.first_index,
+        "last_index": core.last_index,
+        "durable_index": log.durable_index,
+        "voted_for": core.voted_for,
+        "flush": flush,
+        "failure": failure,
+        "commands_waiting": commands_waiting,
+        "peers": peers,
+    }

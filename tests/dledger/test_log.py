@@ -1,0 +1,286 @@
+"""The CommitLog as the Raft log: cache and file, cutting, syncing, recovering, retention."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dledger.log import RaftLog
+from dledger.slots import SlotFile
+from store.checkpoint import Checkpoint
+from store.commitlog import CommitLog
+from store.disk import OsDisk
+from store.errors import StoreDamaged, SyncFailed
+from store.frame import Frame, FrameKind, seal_frame
+
+SEGMENT = 8192
+
+
+class Opened:
+    """One life of a log in `root`."""
+
+    def __init__(self, root: Path, cache_bytes_max: int = 1 << 20) -> None:
+        self.disk = OsDisk(str(root))
+        self.mark = Checkpoint(self.disk, "checkpoint")
+        self.mark.open()
+        self.store = CommitLog(self.disk, "commitlog", SEGMENT, self.mark)
+        self.store.open()
+        self.log = RaftLog(self.store, SlotFile(self.disk, "raft/trim"), cache_bytes_max)
+
+    def open(self) -> RaftLog:
+        self.log.open()
+        return self.log
+
+    def close(self) -> None:
+        self.log.close()
+        self.store.close()
+        self.mark.close()
+
+
+def append(log: RaftLog, count: int = 1, term: int = 1, size: int = 100) -> list[Frame]:
+    frames = []
+    for _ in range(count):
+        index = log.last_index + 1
+        payload = b"%04d" % index + b"." * (size - 4)
+        frame = seal_frame(
+            index, term, log.place(size), 7, FrameKind.COMMAND, 0, payload
+        )
+        log.append((frame,))
+        frames.append(frame)
+    return frames
+
+
+def sync(log: RaftLog) -> int | None:
+    ticket = log.begin_sync()
+    assert ticket is not None
+    ticket.run()
+    return log.finish_sync(ticket)
+
+
+def flip(root: Path, position: int) -> None:
+    path = root / "commitlog" / f"{position // SEGMENT * SEGMENT:020d}"
+    data = bytearray(path.read_bytes())
+    data[position % SEGMENT] ^= 0x10
+    path.write_bytes(data)
+
+
+def test_an_empty_log(tmp_path: Path) -> None:
+    life = Opened(tmp_path)
+    log = life.open()
+    assert (log.last_index, log.durable_index, log.begin_sync()) == (0, 0, None)
+    assert log.frames(1, 0) == ()
+    life.close()
+
+
+def test_what_was_written_comes_back_from_cache_and_from_file(tmp_path: Path) -> None:
+    life = Opened(tmp_path)
+    frames = append(life.open(), 300)  # several segments
+    assert life.log.frames(1, 300) == tuple(frames)
+    assert life.log.reads_from_file == 0
+    life.close()
+    again = Opened(tmp_path)
+    log = again.open()
+    assert log.last_index == log.durable_index == 300
+    assert log.frames(1, 300) == tuple(frames)
+    assert log.reads_from_file == len(again.store.segments()) == 6  # one read each
+    assert log.frames(57, 57) == (frames[56],)
+    again.close()
+
+
+def test_the_cache_is_bounded_and_the_rest_is_read(tmp_path: Path) -> None:
+    life = Opened(tmp_path, cache_bytes_max=1000)  # six frames of 160 bytes
+    log = life.open()
+    frames = append(log, 40)
+    assert log._cache_bytes <= 1000
+    assert len(log._cache) == 6
+    assert log.frames(35, 40) == tuple(frames[34:])
+    assert log.reads_from_file == 0
+    assert log.frames(33, 40) == tuple(frames[32:])  # two of them from the file
+    assert log.reads_from_file == 1
+    big = append(log, size=3000)  # more than the cache: the last frame is always kept
+    assert log.frames(41, 41) == tuple(big)
+    assert log.reads_from_file == 1
+    life.close()
+
+
+@pytest.mark.parametrize("cache_bytes_max", [1 << 20, 200])
+def test_bytes_max_bounds_what_is_returned(tmp_path: Path, cache_bytes_max: int) -> None:
+    life = Opened(tmp_path, cache_bytes_max)
+    log = life.open()
+    append(log, 20)
+    assert [f.index for f in log.frames(3, 20, 480)] == [3, 4, 5]
+    assert [f.index for f in log.frames(3, 20, 1)] == [3]
+    assert [f.index for f in log.frames(3, 4, 1 << 20)] == [3, 4]
+    life.close()
+
+
+def test_durability_is_by_ticket(tmp_path: Path) -> None:
+    life = Opened(tmp_path)
+    log = life.open()
+    append(log, 3)
+    ticket = log.begin_sync()
+    assert ticket is not None
+    append(log, 2)  # behind the ticket: not promised by it
+    ticket.run()
+    assert log.finish_sync(ticket) == 3
+    assert log.durable_index == 3
+    assert sync(log) == 5
+    assert log.begin_sync() is None
+    life.close()
+
+
+def test_a_sync_across_a_truncation_counts_for_nothing(tmp_path: Path) -> None:
+    life = Opened(tmp_path)
+    log = life.open()
+    append(log, 3)
+    assert sync(log) == 3
+    append(log, 3)
+    ticket = log.begin_sync()
+    assert ticket is not None
+    log.truncate(5)
+    new = append(log, 3, term=2)  # frames 5..7 of another term
+    ticket.run()
+    assert log.finish_sync(ticket) is None
+    assert log.durable_index == 3
+    assert sync(log) == 7
+    assert log.frames(5, 7) == tuple(new)
+    life.close()
+
+
+def test_truncation_zeroes_so_that_nothing_stale_comes_back(tmp_path: Path) -> None:
+    life = Opened(tmp_path)
+    log = life.open()
+    frames = append(log, 100)  # three segments
+    sync(log)
+    log.truncate(11)
+    assert (log.last_index, log.durable_index) == (10, 10)
+    assert log.frames(8, 10) == tuple(frames[7:10])
+    life.close()
+    again = Opened(tmp_path)
+    assert again.open().last_index == 10
+    assert append(again.log, term=4)[0].position == frames[10].position
+    again.close()
+
+
+def test_a_torn_tail_is_cut(tmp_path: Path) -> None:
+    life = Opened(tmp_path)
+    log = life.open()
+    append(log, 5)
+    sync(log)
+    tail = append(log, 3)  # never synced
+    life.close()
+    flip(tmp_path, tail[0].position + 80)
+    again = Opened(tmp_path)
+    assert again.open().last_index == 5  # the two good ones behind the hole went as well
+    assert append(again.log)[0].position == tail[0].position
+    again.close()
+
+
+def test_damage_in_the_middle_is_refused_and_nothing_is_cut(tmp_path: Path) -> None:
+    life = Opened(tmp_path)
+    log = life.open()
+    frames = append(log, 8)
+    sync(log)
+    life.close()
+    flip(tmp_path, frames[3].position + 80)
+    before = sorted((p.name, p.read_bytes()) for p in (tmp_path / "commitlog").iterdir())
+    again = Opened(tmp_path)
+    with pytest.raises(StoreDamaged) as caught:
+        again.open()
+    assert caught.value.position == frames[3].position
+    again.close()
+    after = sorted((p.name, p.read_bytes()) for p in (tmp_path / "commitlog").iterdir())
+    assert before == after
+
+
+def test_rot_found_while_reading_is_an_error_not_a_frame(tmp_path: Path) -> None:
+    life = Opened(tmp_path, cache_bytes_max=200)
+    log = life.open()
+    frames = append(log, 8)
+    flip(tmp_path, frames[2].position + 80)
+    with pytest.raises(StoreDamaged) as caught:
+        log.frames(1, 8)
+    assert caught.value.position == frames[2].position
+    assert log.frames(4, 8) == tuple(frames[3:])
+    life.close()
+
+
+def test_a_failed_sync_is_final(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    life = Opened(tmp_path)
+    log = life.open()
+    append(log, 3)
+    ticket = log.begin_sync()
+    assert ticket is not None
+
+    def fail(_: object) -> None:
+        raise OSError(5, "says the test")
+
+    monkeypatch.setattr("store.disk.OsFile.sync", fail)
+    with pytest.raises(OSError, match="says the test"):
+        ticket.run()
+    monkeypatch.undo()
+    with pytest.raises(SyncFailed):
+        log.begin_sync()
+    assert log.durable_index == 0
+    life.close()
+
+
+def test_retention_keeps_the_term_before_the_beginning(tmp_path: Path) -> None:
+    life = Opened(tmp_path)
+    log = life.open()
+    append(log, 60, term=1)
+    append(log, 140, term=3)
+    sync(log)
+    assert log.trim(SEGMENT - 1) == 1  # no whole segment lies below
+    first = log.trim(2 * SEGMENT + 100)
+    assert life.store.min_offset == 2 * SEGMENT
+    assert log.index.position_of(first) == 2 * SEGMENT
+    term = log.index.term_at(first - 1)
+    assert term == 3
+    frames = log.frames(first, 200)
+    life.close()
+    again = Opened(tmp_path)
+    log = again.open()
+    assert (log.index.first_index, log.index.previous_term) == (first, 3)
+    assert log.frames(first, 200) == frames
+    again.close()
+
+
+def test_killed_between_noting_and_removing_finishes_the_removal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life = Opened(tmp_path)
+    log = life.open()
+    append(log, 200)
+    sync(log)
+    monkeypatch.setattr(life.store, "delete_before", lambda _: 0)
+    first = log.trim(2 * SEGMENT)
+    assert life.store.min_offset == 0
+    life.close()
+    again = Opened(tmp_path)
+    log = again.open()
+    assert log.index.first_index == first
+    assert log.index.previous_term == 1
+    assert again.store.min_offset == 2 * SEGMENT
+    again.close()
+
+
+def test_a_beginning_that_nobody_noted_is_damage(tmp_path: Path) -> None:
+    life = Opened(tmp_path)
+    log = life.open()
+    append(log, 200)
+    sync(log)
+    log.trim(2 * SEGMENT)
+    life.close()
+    (tmp_path / "raft" / "trim").unlink()
+    again = Opened(tmp_path)
+    with pytest.raises(StoreDamaged, match="should be the first"):
+        again.open()
+    again.close()
+
+
+def test_the_store_must_be_open(tmp_path: Path) -> None:
+    log = RaftLog(CommitLog(OsDisk(str(tmp_path)), "commitlog", SEGMENT))
+    with pytest.raises(AssertionError, match="not open"):
+        log.open()

@@ -1,0 +1,451 @@
+"""Members as they run: elections, replication, loss of leader, disk and tail, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from dledger.errors import Busy, CommandTooLarge, NotLeader, OutcomeUnknown, StateTooOld
+from dledger.flusher import FlushMode
+from dledger.hardstate import HardStateDamaged
+from dledger.messages import Role
+from dledger.proposals import COMMAND_SIZE_BYTES_MAX
+from tests.dledger.group import Group, Node
+
+
+def log_bytes(node: Node) -> bytes:
+    log = node.commitlog
+    return b"".join(
+        log.read(s.start, min(s.end, log.max_offset) - s.start) for s in log.segments()
+    )
+
+
+async def send_and_wait(group: Group, node: Node, *messages: bytes) -> None:
+    for message in messages:
+        node.app.send(message)
+    await group.until(lambda: all(m in node.app.fates for m in messages))
+    assert {node.app.fates[m] for m in messages} == {"stored"}
+
+
+@pytest.mark.parametrize("flush", list(FlushMode))
+async def test_one_leader_and_byte_identical_logs(tmp_path: Path, flush: FlushMode) -> None:
+    async with Group(tmp_path, flush=flush) as group:
+        leader = await group.leader()
+        for n in range(20):
+            await send_and_wait(group, leader, b"m%d" % n)
+        await group.all_applied()
+        for node in group.nodes:
+            assert node.app.payloads == [b"m%d" % n for n in range(20)]
+        assert len({log_bytes(n) for n in group.nodes}) == 1
+        roles = [n.member.core.role for n in group.nodes]
+        assert roles.count(Role.LEADER) == 1
+        # Replication and apply never went to the file.
+        assert [n.member.log.reads_from_file for n in group.nodes] == [0, 0, 0]
+
+
+async def test_a_group_of_one_serves(tmp_path: Path) -> None:
+    async with Group(tmp_path, count=1, flush=FlushMode.SYNC) as group:
+        leader = await group.leader()
+        await send_and_wait(group, leader, b"alone")
+        assert await leader.member.read_barrier() == leader.member.core.commit_index
+
+
+async def test_many_arrivals_share_frames(tmp_path: Path) -> None:
+    async with Group(tmp_path, flush=FlushMode.SYNC) as group:
+        leader = await group.leader()
+        messages = [b"m%d" % n for n in range(500)]
+        for message in messages[:250]:
+            leader.app.send(message)
+        await asyncio.sleep(0)
+        for message in messages[250:]:
+            leader.app.send(message)
+        await group.until(lambda: len(leader.app.fates) == 500)
+        assert len(leader.app.cuts) <= 4
+        assert b",".join(leader.app.payloads).split(b",") == messages
+
+
+async def test_frames_in_flight_are_bounded(tmp_path: Path) -> None:
+    async with Group(tmp_path, flush=FlushMode.SYNC, frames_in_flight_max=2) as group:
+        leader = await group.leader()
+        followers = group.others(leader)
+        for node in followers:
+            node.disk.let_sync.clear()
+        for n in range(5):
+            leader.app.send(b"m%d" % n)
+            await asyncio.sleep(0.02)  # a frame of its own for each that finds room
+        core = leader.member.core
+        assert core.last_index - core.commit_index == 2
+        assert leader.app.cuts == [1, 1]
+        for node in followers:
+            node.disk.let_sync.set()
+        await group.until(lambda: len(leader.app.fates) == 5)
+        assert leader.app.cuts == [1, 1, 3]
+
+
+async def test_leader_killed_another_takes_over_and_nothing_is_lost(tmp_path: Path) -> None:
+    async with Group(tmp_path) as group:
+        first = await group.leader()
+        await send_and_wait(group, first, b"a", b"b")
+        await first.kill()
+        second = await group.leader()
+        assert second is not first
+        await send_and_wait(group, second, b"c")
+        assert second.app.payloads == [b"a,b", b"c"]
+        await first.start()
+        await group.all_applied()
+        assert first.app.payloads == [b"a,b", b"c"]
+
+
+async def test_a_planned_stop_hands_leadership_over(tmp_path: Path) -> None:
+    async with Group(tmp_path) as group:
+        first = await group.leader()
+        await send_and_wait(group, first, b"a")
+        term = first.member.core.term
+        await first.stop()
+        assert first.app.events[-1].role is not Role.LEADER
+        second = await group.leader()
+        assert second.member.core.term == term + 1
+
+
+async def test_transfer_on_request(tmp_path: Path) -> None:
+    async with Group(tmp_path) as group:
+        first = await group.leader()
+        target = group.others(first)[0]
+        first.member.transfer(target.node_id)
+        await group.until(lambda: target.app.ready)
+        with pytest.raises(NotLeader):
+            first.member.transfer(target.node_id)
+
+
+@pytest.mark.parametrize("flush", list(FlushMode))
+async def test_restart_of_all_on_the_same_disks(tmp_path: Path, flush: FlushMode) -> None:
+    async with Group(tmp_path, flush=flush) as group:
+        leader = await group.leader()
+        await send_and_wait(group, leader, b"a", b"b")
+        term = leader.member.core.term
+        for node in group.nodes:
+            await node.kill()
+        for node in group.nodes:
+            await node.start()
+        leader = await group.leader()
+        assert leader.member.core.term > term
+        await send_and_wait(group, leader, b"c")
+        await group.all_applied()
+        for node in group.nodes:
+            assert node.app.payloads == [b"a,b", b"c"]
+
+
+async def test_a_lagging_follower_catches_up_from_the_file(tmp_path: Path) -> None:
+    """The cache holds two frames, so most come from the file, across segments."""
+    async with Group(tmp_path, log_cache_bytes_max=20_000, segment_size_bytes=1 << 18) as group:
+        leader = await group.leader()
+        late = group.others(leader)[0]
+        await late.kill()
+        messages = [b"%06d" % n + b"x" * 10_000 for n in range(80)]
+        for message in messages:
+            await send_and_wait(group, leader, message)
+        assert len(leader.commitlog.segments()) > 3
+        assert leader.member.log.reads_from_file == 0
+        await late.start()
+        await group.until(lambda: len(late.app.payloads) == len(messages))
+        assert late.app.payloads == messages
+        assert leader.member.log.reads_from_file > 0
+
+
+async def test_a_long_tail_is_applied_in_batches(tmp_path: Path) -> None:
+    async with Group(tmp_path, count=1, segment_size_bytes=8 << 20) as group:
+        node = await group.leader()
+        for n in range(30):
+            await send_and_wait(group, node, b"%d" % n + b"x" * 200_000)
+        await node.stop()
+        await node.start()
+        await group.until(lambda: len(node.app.payloads) == 30)
+        assert node.member.log.reads_from_file >= 5  # 6 MB, at most 1 MB a batch
+
+
+async def test_an_uncommitted_tail_is_cut_and_its_fate_told(tmp_path: Path) -> None:
+    """The old leader wrote frames that nobody else got; the next leader's take their place."""
+    async with Group(tmp_path) as group:
+        old = await group.leader()
+        followers = group.others(old)
+        await send_and_wait(group, old, b"kept")
+        for node in followers:
+            await node.kill()
+        old.app.send(b"lost")
+        command = old.member.propose_command(b"lost command")
+        await group.until(lambda: old.member.core.last_index > old.member.core.commit_index + 1)
+        lost_from = old.member.core.commit_index + 1
+        # Cut off: it steps down, and does not know what will become of the two.
+        await group.until(lambda: old.member.core.role is not Role.LEADER)
+        assert not command.done()
+        assert b"lost" not in old.app.fates
+        old.member._links.abort()
+        for node in followers:
+            await node.start()
+        new = await group.leader(followers)
+        await send_and_wait(group, new, b"new")
+        payloads = new.app.payloads
+        # The old leader dials again in a new life of its links.
+        await old.member._links.stop()
+        links = old.member._links
+        links._stopping = False
+        for dialer in links._dialers.values():
+            dialer.start()
+        await links_listen_again(old)
+        await group.until(lambda: b"lost" in old.app.fates)
+        assert old.app.fates[b"lost"] == "not stored"
+        assert old.app.truncations == [lost_from]
+        with pytest.raises(NotLeader):
+            await command
+        await group.until(lambda: old.app.payloads == payloads)
+        assert log_bytes(old)[: old.commitlog.max_offset] == log_bytes(new)
+
+
+async def links_listen_again(node: Node) -> None:
+    links = node.member._links
+    from dledger.peers import _Accepted
+
+    links._server = await asyncio.get_running_loop().create_server(
+        lambda: _Accepted(links), "127.0.0.1", node.port
+    )
+
+
+async def test_commands_are_answered_when_applied(tmp_path: Path) -> None:
+    async with Group(tmp_path) as group:
+        leader = await group.leader()
+        futures = [leader.member.propose_command(b"c%d" % n) for n in range(10)]
+        leader.app.send(b"message in between")
+        indexes = await asyncio.gather(*futures)
+        assert indexes == sorted(indexes)
+        by_index = {f.index: bytes(f.payload) for f in leader.app.frames}
+        assert [by_index[i] for i in indexes] == [b"c%d" % n for n in range(10)]
+        # They take turns with messages: the message did not wait for all ten.
+        assert leader.app.payloads.index(b"message in between") == 1
+        follower = group.others(leader)[0]
+        with pytest.raises(NotLeader) as caught:
+            follower.member.propose_command(b"x")
+        assert caught.value.leader == leader.node_id
+        assert not caught.value.outcome_unknown
+
+
+async def test_a_command_without_a_majority_ends_as_unknown(tmp_path: Path) -> None:
+    async with Group(tmp_path, command_timeout_ms=900, commands_waiting_max=3) as group:
+        leader = await group.leader()
+        for node in group.others(leader):
+            await node.kill()
+        future = leader.member.propose_command(b"who knows")
+        with pytest.raises(OutcomeUnknown) as caught:
+            await future
+        assert caught.value.outcome_unknown
+
+
+async def test_limits_of_commands(tmp_path: Path) -> None:
+    async with Group(tmp_path, flush=FlushMode.SYNC, commands_waiting_max=3) as group:
+        leader = await group.leader()
+        for node in group.nodes:
+            node.disk.let_sync.clear()
+        with pytest.raises(CommandTooLarge):
+            leader.member.propose_command(b"x" * (COMMAND_SIZE_BYTES_MAX + 1))
+        futures = [leader.member.propose_command(b"c") for _ in range(3)]
+        with pytest.raises(Busy):
+            leader.member.propose_command(b"one too many")
+        for node in group.nodes:
+            node.disk.let_sync.set()
+        assert len(set(await asyncio.gather(*futures))) == 3
+
+
+async def test_reads_wait_for_proof_and_fail_without_leadership(tmp_path: Path) -> None:
+    async with Group(tmp_path) as group:
+        leader = await group.leader()
+        await send_and_wait(group, leader, b"a")
+        indexes = await asyncio.gather(*[leader.member.read_barrier() for _ in range(50)])
+        assert set(indexes) == {leader.member.core.commit_index}
+        with pytest.raises(NotLeader):
+            await group.others(leader)[0].member.read_barrier()
+        for node in group.others(leader):
+            await node.kill()
+        with pytest.raises(NotLeader):  # no majority confirms: it steps down
+            await leader.member.read_barrier()
+
+
+async def test_sync_flush_acknowledges_only_what_is_synced(tmp_path: Path) -> None:
+    async with Group(tmp_path, flush=FlushMode.SYNC) as group:
+        leader = await group.leader()
+        followers = group.others(leader)
+        await group.all_applied()
+        for node in followers:
+            node.disk.let_sync.clear()
+        leader.app.send(b"a")
+        core = leader.member.core
+        await group.until(
+            lambda: all(f.member.core.last_index == core.last_index for f in followers)
+        )
+        await group.until(lambda: core.durable_index == core.last_index)
+        await asyncio.sleep(0.2)  # two heartbeats: time enough for a wrong acknowledgement
+        assert b"a" not in leader.app.fates
+        assert core.commit_index == core.last_index - 1
+        followers[0].disk.let_sync.set()  # one follower makes the majority
+        await group.until(lambda: leader.app.fates.get(b"a") == "stored")
+        assert followers[1].member.core.durable_index == core.last_index - 1
+
+
+async def test_the_leaders_own_sync_counts_like_any_other(tmp_path: Path) -> None:
+    async with Group(tmp_path, flush=FlushMode.SYNC) as group:
+        leader = await group.leader()
+        leader.disk.let_sync.clear()
+        leader.app.send(b"a")
+        await group.until(lambda: leader.app.fates.get(b"a") == "stored")  # by the two followers
+        assert leader.member.core.durable_index < leader.member.core.commit_index
+
+
+async def test_a_failed_sync_ends_the_leader(tmp_path: Path) -> None:
+    async with Group(tmp_path, flush=FlushMode.SYNC) as group:
+        leader = await group.leader()
+        await send_and_wait(group, leader, b"a")
+        leader.disk.fail_syncs = True
+        command = leader.member.propose_command(b"b")
+        await group.until(lambda: bool(leader.fatal))
+        assert "fdatasync" in leader.fatal[0]
+        assert leader.app.events[-1].role is Role.FOLLOWER
+        try:  # the followers may have been quicker than the error
+            await command
+        except OutcomeUnknown:
+            pass
+        durable = leader.member.log.durable_index
+        leader.disk.fail_syncs = False  # a later success would prove nothing
+        with pytest.raises(NotLeader):
+            leader.member.propose_command(b"c")
+        other = await group.leader(group.others(leader))
+        await send_and_wait(group, other, b"d")
+        assert leader.member.log.durable_index == durable
+        assert len(leader.fatal) == 1
+
+
+async def test_a_failed_write_ends_the_node_and_nothing_of_it_is_sent(tmp_path: Path) -> None:
+    async with Group(tmp_path) as group:
+        leader = await group.leader()
+        await group.all_applied()
+        last = leader.member.core.last_index
+        leader.disk.fail_writes = True
+        leader.app.send(b"a")
+        await group.until(lambda: bool(leader.fatal))
+        assert "no space left" in leader.fatal[0]
+        other = await group.leader(group.others(leader))
+        assert other.app.payloads == []
+        assert other.member.core.last_index == last + 1  # the new term's no-op
+        assert leader.member.status()["failure"] == leader.fatal[0]
+
+
+async def test_an_application_that_raises_ends_the_node(tmp_path: Path) -> None:
+    async with Group(tmp_path) as group:
+        leader = await group.leader()
+        follower = group.others(leader)[0]
+
+        def broken(frames: object) -> None:
+            raise ValueError("a bug, says the test")
+
+        follower.app.apply = broken  # type: ignore[method-assign]
+        await send_and_wait(group, leader, b"a")
+        await group.until(lambda: bool(follower.fatal))
+        assert "a bug, says the test" in follower.fatal[0]
+
+
+async def test_a_leader_whose_sync_hangs_gives_leadership_up(tmp_path: Path) -> None:
+    async with Group(tmp_path, flush=FlushMode.SYNC, sync_stall_ms=100) as group:
+        leader = await group.leader()
+        await group.all_applied()
+        leader.disk.let_sync.clear()
+        leader.app.send(b"a")
+        other = await group.leader(group.others(leader))
+        await send_and_wait(group, other, b"b")
+        assert not leader.fatal
+
+
+async def test_a_log_without_its_votes_is_refused(tmp_path: Path) -> None:
+    async with Group(tmp_path) as group:
+        leader = await group.leader()
+        await send_and_wait(group, leader, b"a")
+        await leader.kill()
+        (tmp_path / leader.node_id / "raft" / "hardstate").unlink()
+        with pytest.raises(HardStateDamaged, match="term and vote"):
+            await leader.start()
+
+
+async def test_a_torn_tail_is_cut_and_fetched_again(tmp_path: Path) -> None:
+    async with Group(tmp_path) as group:
+        leader = await group.leader()
+        await send_and_wait(group, leader, b"a", b"b", b"c")
+        await group.all_applied()
+        victim = group.others(leader)[0]
+        await victim.kill()
+        frame = victim.app.frames[-1]
+        path = tmp_path / victim.node_id / "commitlog" / ("0" * 20)
+        with path.open("r+b") as file:
+            file.seek(frame.end - 2)
+            file.write(b"??")
+        # As if the power had gone before its last fdatasync.
+        mark = tmp_path / victim.node_id / "checkpoint"
+        data = bytearray(mark.read_bytes())
+        data[24:32] = frame.position.to_bytes(8, "big")
+        mark.write_bytes(data)
+        await victim.start()
+        await group.until(lambda: victim.app.payloads == leader.app.payloads)
+        await group.all_applied()
+        assert log_bytes(victim) == log_bytes(leader)
+
+
+async def test_status_shows_the_nodes_own_view(tmp_path: Path) -> None:
+    async with Group(tmp_path) as group:
+        leader = await group.leader()
+        await group.all_applied()
+        await group.until(
+            lambda: all(
+                p.match_index == leader.member.core.last_index
+                for p in leader.member.core.progress.values()
+            )
+        )
+        status = leader.member.status()
+        assert status["role"] == "leader"
+        assert status["leader"] == leader.node_id
+        assert status["leader_ready"] is True
+        assert status["commit_index"] == status["last_index"] == status["applied_index"]
+        peers = status["peers"]
+        assert isinstance(peers, dict)
+        assert {p["match"] for p in peers.values()} == {status["last_index"]}
+        assert {p["state"] for p in peers.values()} == {"replicate"}
+        follower = group.others(leader)[0].member.status()
+        assert follower["leader"] == leader.node_id
+        assert follower["leader_ready"] is False
+
+
+async def test_retention_moves_the_beginning(tmp_path: Path) -> None:
+    async with Group(tmp_path, segment_size_bytes=1 << 18) as group:
+        leader = await group.leader()
+        for n in range(60):
+            await send_and_wait(group, leader, b"%d" % n + b"x" * 10_000)
+        await group.all_applied()
+        for node in group.nodes:
+            await group.until(
+                lambda node=node: node.commitlog.durable_offset == node.commitlog.max_offset
+            )
+            start = node.member.delete_before(2 * (1 << 18) + 5)
+            assert start == 2 << 18
+        first_index = leader.member.status()["first_index"]
+        assert isinstance(first_index, int)
+        assert first_index > 1
+        for node in group.nodes:
+            node.snapshot_index = node.app.applied_index
+            await node.kill()
+            assert node.member.log.index.first_index == first_index
+        kept, group.nodes[0].snapshot_index = group.nodes[0].snapshot_index, first_index - 2
+        with pytest.raises(StateTooOld):  # the frames in between are nowhere any more
+            await group.nodes[0].start()
+        await group.nodes[0].stop()
+        group.nodes[0].snapshot_index = kept
+        for node in group.nodes:
+            await node.start()
+            assert node.member.log.index.first_index == first_index
+        leader = await group.leader()
+        await send_and_wait(group, leader, b"after")

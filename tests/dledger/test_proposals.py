@@ -1,0 +1,147 @@
+"""What may be said of a proposal, and when."""
+
+from __future__ import annotations
+
+import pytest
+
+from dledger.errors import Busy, CommandTooLarge, NotLeader, OutcomeUnknown
+from dledger.proposals import COMMAND_SIZE_BYTES_MAX, Proposals
+from store.frame import Frame, FrameKind, seal_frame
+
+
+def frame(index: int, term: int) -> Frame:
+    return seal_frame(index, term, index * 100, 0, FrameKind.COMMAND, 0, b"")
+
+
+def proposals(**limits: int) -> Proposals:
+    return Proposals(limits.get("count", 100), limits.get("size", 10_000), 1000)
+
+
+def proposed(p: Proposals, index: int, term: int):  # type: ignore[no-untyped-def]
+    future = p.submit(b"x", 0)
+    assert p.take(index, term) == b"x"
+    p.note(index, term)
+    return future
+
+
+async def test_applied_with_its_term_is_stored() -> None:
+    p = proposals()
+    future = proposed(p, 5, 2)
+    p.applied([frame(4, 2)])
+    assert not future.done()
+    p.applied([frame(5, 2)])
+    assert future.result() == 5
+
+
+async def test_losing_leadership_decides_only_what_was_not_proposed() -> None:
+    p = proposals()
+    out = proposed(p, 5, 2)
+    waiting = p.submit(b"y", 0)
+    p.leadership_lost("n1")
+    with pytest.raises(NotLeader) as caught:
+        waiting.result()
+    assert caught.value.leader == "n1"
+    assert not out.done()
+    p.applied([frame(5, 2)])  # the next leader had it
+    assert out.result() == 5
+
+
+@pytest.mark.parametrize("index", [3, 4, 5])
+async def test_a_committed_frame_of_a_higher_term_refutes(index: int) -> None:
+    p = proposals()
+    out = proposed(p, 5, 2)
+    p.leadership_lost(None)
+    frames = [frame(index, 3)]
+    assert p.refuted_by(frames) == index
+    p.applied(frames)
+    with pytest.raises(NotLeader):
+        out.result()
+    assert p.refuted_by([frame(index + 1, 3)]) is None  # told once
+
+
+async def test_a_frame_behind_refutes_nothing() -> None:
+    p = proposals()
+    future = proposed(p, 5, 2)
+    p.leadership_lost(None)
+    assert p.refuted_by([frame(4, 2), frame(5, 2), frame(6, 3)]) is None
+    p.applied([frame(4, 2), frame(5, 2), frame(6, 3)])
+    assert future.result() == 5
+
+
+async def test_elected_again_the_own_noop_refutes_what_was_cut_meanwhile() -> None:
+    p = proposals()
+    out = proposed(p, 9, 2)
+    p.leadership_lost(None)
+    p.note(7, 4)  # the new term's no-op, at a lower index
+    assert p.refuted_by([frame(6, 2), frame(7, 4)]) == 7
+    p.applied([frame(6, 2), frame(7, 4)])
+    with pytest.raises(NotLeader):
+        out.result()
+
+
+async def test_two_past_leaderships_are_told_at_their_first_refutation() -> None:
+    p = proposals()
+    proposed(p, 9, 2)
+    p.leadership_lost(None)
+    proposed(p, 12, 4)
+    p.leadership_lost(None)
+    assert p.refuted_by([frame(8, 3)]) == 8  # term 2 only
+    assert p.refuted_by([frame(9, 4), frame(10, 5)]) == 10
+    assert p.refuted_by([frame(11, 5)]) is None
+
+
+async def test_time_out_is_unknown_for_proposed_and_no_for_waiting() -> None:
+    p = proposals()
+    out = proposed(p, 5, 2)
+    waiting = p.submit(b"y", 500)
+    p.expire(999)
+    assert not out.done()
+    p.expire(1000)
+    with pytest.raises(OutcomeUnknown):
+        out.result()
+    assert not waiting.done()
+    p.expire(1500)
+    with pytest.raises(Busy, match="not stored"):
+        waiting.result()
+    p.applied([frame(5, 2)])  # too late to be told
+    assert (p.waiting, p.proposed) == (0, 0)
+
+
+async def test_who_gave_up_waiting_is_not_proposed() -> None:
+    p = proposals()
+    first, second = p.submit(b"1", 0), p.submit(b"2", 0)
+    first.cancel()
+    assert p.take(5, 2) == b"2"
+    assert p.take(6, 2) is None
+    second.cancel()
+    p.applied([frame(5, 2)])
+
+
+async def test_limits() -> None:
+    p = proposals(count=2)
+    p.submit(b"1", 0)
+    p.submit(b"2", 0)
+    with pytest.raises(Busy, match="2 commands"):
+        p.submit(b"3", 0)
+    p.take(1, 1)
+    with pytest.raises(Busy):  # proposed ones count, too
+        p.submit(b"3", 0)
+    p.applied([frame(1, 1)])
+    p.submit(b"3", 0)
+
+    q = proposals(size=10)
+    q.submit(b"x" * 50, 0)  # one alone always may
+    with pytest.raises(Busy, match="50 bytes"):
+        q.submit(b"y", 0)
+    with pytest.raises(CommandTooLarge):
+        q.submit(b"x" * (COMMAND_SIZE_BYTES_MAX + 1), 0)
+
+
+async def test_the_end_leaves_nobody_waiting() -> None:
+    p = proposals()
+    out, waiting = proposed(p, 5, 2), p.submit(b"y", 0)
+    p.close("the node stops")
+    with pytest.raises(OutcomeUnknown, match="the node stops"):
+        out.result()
+    with pytest.raises(NotLeader):
+        waiting.result()

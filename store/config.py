@@ -1,0 +1,49 @@
+"""What a store is configured with. One object, built at the process' edge."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from enum import Enum
+
+from store.commitlog import SEGMENT_SIZE_BYTES
+from store.consumequeue import TAIL_UNITS_MAX, TAILS_BYTES_MAX, UNITS_PER_FILE
+from store.dispatch import DELAY_LEVELS_MS
+from store.filecache import OPEN_FILES_MAX
+from store.retention import RetentionPolicy
+
+HOT_MEMORY_RATIO = 0.4  # accessMessageInMemoryMaxRatio: what the page cache is taken to hold
+
+
+class StoreMode(Enum):
+    CLASSIC = "classic"
+    RAFT = "raft"
+
+
+def hot_span_bytes() -> int:
+    """How much of the log's tail counts as in memory on this machine."""
+    pages, page_size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+    return int(pages * page_size * HOT_MEMORY_RATIO)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreConfig:
+    """Names in brackets are Apache's. Paths are relative to the disk's root."""
+
+    mode: StoreMode = StoreMode.RAFT
+    directory: str = ""  # below the disk's root; "" is the root itself
+    segment_size_bytes: int = SEGMENT_SIZE_BYTES  # mappedFileSizeCommitLog
+    units_per_file: int = UNITS_PER_FILE  # mappedFileSizeConsumeQueue / 20
+    tail_units_max: int = TAIL_UNITS_MAX
+    tails_bytes_max: int = TAILS_BYTES_MAX
+    open_files_max: int = OPEN_FILES_MAX
+    cold_count_max: int = 8  # maxTransferCountOnMessageInDisk
+    cold_bytes_max: int = 64 << 10  # maxTransferBytesOnMessageInDisk
+    hot_span_bytes: int = field(default_factory=hot_span_bytes)
+    delay_levels_ms: tuple[int, ...] = DELAY_LEVELS_MS
+    retention: RetentionPolicy = field(default_factory=RetentionPolicy)
+    zero_ahead: bool = False  # see store.commitlog
+
+    def path(self, name: str) -> str:
+        """Where a file or directory of the store is."""
+        return f"{self.directory}/{name}" if self.directory else name

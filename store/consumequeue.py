@@ -1,0 +1,407 @@
+"""ConsumeQueues: per (topic, queue) a row of 20-byte units, one for each message in queue order.
+
+    consumequeue/<topic>/<queueId>/%020d   named by the byte position of its first unit
+    unit: int64 CommitLog offset, int32 record size, int64 tags code
+
+Unit n stands at byte n * 20 of the row; files hold `units_per_file` (300,000) and are sparse. A
+queue that begins at n > 0 is pre-filled with units (0, 0x7FFFFFFF, 0) from its file's start to n.
+
+A queue is derived from the CommitLog and never promises durability of its own. New units stay in
+a tail in memory until `flush`, or until one tail or all tails together reach their bound; reads
+see file and tail alike. What the checkpoint's confirmPhyOffset says is durable is trusted after a
+restart; every unit at or above it is dropped and comes again from the log (`open(confirmed)`).
+Below it offsets only grow, so the end of a queue is found by bisection.
+
+An append below max_offset is skipped (dispatch again after a restart); one that would leave a
+hole is an AssertionError: wrong is worse than down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+
+from store.disk import Disk
+from store.dispatch import UNIT, UNIT_SIZE_BYTES
+from store.filecache import OPEN_FILES_MAX, FileCache
+
+UNITS_PER_FILE = 300_000
+FILLER_SIZE = 0x7FFFFFFF
+FILLER = UNIT.pack(0, FILLER_SIZE, 0)
+TAIL_UNITS_MAX = 2048  # 40 KiB of one queue; then it is written
+TAILS_BYTES_MAX = 8 << 20  # of all queues; then all are written
+
+
+class ConsumeQueue:
+    """One queue. `max_offset` is the offset the next message gets, `min_offset` the oldest
+    that the CommitLog still has."""
+
+    __slots__ = (
+        "_store",
+        "_tail",
+        "_tail_first",
+        "file_starts",
+        "max_offset",
+        "min_offset",
+        "path",
+        "queue_id",
+        "topic",
+    )
+
+    def __init__(self, store: ConsumeQueueStore, topic: str, queue_id: int) -> None:
+        self._store = store
+        self.topic = topic
+        self.queue_id = queue_id
+        self.path = f"{store.directory}/{topic}/{queue_id}"
+        self.file_starts: list[int] = []  # first unit of each file
+        self.min_offset = 0
+        self.max_offset = 0
+        self._tail = bytearray()
+        self._tail_first = 0  # queue offset of the tail's first unit
+
+    @property
+    def tail_bytes(self) -> int:
+        """Not yet written to the file."""
+        return len(self._tail)
+
+    def units(self, offset: int, count: int) -> bytes:
+        """Up to `count` units from `offset`; fewer at the end, b"" outside [min, max)."""
+        if not self.min_offset <= offset < self.max_offset or count <= 0:
+            return b""
+        if offset >= self._tail_first:
+            at = (offset - self._tail_first) * UNIT_SIZE_BYTES
+            return bytes(self._tail[at : at + count * UNIT_SIZE_BYTES])
+        end = min(offset + count, self.max_offset)
+        parts = []
+        in_file_end = min(end, self._tail_first)
+        while offset < in_file_end:
+            start = self._store.file_start(offset)
+            take = min(in_file_end, start + self._store.units_per_file) - offset
+            file = self._store.files.get(self.file_path(start))
+            data = file.pread((offset - start) * UNIT_SIZE_BYTES, take * UNIT_SIZE_BYTES)
+            assert len(data) == take * UNIT_SIZE_BYTES, (self.path, offset, take)
+            parts.append(data)
+            offset += take
+        if offset < end:
+            parts.append(bytes(self._tail[: (end - offset) * UNIT_SIZE_BYTES]))
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def unit(self, offset: int) -> tuple[int, int, int]:
+        """(CommitLog offset, size, tags code) of one unit that exists."""
+        return UNIT.unpack(self.units(offset, 1))
+
+    def append(self, first: int, units: bytes) -> None:
+        """Append units whose first has queue offset `first`; what is there already is skipped."""
+        assert len(units) % UNIT_SIZE_BYTES == 0
+        if first != self.max_offset:
+            if first < self.max_offset:
+                units = units[(self.max_offset - first) * UNIT_SIZE_BYTES :]
+                if not units:
+                    return
+            else:
+                # Only a queue that has nothing yet may begin elsewhere: its past was deleted.
+                assert self.max_offset == 0 and not self._tail, (self.path, self.max_offset, first)
+                self._begin_at(first)
+        if not self._tail:
+            self._tail_first = self.max_offset
+        self._tail += units
+        self.max_offset += len(units) // UNIT_SIZE_BYTES
+
+    def write_tail(self) -> None:
+        """Write the tail to its files. Raises OSError; then the tail is kept."""
+        data = memoryview(bytes(self._tail))
+        offset, end = self._tail_first, self.max_offset
+        assert len(data) == (end - offset) * UNIT_SIZE_BYTES
+        while offset < end:
+            start = self._store.file_start(offset)
+            take = min(end, start + self._store.units_per_file) - offset
+            self._write(offset, data[: take * UNIT_SIZE_BYTES])
+            data = data[take * UNIT_SIZE_BYTES :]
+            offset += take
+        self._tail.clear()
+        self._tail_first = self.max_offset
+
+    def file_path(self, start: int) -> str:
+        """Path of the file whose first unit is `start`."""
+        return f"{self.path}/{start * UNIT_SIZE_BYTES:020d}"
+
+    def first_at(self, is_at: Callable[[int, int], bool], low: int | None = None) -> int:
+        """Bisection: the first offset in [low or min, max] for whose unit (CommitLog offset, size)
+        `is_at` holds; it must hold for all behind it."""
+        low = self.min_offset if low is None else low
+        high = self.max_offset
+        while low < high:
+            middle = (low + high) // 2
+            position, size, _ = self.unit(middle)
+            if is_at(position, size):
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    # -- used by the store -------------------------------------------------------------------
+
+    def load(self, confirmed: int, clean: bool) -> None:
+        """Find the end among the files there are: the first unit that is empty or points at or
+        above `confirmed`. What stands behind it is dropped."""
+        store = self._store
+        names = store.disk.listdir(self.path)
+        self.file_starts = [int(name) // UNIT_SIZE_BYTES for name in names]
+        for previous, start in pairwise(self.file_starts):
+            assert start - previous == store.units_per_file, (self.path, previous, start)
+        if not self.file_starts:
+            return
+        for start in self.file_starts:
+            file = store.files.get(self.file_path(start))
+            if file.size_bytes < store.file_size_bytes:  # killed between creating and sizing it
+                file.truncate(store.file_size_bytes)
+        self.min_offset = self.file_starts[0]
+        self.max_offset = self._tail_first = self.file_starts[-1] + store.units_per_file
+        end = self.first_at(lambda position, size: size <= 0 or position >= confirmed)
+        # After a clean stop nothing stands behind an empty unit. After a power cut there may be
+        # units behind a hole: they must not look valid once the hole is filled.
+        if not clean or (end < self.max_offset and self.unit(end)[1] != 0):
+            self.cut(end)
+        elif end == self.min_offset:
+            self.cut(end)  # a file without a unit
+        self.max_offset = self._tail_first = end
+
+    def cut(self, end: int) -> None:
+        """Drop units from `end` on, in file and memory. Only while nothing is being flushed."""
+        assert not self._tail
+        store = self._store
+        while self.file_starts and self.file_starts[-1] >= end:
+            store.remove_file(self.file_path(self.file_starts.pop()))
+        if self.file_starts:
+            start = self.file_starts[-1]
+            path = self.file_path(start)
+            file = store.files.get(path)
+            in_file = (end - start) * UNIT_SIZE_BYTES
+            if in_file < store.file_size_bytes:
+                file.truncate(in_file)
+                file.truncate(store.file_size_bytes)
+                store.note_written(path)
+        self.max_offset = self._tail_first = end
+        self.min_offset = min(self.min_offset, end)
+
+    def correct_min(self, commitlog_min: int) -> None:
+        """Move min_offset to the first unit that the CommitLog still has; remove whole files."""
+        self.min_offset = self.first_at(
+            lambda position, size: position >= commitlog_min and size != FILLER_SIZE
+        )
+        per_file = self._store.units_per_file
+        while len(self.file_starts) > 1 and self.file_starts[0] + per_file <= self.min_offset:
+            self._store.remove_file(self.file_path(self.file_starts.pop(0)))
+
+    def _begin_at(self, first: int) -> None:
+        start = self._store.file_start(first)
+        if first > start:
+            self._write(start, memoryview(FILLER * (first - start)))
+        self.min_offset = self.max_offset = self._tail_first = first
+
+    def _write(self, offset: int, data: memoryview) -> None:
+        """Write units that lie within one file, creating it if need be."""
+        store = self._store
+        start = store.file_start(offset)
+        path = self.file_path(start)
+        if not self.file_starts or start > self.file_starts[-1]:
+            store.note_new_file(self)
+            file = store.files.get(path)
+            if file.size_bytes < store.file_size_bytes:
+                file.truncate(store.file_size_bytes)  # sparse: most queues stay small
+            self.file_starts.append(start)
+        store.files.get(path).pwrite((offset - start) * UNIT_SIZE_BYTES, data)
+        store.note_written(path)
+
+
+class FlushTicket:
+    """Files and directories to be made durable: `run` it in the pool, then `finish_flush`."""
+
+    __slots__ = ("_directories", "_disk", "_paths")
+
+    def __init__(self, disk: Disk, paths: list[str], directories: list[str]) -> None:
+        self._disk = disk
+        self._paths = paths
+        self._directories = directories
+
+    def run(self) -> None:
+        """Blocking. Raises OSError: then the files are dirty still, and the flush is void."""
+        for path in self._paths:
+            # A descriptor of its own: the cache may close its one meanwhile.
+            file = self._disk.open(path)
+            try:
+                file.sync()
+            finally:
+                file.close()
+        for directory in self._directories:
+            self._disk.sync_directory(directory)
+
+
+class ConsumeQueueStore:
+    """All queues of a store. One caller (the loop), except `FlushTicket.run`."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        directory: str,
+        units_per_file: int = UNITS_PER_FILE,
+        *,
+        tail_units_max: int = TAIL_UNITS_MAX,
+        tails_bytes_max: int = TAILS_BYTES_MAX,
+        open_files_max: int = OPEN_FILES_MAX,
+    ) -> None:
+        self.disk = disk
+        self.directory = directory
+        self.units_per_file = units_per_file
+        self.file_size_bytes = units_per_file * UNIT_SIZE_BYTES
+        self.files = FileCache(disk, open_files_max)
+        self._tail_bytes_max = tail_units_max * UNIT_SIZE_BYTES
+        self._tails_bytes_max = tails_bytes_max
+        self._queues: dict[tuple[str, int], ConsumeQueue] = {}
+        self._with_tail: dict[tuple[str, int], ConsumeQueue] = {}
+        self.tails_bytes = 0  # in memory, of all queues; never above tails_bytes_max
+        self._dirty_paths: dict[str, None] = {}
+        self._dirty_directories: dict[str, None] = {}
+        self._flushing = False
+
+    def open(self, confirmed: int, *, clean: bool = False) -> None:
+        """Load every queue, keeping units that point below CommitLog offset `confirmed`.
+
+        `clean`: the last stop was, so nothing stands behind the first empty unit.
+
+        Raises OSError; ValueError for a directory that is no queue."""
+        assert not self._queues
+        self.disk.makedirs(self.directory)
+        for topic in self.disk.listdir(self.directory):
+            for queue_id in self.disk.listdir(f"{self.directory}/{topic}"):
+                queue = ConsumeQueue(self, topic, int(queue_id))
+                queue.load(confirmed, clean)
+                if queue.file_starts:
+                    self._queues[(topic, queue.queue_id)] = queue
+
+    def append(self, topic: str, queue_id: int, first_queue_offset: int, units: bytes) -> None:
+        """Append units; see ConsumeQueue.append. Raises OSError when a bound made it write."""
+        key = (topic, queue_id)
+        queue = self._queues.get(key)
+        if queue is None:
+            _check_name(topic, queue_id)
+            queue = self._queues[key] = ConsumeQueue(self, topic, queue_id)
+        before = queue.tail_bytes
+        queue.append(first_queue_offset, units)
+        after = queue.tail_bytes
+        self.tails_bytes += after - before
+        if after >= self._tail_bytes_max:
+            self._write_tail(key, queue)
+        elif after:
+            self._with_tail[key] = queue
+            if self.tails_bytes >= self._tails_bytes_max:
+                self.write_tails()
+
+    def queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        """The queue; None if it never had a message."""
+        return self._queues.get((topic, queue_id))
+
+    def queues(self) -> Iterator[ConsumeQueue]:
+        """Every queue, in no particular order."""
+        return iter(self._queues.values())
+
+    def topics(self) -> dict[str, list[int]]:
+        """Queue ids, sorted, by topic."""
+        found: dict[str, list[int]] = {}
+        for topic, queue_id in sorted(self._queues):
+            found.setdefault(topic, []).append(queue_id)
+        return found
+
+    # -- flushing ----------------------------------------------------------------------------
+
+    def write_tails(self) -> None:
+        """Write every tail to its file (page cache). Raises OSError."""
+        for key, queue in list(self._with_tail.items()):
+            self._write_tail(key, queue)
+        assert self.tails_bytes == 0
+
+    def begin_flush(self) -> FlushTicket:
+        """Write the tails and return what is to be synced. One at a time."""
+        assert not self._flushing
+        self.write_tails()
+        self._flushing = True
+        ticket = FlushTicket(self.disk, list(self._dirty_paths), list(self._dirty_directories))
+        self._dirty_paths, self._dirty_directories = {}, {}
+        return ticket
+
+    def finish_flush(self, ticket: FlushTicket, *, synced: bool) -> None:
+        """After `run` returned (`synced`) or raised: then its files count as dirty again."""
+        assert self._flushing
+        self._flushing = False
+        if not synced:
+            self._dirty_paths |= dict.fromkeys(ticket._paths)
+            self._dirty_directories |= dict.fromkeys(ticket._directories)
+
+    def flush(self) -> None:
+        """All of it at once, blocking. Raises OSError."""
+        ticket = self.begin_flush()
+        synced = False
+        try:
+            ticket.run()
+            synced = True
+        finally:
+            self.finish_flush(ticket, synced=synced)
+
+    # -- following the CommitLog ---------------------------------------------------------------
+
+    def truncate_to_commitlog(self, max_offset: int) -> None:
+        """Drop units that point at or above `max_offset`. Blocking; while nothing is flushed."""
+        assert not self._flushing
+        self.write_tails()
+        for queue in self._queues.values():
+            end = queue.first_at(lambda position, size: position >= max_offset)
+            if end < queue.max_offset:
+                queue.cut(end)
+
+    def correct_min_offset(self, commitlog_min: int) -> None:
+        """Move every queue's min_offset up to what the CommitLog still has, and remove files that
+        hold nothing else. Left for the next call while a flush is under way. Raises OSError."""
+        if self._flushing:
+            return
+        for queue in self._queues.values():
+            queue.correct_min(commitlog_min)
+
+    def close(self) -> None:
+        """Close files; tails not flushed are lost, as a kill would lose them."""
+        self.files.close()
+        self._queues, self._with_tail, self.tails_bytes = {}, {}, 0
+
+    # -- used by queues ------------------------------------------------------------------------
+
+    def file_start(self, offset: int) -> int:
+        """First unit of the file that holds the unit at `offset`."""
+        return offset - offset % self.units_per_file
+
+    def note_new_file(self, queue: ConsumeQueue) -> None:
+        """Before a queue's file is created: its name has to be made durable, too."""
+        self._dirty_directories[queue.path] = None
+        if not queue.file_starts:
+            self.disk.makedirs(queue.path)
+            self._dirty_directories[f"{self.directory}/{queue.topic}"] = None
+            self._dirty_directories[self.directory] = None
+
+    def note_written(self, path: str) -> None:
+        self._dirty_paths[path] = None
+
+    def remove_file(self, path: str) -> None:
+        self.files.forget(path)
+        self._dirty_paths.pop(path, None)
+        self.disk.remove(path)
+        self._dirty_directories[path.rpartition("/")[0]] = None
+
+    def _write_tail(self, key: tuple[str, int], queue: ConsumeQueue) -> None:
+        size = queue.tail_bytes
+        queue.write_tail()
+        self.tails_bytes -= size
+        self._with_tail.pop(key, None)
+
+
+def _check_name(topic: str, queue_id: int) -> None:
+    """A topic becomes a directory: nothing in its name may lead elsewhere. Raises ValueError."""
+    if not topic or topic in (".", "..") or "/" in topic or "\0" in topic or queue_id < 0:
+        raise ValueError(f"not a queue: {topic!r}/{queue_id}")

@@ -1,0 +1,45 @@
+"""Open files by path, at most so many: a broker has more queues than descriptors."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from store.disk import Disk, File
+
+OPEN_FILES_MAX = 512  # below the usual soft limit of 1024, which sockets share
+
+
+class FileCache:
+    """Least recently used files are closed first. Closing loses nothing: syncing opens again."""
+
+    def __init__(self, disk: Disk, count_max: int = OPEN_FILES_MAX) -> None:
+        assert count_max > 0
+        self._disk = disk
+        self._count_max = count_max
+        self._files: OrderedDict[str, File] = OrderedDict()
+
+    def get(self, path: str) -> File:
+        """The open file, created if missing. Raises OSError."""
+        file = self._files.get(path)
+        if file is not None:
+            self._files.move_to_end(path)
+            return file
+        file = self._disk.open(path)
+        self._files[path] = file
+        if len(self._files) > self._count_max:
+            self._files.popitem(last=False)[1].close()
+        return file
+
+    def forget(self, path: str) -> None:
+        """Before the file is removed."""
+        file = self._files.pop(path, None)
+        if file is not None:
+            file.close()
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+
+    def __len__(self) -> int:
+        return len(self._files)

@@ -1,0 +1,544 @@
+"""MessageStore: CommitLog, ConsumeQueues and checkpoint as one thing.
+
+In Raft mode the Raft log writes frames into `commitlog`; what is committed comes here through
+`dispatch_frame`, in log order, and only that is visible to readers. In classic mode
+`append_classic` writes records and dispatches them at once.
+
+`dispatched_offset` is how far the ConsumeQueues go. After a restart it is what the last flush
+made durable: the frames behind it must be dispatched again (`redispatch`, or frame by frame;
+what is there already is skipped). If the ConsumeQueues are gone it is the log's beginning.
+
+Opening, Raft mode: `open()` reads checkpoint and queues, then somebody recovers the log (RaftLog,
+or `recover_frames` here). Classic mode: `open()` does all of it.
+
+One caller (the loop). Blocking are `open`, `redispatch`, `flush`, `close` and a flush ticket's
+`run`, of which the last is meant for the pool.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from store.checkpoint import AbortFile, Checkpoint
+from store.commitlog import CommitLog
+from store.config import StoreConfig, StoreMode
+from store.consumequeue import ConsumeQueue, ConsumeQueueStore, FlushTicket
+from store.disk import Disk
+from store.dispatch import Dispatcher, QueueUnits
+from store.errors import StoreDamaged
+from store.frame import FRAME_MAGIC, HEADER_SIZE_BYTES, Frame, FrameKind, parse_header
+from store.record import (
+    BLANK,
+    HEAD_SIZE_BYTES,
+    MAGIC_BLANK,
+    MAGIC_V1,
+    MAGIC_V2,
+    SYS_TRANSACTION_COMMIT,
+    SYS_TRANSACTION_MASK,
+    MessageRecord,
+    encode_record,
+    store_timestamp_at,
+    walk_records,
+)
+from store.recovery import (
+    FrameHeader,
+    RecoveredFrames,
+    RecoveredRecords,
+    recover_frames,
+    recover_records,
+    walk_frames,
+)
+from store.retention import SegmentAge, expired_before
+from store.selection import (
+    GetStatus,
+    Limits,
+    cut_records,
+    offset_status,
+    scan_count,
+    select,
+    spans,
+)
+
+__all__ = ["AppendedRecord", "GetResult", "GetStatus", "MessageStore", "StoreConfig", "StoreMode"]
+
+_REDISPATCH_BYTES = 4 << 20  # of classic records, read at once
+_HEAD_WITH_HOSTS = HEAD_SIZE_BYTES + 24
+
+
+@dataclass(frozen=True, slots=True)
+class GetResult:
+    """What a pull found. The buffers, one behind the other, are `message_count` whole records;
+    `cold`: they were read from far behind the log's end, another replica may serve better."""
+
+    status: GetStatus
+    buffers: list[bytes]
+    next_offset: int
+    min_offset: int
+    max_offset: int
+    message_count: int = 0
+    size_bytes: int = 0
+    cold: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AppendedRecord:
+    """Where `append_classic` put one record."""
+
+    physical_offset: int
+    queue_offset: int
+    size_bytes: int
+    store_timestamp_ms: int
+
+
+class StoreFlush:
+    """A flush of the derived files under way: `run` it in the pool, then `finish_flush`."""
+
+    __slots__ = ("_checkpoint", "confirmed", "stamp_ms", "ticket")
+
+    def __init__(
+        self, ticket: FlushTicket, checkpoint: Checkpoint, confirmed: int, stamp_ms: int
+    ) -> None:
+        self.ticket = ticket
+        self._checkpoint = checkpoint
+        self.confirmed = confirmed  # the queues are complete and durable up to here
+        self.stamp_ms = stamp_ms
+
+    def run(self) -> None:
+        """Blocking. Raises OSError."""
+        self.ticket.run()
+        self._checkpoint.sync()
+
+
+class MessageStore:
+    """See the module."""
+
+    def __init__(self, disk: Disk, config: StoreConfig) -> None:
+        self.disk = disk
+        self.config = config
+        self.checkpoint = Checkpoint(disk, config.path("checkpoint"))
+        self.abort_file = AbortFile(disk, config.path("abort"))
+        self.commitlog = CommitLog(
+            disk,
+            config.path("commitlog"),
+            config.segment_size_bytes,
+            self.checkpoint,
+            zero_ahead=config.zero_ahead,
+        )
+        self.queues = ConsumeQueueStore(
+            disk,
+            config.path("consumequeue"),
+            config.units_per_file,
+            tail_units_max=config.tail_units_max,
+            tails_bytes_max=config.tails_bytes_max,
+            open_files_max=config.open_files_max,
+        )
+        self.dispatched_offset = 0
+        self.last_stop_clean = True
+        self.recovered: RecoveredFrames | RecoveredRecords | None = None
+        self._dispatcher = Dispatcher(config.delay_levels_ms)
+        self._stamp_ms = 0  # store time of the newest record dispatched
+        self._log_stamp: tuple[int, int] | None = None  # (log end, its store time): next to note
+
+    # -- life ---------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Open and, in classic mode, recover. Raises StoreError, OSError."""
+        if self.config.directory:
+            self.disk.makedirs(self.config.directory)
+        self.last_stop_clean = not self.abort_file.found()
+        self.abort_file.create()
+        self.checkpoint.open()
+        self.commitlog.open()
+        self._stamp_ms = self.checkpoint.fields.logics_timestamp_ms
+        if self.config.mode is StoreMode.RAFT:
+            confirmed = self.checkpoint.fields.confirm_offset
+            self.queues.open(confirmed, clean=self.last_stop_clean)
+            if not self.queues.topics():
+                confirmed = 0  # never written, or deleted: then they come from the log again
+            self.dispatched_offset = max(confirmed, self.commitlog.min_offset)
+        else:
+            self._recover_classic()
+        self.queues.correct_min_offset(self.commitlog.min_offset)
+
+    def recover_frames(
+        self, on_frame: Callable[[FrameHeader], None] | None = None
+    ) -> RecoveredFrames:
+        """Raft mode: find and settle the end of the log. Raises StoreDamaged, OSError."""
+        self.recovered = recover_frames(self.commitlog, self.dispatched_offset, on_frame)
+        return self.recovered
+
+    def _recover_classic(self) -> None:
+        recovered = recover_records(
+            self.commitlog, self.checkpoint.fields, clean=self.last_stop_clean
+        )
+        self.recovered = recovered
+        self.queues.open(recovered.dispatch_from, clean=self.last_stop_clean)
+        dispatched = recovered.dispatch_from
+        if self.last_stop_clean:
+            # Complete, unless somebody deleted them. The end of what they know tells.
+            dispatched = max((_end_of(q) for q in self.queues.queues()), default=0)
+        self.dispatched_offset = max(dispatched, self.commitlog.min_offset)
+        self._redispatch_records()
+
+    def close(self) -> None:
+        """Flush everything and leave no abort file. Raises OSError; then the stop is unclean."""
+        self.flush()
+        self.checkpoint.sync()
+        self.queues.close()
+        self.commitlog.close()
+        self.checkpoint.close()
+        self.abort_file.remove()
+
+    # -- dispatch -----------------------------------------------------------------------------
+
+    def dispatch_frame(
+        self, frame: Frame, units: Sequence[tuple[str, int, int, bytes]] | None = None
+    ) -> Sequence[tuple[str, int, int, bytes]]:
+        """Make a committed frame's messages visible. Returns the units by queue (topic, queue id,
+        first queue offset, units), of which `units` is what the leader has computed already.
+
+        A frame dispatched before is skipped (returns []). Raises DispatchError; OSError, after
+        which the same call may be repeated."""
+        if frame.end <= self.dispatched_offset:
+            return []
+        self._assert_follows(frame.position)
+        if frame.kind != FrameKind.MESSAGES:
+            units = []
+        elif units is None:
+            units = self._dispatcher.index(frame.data, frame.payload_position, HEADER_SIZE_BYTES)
+        append = self.queues.append
+        for topic, queue_id, first, packed in units:
+            append(topic, queue_id, first, packed)
+        self.dispatched_offset = frame.end
+        self._stamp_ms = frame.timestamp_ms
+        return units
+
+    def redispatch(self, end_offset: int) -> int:
+        """Raft mode, at start: dispatch from the log what lies between `dispatched_offset` and
+        `end_offset`, which must be the end of a committed frame. Returns the count of frames."""
+        count = 0
+        if end_offset <= self.dispatched_offset:
+            return 0
+        walk = walk_frames(self.commitlog, self.dispatched_offset, end_offset)
+        for header in walk:
+            data = self.commitlog.read(header.position, header.size_bytes)
+            self.dispatch_frame(
+                Frame(
+                    header.index,
+                    header.term,
+                    header.position,
+                    header.timestamp_ms,
+                    header.kind,
+                    header.record_count,
+                    data,
+                )
+            )
+            count += 1
+        if self.dispatched_offset != end_offset:
+            raise StoreDamaged(walk.bad_position, walk.reason or "not the end of a frame")
+        return count
+
+    def _assert_follows(self, position: int) -> None:
+        """`position` is where the dispatched part ends, or the start of the next segment."""
+        if position == self.dispatched_offset:
+            return
+        size, start = self.config.segment_size_bytes, self.commitlog.min_offset
+        following = start + ((self.dispatched_offset - start) // size + 1) * size
+        assert position == following, (position, self.dispatched_offset)
+
+    # -- reading ------------------------------------------------------------------------------
+
+    def get_messages(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_count: int,
+        max_bytes: int,
+        tag_codes: Set[int] | None = None,
+    ) -> GetResult:
+        """Messages of a queue from `offset` on (protocol sheet 4.2). `max_count` and `max_bytes`
+        are the caller's limits for hot data; cold data has the configuration's besides.
+
+        Raises StoreDamaged when a unit does not point at a record, OSError."""
+        queue = self.queues.queue(topic, queue_id)
+        if queue is None:
+            return GetResult(GetStatus.NO_MATCHED_LOGIC_QUEUE, [], 0, 0, 0)
+        minimum, maximum = queue.min_offset, queue.max_offset
+        refused = offset_status(offset, minimum, maximum)
+        if refused is not None:
+            return GetResult(refused[0], [], refused[1], minimum, maximum)
+        count = max_count if tag_codes is None else scan_count(max_count)
+        units = queue.units(offset, max(1, count))
+        config, log = self.config, self.commitlog
+        limits = Limits(
+            max_count,
+            max_bytes,
+            config.cold_count_max,
+            config.cold_bytes_max,
+            log.max_offset - config.hot_span_bytes,
+        )
+        chosen, looked_at = select(units, limits, tag_codes)
+        next_offset = offset + looked_at
+        if not chosen:
+            status = GetStatus.NO_MATCHED_MESSAGE
+            return GetResult(status, [], next_offset, minimum, maximum)
+        if chosen[0][0] < log.min_offset:
+            chosen = [c for c in chosen if c[0] >= log.min_offset]
+            if not chosen:
+                status = GetStatus.MESSAGE_WAS_REMOVING
+                return GetResult(status, [], next_offset, minimum, maximum)
+        return GetResult(
+            GetStatus.FOUND,
+            self._read(chosen),
+            next_offset,
+            minimum,
+            maximum,
+            len(chosen),
+            sum([size for _, size in chosen]),
+            chosen[0][0] < limits.hot_from,
+        )
+
+    def _read(self, chosen: list[tuple[int, int]]) -> list[bytes]:
+        buffers: list[bytes] = []
+        log = self.commitlog
+        for start, length, records in spans(chosen, log.segment_size_bytes, log.min_offset):
+            data = log.read(start, length)
+            for position, size in records:
+                if len(data) < length or BLANK.unpack_from(data, position - start) not in (
+                    (size, MAGIC_V1),
+                    (size, MAGIC_V2),
+                ):
+                    raise StoreDamaged(position, "a consume-queue unit points here: no record")
+            buffers += cut_records(data, start, records)
+        return buffers
+
+    def message_at(self, offset: int) -> bytes | None:
+        """The record that begins at this CommitLog offset, if it is visible."""
+        if offset >= self.dispatched_offset:
+            return None
+        return self.commitlog.record_at(offset)
+
+    def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
+        """First queue offset whose message was stored at `timestamp_ms` or later; past the end
+        max_offset; 0 for an unknown queue."""
+        queue = self.queues.queue(topic, queue_id)
+        if queue is None:
+            return 0
+        return queue.first_at(lambda at, _: self._store_time(at) >= timestamp_ms)
+
+    def earliest_store_time(self, topic: str, queue_id: int) -> int:
+        """Store time in ms of a queue's oldest message; -1 for none."""
+        queue = self.queues.queue(topic, queue_id)
+        if queue is None or queue.min_offset >= queue.max_offset:
+            return -1
+        return self._store_time(queue.unit(queue.min_offset)[0])
+
+    def log_start_time(self) -> int:
+        """Time in ms of the oldest frame or record in the log; -1 for none."""
+        for segment in self.commitlog.segments():
+            stamp = self._first_time(segment.start)
+            if stamp >= 0:
+                return stamp
+        return -1
+
+    def _store_time(self, position: int) -> int:
+        """-1 for what is not in the log any more."""
+        if not self.commitlog.min_offset <= position < self.commitlog.max_offset:
+            return -1
+        return store_timestamp_at(self.commitlog.read(position, _HEAD_WITH_HOSTS), 0)
+
+    def _first_time(self, segment_start: int) -> int:
+        head = self.commitlog.read(segment_start, _HEAD_WITH_HOSTS)
+        if len(head) < HEADER_SIZE_BYTES:
+            return -1
+        magic = BLANK.unpack_from(head)[1]
+        if magic == FRAME_MAGIC:
+            return parse_header(head)[5]
+        if magic in (MAGIC_V1, MAGIC_V2) and len(head) >= HEAD_SIZE_BYTES:
+            return store_timestamp_at(head, 0)
+        return -1
+
+    # -- classic mode -------------------------------------------------------------------------
+
+    def append_classic(
+        self, records: Sequence[MessageRecord], now_ms: int
+    ) -> list[AppendedRecord]:
+        """Give the records their queue offset, physical offset and store time, write and dispatch
+        them. Not durable until a GroupFlusher or `flush` says so.
+
+        Prepared and rolled-back records get queue offset 0 and no unit. Raises RecordTooLarge
+        before anything was written; OSError."""
+        assert self.config.mode is StoreMode.CLASSIC
+        now_ms = max(now_ms, self._stamp_ms)  # store times never go back: offset_by_time bisects
+        for record in records:
+            self.commitlog.place(len(encode_record(record)))
+        appended: list[AppendedRecord] = []
+        next_offsets: dict[tuple[str, int], int] = {}
+        run: list[bytes] = []
+        run_size = 0
+        for record in records:
+            size = len(encode_record(record))
+            if run and self.commitlog.place(run_size + size) != self.commitlog.max_offset:
+                self._write_run(run)
+                run, run_size = [], 0
+            position = self.commitlog.place(run_size + size) + run_size
+            queue_offset = self._take_queue_offset(record, next_offsets)
+            stored = replace(
+                record,
+                queue_offset=queue_offset,
+                physical_offset=position,
+                store_timestamp_ms=now_ms,
+            )
+            run.append(encode_record(stored))
+            run_size += size
+            appended.append(AppendedRecord(position, queue_offset, size, now_ms))
+        if run:
+            self._write_run(run)
+        self._stamp_ms = now_ms
+        return appended
+
+    def _take_queue_offset(
+        self, record: MessageRecord, next_offsets: dict[tuple[str, int], int]
+    ) -> int:
+        if record.sys_flag & SYS_TRANSACTION_MASK not in (0, SYS_TRANSACTION_COMMIT):
+            return 0
+        key = (record.topic, record.queue_id)
+        if key not in next_offsets:
+            queue = self.queues.queue(*key)
+            next_offsets[key] = 0 if queue is None else queue.max_offset
+        next_offsets[key] += 1
+        return next_offsets[key] - 1
+
+    def _write_run(self, run: list[bytes]) -> None:
+        data = b"".join(run)
+        position = self.commitlog.place(len(data))
+        units = self._dispatcher.index(data, position)  # before writing: it may refuse
+        self.commitlog.write(position, data)
+        self._append_units(units)
+        self.dispatched_offset = position + len(data)
+
+    def _append_units(self, units: list[QueueUnits]) -> None:
+        for topic, queue_id, first, packed in units:
+            self.queues.append(topic, queue_id, first, packed)
+
+    def _redispatch_records(self) -> None:
+        """Dispatch classic records from `dispatched_offset` to the end of the log."""
+        log, position = self.commitlog, self.dispatched_offset
+        while position < log.max_offset:
+            data = log.read(position, _REDISPATCH_BYTES)
+            if BLANK.unpack_from(data)[1] == MAGIC_BLANK:
+                position += BLANK.unpack_from(data)[0]
+                continue
+            walk = walk_records(data, position, check_body=False)
+            last = 0
+            for offset, _ in walk:
+                last = offset
+            if walk.end == 0:
+                record = log.record_at(position)
+                if record is None:
+                    raise StoreDamaged(position, walk.detail)
+                data, walk.end = record, len(record)
+            self._append_units(self._dispatcher.index(data, position, 0, walk.end))
+            self._stamp_ms = store_timestamp_at(data, last)
+            position += walk.end
+        self.dispatched_offset = log.max_offset
+
+    # -- flushing -----------------------------------------------------------------------------
+
+    def begin_flush(self) -> StoreFlush:
+        """Write the queues' tails; what the ticket's `run` then syncs makes the queues durable up
+        to `confirmed`. One at a time. Raises OSError."""
+        confirmed = min(self.dispatched_offset, self.commitlog.durable_offset)
+        if self._log_stamp is None:
+            self._log_stamp = (self.commitlog.max_offset, self._stamp_ms)
+        return StoreFlush(self.queues.begin_flush(), self.checkpoint, confirmed, self._stamp_ms)
+
+    def finish_flush(self, flush: StoreFlush, *, synced: bool) -> None:
+        """After `run`: note in the checkpoint what is durable now. The note itself is synced by the
+        next flush; losing it costs dispatching again. Raises OSError."""
+        self.queues.finish_flush(flush.ticket, synced=synced)
+        if not synced:
+            return
+        fields = self.checkpoint.fields
+        physic_ms = fields.physic_timestamp_ms
+        if self._log_stamp is not None and self.commitlog.durable_offset >= self._log_stamp[0]:
+            physic_ms, self._log_stamp = self._log_stamp[1], None
+        raft = self.config.mode is StoreMode.RAFT
+        self.checkpoint.note(
+            physic_timestamp_ms=physic_ms,
+            logics_timestamp_ms=flush.stamp_ms,
+            confirm_offset=flush.confirmed if raft else fields.confirm_offset,
+        )
+
+    def flush(self) -> None:
+        """Log, queues and checkpoint durable, blocking. Raises OSError, SyncFailed."""
+        ticket = self.commitlog.begin_sync()
+        if ticket is not None:
+            ticket.run()
+            self.commitlog.finish_sync(ticket)
+        flush = self.begin_flush()
+        synced = False
+        try:
+            flush.run()
+            synced = True
+        finally:
+            self.finish_flush(flush, synced=synced)
+        self.checkpoint.sync()
+
+    # -- retention ----------------------------------------------------------------------------
+
+    def expired_before(
+        self, now_ms: int, usage: tuple[int, int] | None = None, hour: int | None = None
+    ) -> int:
+        """The offset below which segments shall go by the configured policy (store.retention).
+
+        `usage` is Disk.usage(), `hour` the local hour; both are looked up if not given."""
+        total, available = self.disk.usage() if usage is None else usage
+        policy = self.config.retention
+        infos = self.commitlog.segments()
+        ages: list[SegmentAge] = []
+        # The next segment's first record bounds the age of this one's last.
+        for info, following in pairwise(infos):
+            if len(ages) > policy.segments_at_once_max:
+                break
+            stamp = self._first_time(following.start)
+            ages.append(SegmentAge(info.start, info.end, stamp if stamp >= 0 else now_ms))
+        if infos:
+            ages.append(SegmentAge(infos[len(ages)].start, infos[len(ages)].end, now_ms))
+        if not ages:
+            return self.commitlog.min_offset
+        limit = min(self.dispatched_offset, self.commitlog.durable_offset)
+        if self.config.mode is StoreMode.RAFT:
+            limit = min(limit, self.checkpoint.fields.confirm_offset)
+        return expired_before(
+            ages,
+            policy,
+            now_ms=now_ms,
+            hour=time.localtime(now_ms / 1000).tm_hour if hour is None else hour,
+            disk_used_ratio=1 - available / total if total else 0.0,
+            limit=limit,
+        )
+
+    def delete_before(self, offset: int) -> int:
+        """Remove whole segments below `offset`; the queues follow. Returns how many. In Raft mode
+        use RaftLog.trim and then `correct_min_offset`. Raises OSError."""
+        assert offset <= self.dispatched_offset
+        count = self.commitlog.delete_before(offset)
+        self.correct_min_offset()
+        return count
+
+    def correct_min_offset(self) -> None:
+        """After segments were removed: move the queues' min_offset up to the log's."""
+        self.queues.correct_min_offset(self.commitlog.min_offset)
+
+
+def _end_of(queue: ConsumeQueue) -> int:
+    """CommitLog offset behind the last message of a queue; 0 for an empty one."""
+    if queue.max_offset <= queue.min_offset:
+        return 0
+    position, size, _ = queue.unit(queue.max_offset - 1)
+    return position + size if position else 0

@@ -97,12 +97,14 @@ class Checker:
         if event.role is not Role.LEADER:
             return
         me = (node.name, node.incarnation)
-        known = self._leaders.setdefault(event.term, me)
-        if known != me:
-            self.fail(f"election safety: {known} and {me} lead term {event.term}")
-        if not event.leader_ready:
+        known = self._leaders.get(event.term)
+        if known is None:
+            self._leaders[event.term] = me
             self.elections += 1
             self._leader_complete(node)
+            self._world.plan.elected(node)
+        elif known != me:
+            self.fail(f"election safety: {known} and {me} lead term {event.term}")
 
     def _leader_complete(self, node: SimNode) -> None:
         index = node.log.index

@@ -237,8 +237,6 @@ class SimNode:
         if ready.role is not None:
             self.world.note(f"{self.name} {ready.role}")
             checker.role_changed(self, ready.role)
-            if ready.role.role is Role.LEADER and not ready.role.leader_ready:
-                self.world.plan.elected(self)
             if ready.role.role is not Role.LEADER:
                 self._proposals = {}
 

@@ -12,7 +12,7 @@ from dledger.flusher import FlushMode
 from dledger.hardstate import HardStateDamaged
 from dledger.messages import Role
 from dledger.proposals import COMMAND_SIZE_BYTES_MAX
-from tests.dledger.group import Group, Node
+from tests.dledger.members import Group, Node
 
 
 def log_bytes(node: Node) -> bytes:

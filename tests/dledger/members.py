@@ -1,0 +1,286 @@
+"""A group of real members in one loop: real sockets on loopback, real files, and a disk that
+fails or blocks on command. For tests of the shell."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from dledger.flusher import FlushMode
+from dledger.member import RaftMember
+from dledger.messages import Role, RoleEvent
+from dledger.peers import PeerAddress
+from dledger.settings import MemberConfig
+from store.checkpoint import Checkpoint
+from store.commitlog import CommitLog
+from store.disk import OsDisk, OsFile
+from store.frame import Frame, FrameKind, seal_frame
+
+SEGMENT_SIZE_BYTES = 1 << 20
+WAIT_S = 30  # far more than anything here takes: only a hang gets so far
+
+
+class TroubledFile:
+    """A file of a TroubledDisk; asks it before each write and sync."""
+
+    def __init__(self, disk: TroubledDisk, path: str, file: OsFile) -> None:
+        self._disk, self._path, self._file = disk, path, file
+
+    @property
+    def size_bytes(self) -> int:
+        return self._file.size_bytes
+
+    def pread(self, offset: int, size: int) -> bytes:
+        return self._file.pread(offset, size)
+
+    def pwrite(self, offset: int, data: bytes | memoryview) -> None:
+        self._disk.before_write(self._path)
+        self._file.pwrite(offset, data)
+
+    def pwritev(self, offset: int, buffers: Sequence[bytes | memoryview]) -> None:
+        self._disk.before_write(self._path)
+        self._file.pwritev(offset, buffers)
+
+    def truncate(self, size: int) -> None:
+        self._file.truncate(size)
+
+    def sync(self) -> None:
+        self._disk.before_sync(self._path)
+        self._file.sync()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class TroubledDisk(OsDisk):
+    """A real disk whose CommitLog can be made to fail, or to hang in fdatasync."""
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        self.fail_writes = False
+        self.fail_syncs = False
+        self.let_sync = threading.Event()
+        self.let_sync.set()
+
+    def open(self, path: str, *, allocate_bytes: int | None = None) -> TroubledFile:  # type: ignore[override]
+        return TroubledFile(self, path, super().open(path, allocate_bytes=allocate_bytes))
+
+    def before_write(self, path: str) -> None:
+        if self.fail_writes and path.startswith("commitlog/"):
+            raise OSError(28, "no space left, says the test")
+
+    def before_sync(self, path: str) -> None:
+        if path.startswith("commitlog/"):
+            assert self.let_sync.wait(WAIT_S)
+            if self.fail_syncs:
+                raise OSError(5, "input/output error, says the test")
+
+
+class ListApplication:
+    """The replicated state is the list of everything applied. Sends get their fate noted."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self.applied_index = 0
+        self.frames: list[Frame] = []
+        self.events: list[RoleEvent] = []
+        self.truncations: list[int] = []
+        self.fates: dict[bytes, str] = {}
+        self.cuts: list[int] = []  # how many messages each frame took
+        self._waiting: deque[bytes] = deque()
+        self._proposed: dict[int, tuple[int, list[bytes]]] = {}
+        self._wake = wake
+        self.member: RaftMember | None = None
+
+    def send(self, message: bytes) -> None:
+        self._waiting.append(message)
+        assert self.member is not None
+        self.member.request_cut()
+
+    @property
+    def payloads(self) -> list[bytes]:
+        """What was replicated, without no-ops."""
+        return [bytes(f.payload) for f in self.frames if f.kind != FrameKind.NOOP]
+
+    @property
+    def ready(self) -> bool:
+        return bool(self.events) and self.events[-1].leader_ready
+
+    def cut(self, term: int, index: int, place: Callable[[int], int]) -> Frame | None:
+        if not self._waiting:
+            return None
+        messages = list(self._waiting)
+        self._waiting.clear()
+        payload = b",".join(messages)
+        self._proposed[index] = (term, messages)
+        self.cuts.append(len(messages))
+        position = place(60 + len(payload))
+        return seal_frame(index, term, position, 1, FrameKind.MESSAGES, len(messages), payload)
+
+    def apply(self, frames: Sequence[Frame]) -> None:
+        for frame in frames:
+            assert frame.index == self.applied_index + 1, (frame, self.applied_index)
+            self.applied_index = frame.index
+            self.frames.append(frame)
+            term, messages = self._proposed.pop(frame.index, (0, []))
+            if term == frame.term:
+                for message in messages:
+                    self.fates[message] = "stored"
+        self._wake()
+
+    def role_changed(self, event: RoleEvent) -> None:
+        self.events.append(event)
+        self._wake()
+
+    def truncated(self, from_index: int) -> None:
+        self.truncations.append(from_index)
+        for index in [i for i in self._proposed if i >= from_index]:
+            for message in self._proposed.pop(index)[1]:
+                self.fates[message] = "not stored"
+        self._wake()
+
+
+class Node:
+    """One member with its disk and its application; can be stopped, cut off and started again."""
+
+    def __init__(self, group: Group, node_id: str) -> None:
+        self.group = group
+        self.node_id = node_id
+        self.disk = TroubledDisk(str(group.root / node_id))
+        self.sock: socket.socket | None = None
+        self.fatal: list[str] = []
+        self.running = False
+        self.snapshot_index = 0
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(("127.0.0.1", 0))
+        self.sock = sock
+        self.port = sock.getsockname()[1]
+
+    async def start(self) -> None:
+        group = self.group
+        self.app = ListApplication(group.wake)
+        self.app.applied_index = self.snapshot_index
+        checkpoint = Checkpoint(self.disk, "checkpoint")
+        checkpoint.open()
+        self.checkpoint = checkpoint
+        self.commitlog = CommitLog(
+            self.disk, "commitlog", group.segment_size_bytes, checkpoint  # type: ignore[arg-type]
+        )
+        self.commitlog.open()
+        sock, self.sock = self.sock, None
+        self.member = RaftMember(
+            replace(group.config, node_id=self.node_id),
+            self.disk,  # type: ignore[arg-type]
+            self.commitlog,
+            self.app,
+            rng=random.Random(f"{group.seed}{self.node_id}"),
+            clock_ms=lambda: time.monotonic() * 1000,
+            wall_ms=lambda: int(time.time() * 1000),
+            on_fatal=self._on_fatal,
+            listen_socket=sock,
+        )
+        self.app.member = self.member
+        self.running = True
+        await self.member.start()
+
+    async def stop(self) -> None:
+        self.running = False
+        await self.member.stop()
+        self.commitlog.close()
+        self.checkpoint.close()
+
+    async def kill(self) -> None:
+        """Without a word: what was written stays, no transfer, no last message."""
+        self.member._running = False
+        self.member._links.abort()
+        await self.stop()
+
+    def _on_fatal(self, reason: str) -> None:
+        self.fatal.append(reason)
+        self.group.wake()
+
+
+class Group:
+    """`async with Group(tmp_path) as group` starts all and stops all."""
+
+    def __init__(
+        self,
+        root: Path,
+        count: int = 3,
+        flush: FlushMode = FlushMode.ASYNC,
+        segment_size_bytes: int = SEGMENT_SIZE_BYTES,
+        seed: int = 1,
+        **limits: int,
+    ) -> None:
+        self.root = root
+        self.seed = seed
+        self.segment_size_bytes = segment_size_bytes
+        self._changed = asyncio.Event()
+        self.nodes = [Node(self, f"n{n}") for n in range(count)]
+        peers = {n.node_id: PeerAddress(n.node_id, "127.0.0.1", n.port) for n in self.nodes}
+        self.config = replace(
+            MemberConfig("n0", "g", peers, flush), **limits  # type: ignore[arg-type]
+        )
+
+    async def __aenter__(self) -> Group:
+        for node in self.nodes:
+            await node.start()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        for node in self.nodes:
+            node.disk.let_sync.set()
+        for node in self.nodes:
+            if node.running:
+                await node.stop()
+            if node.sock is not None:
+                node.sock.close()
+
+    def wake(self) -> None:
+        self._changed.set()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until something happened that makes `condition` true."""
+        async with asyncio.timeout(WAIT_S):
+            while not condition():
+                self._changed.clear()
+                try:
+                    async with asyncio.timeout(0.05):  # conditions that nobody wakes for
+                        await self._changed.wait()
+                except TimeoutError:
+                    pass
+
+    async def leader(self, among: Sequence[Node] | None = None) -> Node:
+        """The ready leader of the highest term among the running nodes."""
+        nodes = self.nodes if among is None else among
+
+        def ready() -> list[Node]:
+            return [
+                n
+                for n in nodes
+                if n.running and n.app.ready and n.member.core.role is Role.LEADER
+            ]
+
+        await self.until(lambda: bool(ready()))
+        return max(ready(), key=lambda n: n.member.core.term)
+
+    def others(self, node: Node) -> list[Node]:
+        return [n for n in self.nodes if n is not node]
+
+    async def all_applied(self, nodes: Sequence[Node] | None = None) -> None:
+        """Until all running nodes have applied the same frames as the leader has."""
+        chosen = [n for n in (nodes or self.nodes) if n.running]
+        leader = await self.leader(chosen)
+
+        def same() -> bool:
+            last = leader.member.core.last_index
+            return all(n.member.applied_index == last for n in chosen)
+
+        await self.until(same)

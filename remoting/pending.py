@@ -64,9 +64,7 @@ class PendingRequests:
 
     def expire(self, now: float) -> list[tuple[ResponseCallback, bool]]:
         """Remove every request whose deadline is reached: (callback, was sent) of each."""
-        due = [
-            opaque for opaque, (_, deadline) in self._waiting.items() if deadline <= now
-        ]
+        due = [opaque for opaque, (_, deadline) in self._waiting.items() if deadline <= now]
         unsent = set(self._unsent) if due else set()
         expired = [(self._waiting.pop(opaque)[0], opaque not in unsent) for opaque in due]
         self.next_deadline = min(

@@ -1,0 +1,310 @@
+"""What a broker tells a name server: headers of 103, 104, 322, 904 and the body of 103. Pure.
+
+The body is JSON, or a zlib stream of (all integers int32, big-endian):
+
+    size, DataVersion as JSON | topic count, per topic: size, "name readQ writeQ perm filter[ at]"
+    | size, filter server list as JSON | 5.x only: count, per queue mapping: size, JSON
+
+Our additions, all in ext, so that Apache's side ignores them: `raftTerm`, `raftRole`;
+`topicDelta`="true" with `topicDeltaBase`: the body holds only topics that changed since the
+DataVersion in `topicDeltaBase`. A topic with no read and no write queues was deleted.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import orjson
+
+from remoting.errors import BodyError, RemotingError
+from remoting.fastjson import loads_object
+from remoting.fields import (
+    Ext,
+    boolean_or,
+    from_boolean,
+    integer,
+    integer_or,
+    integer_or_none,
+    text,
+    text_or,
+    text_or_none,
+)
+
+BODY_SIZE_BYTES_MAX = 256 * 1024 * 1024  # decompressed; a million topics with room to spare
+_INT32 = struct.Struct(">i")
+# Where a JSON body states its version. A topic of the name "dataVersion" does not look like this.
+_VERSION_IN_JSON = re.compile(rb'"dataVersion":(\{[^{}]*"timestamp":\d+[^{}]*\})')
+
+
+@dataclass(frozen=True, slots=True)
+class DataVersion:
+    """Version of a broker's topic table; equal in all fields means unchanged."""
+
+    counter: int = 0
+    state_version: int = 0
+    timestamp_ms: int = 0
+
+    def as_fields(self) -> dict[str, int]:
+        return {
+            "counter": self.counter,
+            "stateVersion": self.state_version,
+            "timestamp": self.timestamp_ms,
+        }
+
+    def encode(self) -> bytes:
+        return orjson.dumps(self.as_fields())
+
+    @classmethod
+    def from_fields(cls, fields: Any) -> DataVersion:
+        """Raises BodyError. None (an old broker) counts as the empty version."""
+        if fields is None:
+            return cls()
+        if not isinstance(fields, dict):
+            raise BodyError("a data version is not an object")
+        values = [fields.get(name) or 0 for name in ("counter", "stateVersion", "timestamp")]
+        if any(type(value) is not int for value in values):
+            raise BodyError(f"not a data version: {fields!r}")
+        return cls(*values)
+
+    @classmethod
+    def decode(cls, data: bytes) -> DataVersion:
+        return cls.from_fields(loads_object(data)) if data else cls()
+
+
+class TopicConfig(NamedTuple):
+    """One topic as its broker has it. perm bits: 4 read, 2 write, 1 inherit."""
+
+    topic: str
+    read_queue_count: int
+    write_queue_count: int
+    perm: int
+    sys_flag: int = 0
+    filter_type: str = "SINGLE_TAG"
+    order: bool = False
+
+    def as_fields(self) -> dict[str, Any]:
+        return {
+            "attributes": {},
+            "order": self.order,
+            "perm": self.perm,
+            "readQueueNums": self.read_queue_count,
+            "topicFilterType": self.filter_type,
+            "topicName": self.topic,
+            "topicSysFlag": self.sys_flag,
+            "writeQueueNums": self.write_queue_count,
+        }
+
+    @classmethod
+    def from_fields(cls, topic: str, fields: Any) -> TopicConfig:
+        """Raises BodyError."""
+        if not isinstance(fields, dict):
+            raise BodyError(f"topic config of {topic!r} is not an object")
+        read, write = fields.get("readQueueNums", 16), fields.get("writeQueueNums", 16)
+        perm, sys_flag = fields.get("perm", 6), fields.get("topicSysFlag") or 0
+        if type(read) is not int or type(write) is not int:
+            raise BodyError(f"topic config of {topic!r} has no queue counts")
+        if type(perm) is not int or type(sys_flag) is not int:
+            raise BodyError(f"topic config of {topic!r} has a perm or flag that is no number")
+        kind = str(fields.get("topicFilterType") or "SINGLE_TAG")
+        return cls(topic, read, write, perm, sys_flag, kind, fields.get("order") is True)
+
+
+class RegisterBrokerHeader(NamedTuple):
+    """103 REGISTER_BROKER."""
+
+    broker_name: str
+    broker_address: str
+    cluster: str
+    ha_address: str
+    broker_id: int
+    compressed: bool = False
+    body_crc: int = 0  # CRC-32(body as sent) & 0x7fffffff; 0: unchecked
+    heartbeat_timeout_ms: int | None = None
+    raft_term: int | None = None
+    raft_role: str | None = None
+    topic_delta: bool = False
+    delta_base: DataVersion | None = None
+
+    @classmethod
+    def parse(cls, ext: Ext) -> RegisterBrokerHeader:
+        base = text_or_none(ext, "topicDeltaBase")
+        return cls(
+            text(ext, "brokerName"),
+            text(ext, "brokerAddr"),
+            text(ext, "clusterName"),
+            text_or(ext, "haServerAddr"),
+            integer(ext, "brokerId"),
+            boolean_or(ext, "compressed", False),
+            integer_or(ext, "bodyCrc32", 0),
+            integer_or_none(ext, "heartbeatTimeoutMillis"),
+            integer_or_none(ext, "raftTerm"),
+            text_or_none(ext, "raftRole"),
+            boolean_or(ext, "topicDelta", False),
+            DataVersion.decode(base.encode()) if base else None,
+        )
+
+    def to_ext(self) -> dict[str, str]:
+        ext = {
+            "brokerName": self.broker_name,
+            "brokerAddr": self.broker_address,
+            "clusterName": self.cluster,
+            "haServerAddr": self.ha_address,
+            "brokerId": str(self.broker_id),
+            "compressed": from_boolean(self.compressed),
+            "bodyCrc32": str(self.body_crc),
+        }
+        if self.heartbeat_timeout_ms is not None:
+            ext["heartbeatTimeoutMillis"] = str(self.heartbeat_timeout_ms)
+        if self.raft_term is not None:
+            ext["raftTerm"] = str(self.raft_term)
+        if self.raft_role is not None:
+            ext["raftRole"] = self.raft_role
+        if self.topic_delta:
+            ext["topicDelta"] = "true"
+        if self.delta_base is not None:
+            ext["topicDeltaBase"] = self.delta_base.encode().decode()
+        return ext
+
+
+class BrokerHeader(NamedTuple):
+    """Who a broker is: 104 UNREGISTER_BROKER, 322 QUERY_DATA_VERSION, 904 BROKER_HEARTBEAT."""
+
+    broker_name: str
+    broker_address: str
+    cluster: str
+    broker_id: int
+    heartbeat_timeout_ms: int | None = None  # 904 only, where the wire spells it ...TimeoutMills
+
+    @classmethod
+    def parse(cls, ext: Ext) -> BrokerHeader:
+        return cls(
+            text(ext, "brokerName"),
+            text(ext, "brokerAddr"),
+            text(ext, "clusterName"),
+            integer_or(ext, "brokerId", 0),
+            integer_or_none(ext, "heartbeatTimeoutMills"),
+        )
+
+    def to_ext(self) -> dict[str, str]:
+        ext = {
+            "brokerName": self.broker_name,
+            "brokerAddr": self.broker_address,
+            "clusterName": self.cluster,
+            "brokerId": str(self.broker_id),
+        }
+        if self.heartbeat_timeout_ms is not None:
+            ext["heartbeatTimeoutMills"] = str(self.heartbeat_timeout_ms)
+        return ext
+
+
+def body_crc(body: bytes) -> int:
+    """What `bodyCrc32` says about `body`."""
+    return zlib.crc32(body) & 0x7FFFFFFF
+
+
+def encode_register_body(
+    version: DataVersion, topics: Iterable[TopicConfig], compressed: bool = True
+) -> bytes:
+    """The body of 103. Compressed, 100,000 topics are about a megabyte."""
+    if not compressed:
+        table = {topic.topic: topic.as_fields() for topic in topics}
+        wrapper = {"dataVersion": version.as_fields(), "topicConfigTable": table}
+        return orjson.dumps({"filterServerList": [], "topicConfigSerializeWrapper": wrapper})
+    lines = [
+        f"{t.topic} {t.read_queue_count} {t.write_queue_count} {t.perm} {t.filter_type}".encode()
+        for t in topics
+    ]
+    parts = [_sized(version.encode()), _INT32.pack(len(lines))]
+    parts += [_sized(line) for line in lines]
+    parts += [_sized(b"[]"), _INT32.pack(0)]
+    return zlib.compress(b"".join(parts), 6)  # 9, as Apache's, takes far longer for no smaller
+
+
+def decode_register_body(body: bytes, compressed: bool) -> tuple[DataVersion, list[TopicConfig]]:
+    """(version, topics) of a 103 body of either form. Raises BodyError."""
+    if not body:
+        return DataVersion(), []
+    if compressed:
+        return _decode_compressed(_inflate(body))
+    fields = loads_object(body)
+    wrapper = fields.get("topicConfigSerializeWrapper")
+    if not isinstance(wrapper, dict):
+        raise BodyError("no topicConfigSerializeWrapper in the registration")
+    table = wrapper.get("topicConfigTable", {})
+    if not isinstance(table, dict):
+        raise BodyError("topicConfigTable is not an object")
+    topics = [TopicConfig.from_fields(name, config) for name, config in table.items()]
+    return DataVersion.from_fields(wrapper.get("dataVersion")), topics
+
+
+def peek_data_version(body: bytes, compressed: bool) -> DataVersion | None:
+    """The version a 103 body states, without reading its topics; None if that is not possible.
+
+    Makes the repeated registration of a large unchanged table cheap for the name server.
+    """
+    try:
+        if compressed:
+            head = zlib.decompressobj().decompress(body, 1024)
+            (size,) = _INT32.unpack_from(head)
+            return DataVersion.decode(head[4 : 4 + size]) if 0 < size <= 1020 else None
+        found = _VERSION_IN_JSON.findall(body)
+        return DataVersion.decode(found[0]) if len(found) == 1 else None
+    except (zlib.error, struct.error, RemotingError):
+        return None  # reading the whole body says what is wrong with it
+
+
+def _sized(data: bytes) -> bytes:
+    return _INT32.pack(len(data)) + data
+
+
+def _inflate(body: bytes) -> bytes:
+    stream = zlib.decompressobj()
+    try:
+        data = stream.decompress(body, BODY_SIZE_BYTES_MAX)
+    except zlib.error as error:
+        raise BodyError(f"registration is not a zlib stream: {error}") from error
+    if stream.unconsumed_tail:
+        raise BodyError(f"registration inflates to more than {BODY_SIZE_BYTES_MAX} bytes")
+    if not stream.eof:
+        raise BodyError("registration's zlib stream is cut short")
+    return data
+
+
+def _decode_compressed(data: bytes) -> tuple[DataVersion, list[TopicConfig]]:
+    try:
+        (size,) = _INT32.unpack_from(data)
+        version = DataVersion.decode(_slice(data, 4, size))
+        position = 4 + size
+        (count,) = _INT32.unpack_from(data, position)
+        position += 4
+        topics: list[TopicConfig] = []
+        for _ in range(count):
+            (size,) = _INT32.unpack_from(data, position)
+            topics.append(_topic_of_text(_slice(data, position + 4, size).decode()))
+            position += 4 + size
+    except (struct.error, UnicodeDecodeError) as error:
+        raise BodyError(f"registration is damaged: {error}") from error
+    return version, topics  # what follows (filter servers, queue mappings) is of no use here
+
+
+def _slice(data: bytes, start: int, size: int) -> bytes:
+    if size < 0 or start + size > len(data):
+        raise BodyError("a size in the registration points outside of it")
+    return data[start : start + size]
+
+
+def _topic_of_text(line: str) -> TopicConfig:
+    parts = line.split(" ", 5)  # a sixth part is the attributes, JSON with blanks of its own
+    if len(parts) < 4:
+        raise BodyError(f"not a topic config: {line[:100]!r}")
+    try:
+        read, write, perm = int(parts[1]), int(parts[2]), int(parts[3])
+    except ValueError as error:
+        raise BodyError(f"not a topic config: {line[:100]!r}") from error
+    kind = parts[4] if len(parts) > 4 else "SINGLE_TAG"
+    return TopicConfig(parts[0], read, write, perm, 0, kind)

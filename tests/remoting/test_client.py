@@ -1,0 +1,196 @@
+"""Dialling: addresses, names, time-outs, one connection for many callers."""
+
+import asyncio
+import socket
+
+import pytest
+
+from remoting.address import format_address, parse_address, parse_address_list
+from remoting.client import RemotingClient
+from remoting.command import RemotingCommand
+from remoting.connection import Connection
+from remoting.errors import ConnectError, ConnectionLost, SendTimeout, TooManyRequests
+from remoting.server import RemotingServer
+from tests.remoting.harness import echo, eventually, on_both_loops, serving
+
+REQUEST = RemotingCommand.request
+
+
+@pytest.mark.parametrize(
+    ("address", "parsed"),
+    [
+        ("127.0.0.1:9876", ("127.0.0.1", 9876)),
+        ("broker-0.broker-headless:10911", ("broker-0.broker-headless", 10911)),
+        ("[::1]:9876", ("::1", 9876)),
+        (" a:1 ", ("a", 1)),
+    ],
+)
+def test_addresses(address: str, parsed: tuple[str, int]) -> None:
+    assert parse_address(address) == parsed
+    assert format_address(*parsed) == address.strip()
+
+
+@pytest.mark.parametrize("address", ["", "a", ":1", "a:", "a:b", "a:65536", "a:-1", "a:٣"])
+def test_what_is_no_address(address: str) -> None:
+    with pytest.raises(ConnectError):
+        parse_address(address)
+
+
+def test_address_lists() -> None:
+    assert parse_address_list(" a:1; b:2,c:3;;") == ["a:1", "b:2", "c:3"]
+
+
+@on_both_loops
+async def test_callers_share_one_connection_and_one_attempt() -> None:
+    async with serving({1: echo}) as (server, address):
+        client = RemotingClient()
+        answers = await asyncio.gather(
+            *(client.invoke(address, REQUEST(1, body=b"%d" % i), 9_000) for i in range(50))
+        )
+        assert [a.body for a in answers] == [b"%d" % i for i in range(50)]
+        assert len(server.connections) == 1
+        await client.close()
+
+
+@on_both_loops
+async def test_a_caller_that_gives_up_does_not_end_the_attempt_of_others() -> None:
+    async with serving({1: echo}) as (_, address):
+        client = RemotingClient()
+        first = asyncio.ensure_future(client.connect(address))
+        second = asyncio.ensure_future(client.connect(address))
+        await asyncio.sleep(0)
+        first.cancel()
+        assert (await second).is_open
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        await client.close()
+
+
+@on_both_loops
+async def test_a_name_is_resolved_at_every_connect() -> None:
+    async with serving({1: echo}) as (server, _):
+        client = RemotingClient()
+        asked = []
+        loop = asyncio.get_running_loop()
+        dial = loop.create_connection
+
+        async def watched(factory: object, host: str, port: int) -> object:
+            asked.append(host)
+            return await dial(factory, host, port)  # type: ignore[arg-type]
+
+        try:
+            loop.create_connection = watched  # type: ignore[method-assign,assignment]
+        except AttributeError:
+            pass  # uvloop's methods cannot be replaced; the connects below still count
+        address = f"localhost:{server.port}"
+        for _ in range(2):
+            assert (await client.invoke(address, REQUEST(1), 9_000)).code == 0
+            client.disconnect(address)
+            await eventually(lambda: client.connection(address) is None)
+        assert asked in ([], ["localhost", "localhost"])
+        await client.close()
+
+
+@on_both_loops
+async def test_ipv6() -> None:
+    server = RemotingServer({1: echo})
+    try:
+        await server.start("::1", 0)
+    except OSError:
+        pytest.skip("no IPv6 here")
+    client = RemotingClient()
+    answer = await client.invoke(f"[::1]:{server.port}", REQUEST(1), 9_000)
+    assert answer.code == 0
+    connection = client.connection(f"[::1]:{server.port}")
+    assert connection is not None
+    assert connection.peer_address == f"[::1]:{server.port}"
+    await client.close()
+    await server.stop()
+
+
+@on_both_loops
+async def test_nobody_listens() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        client = RemotingClient()
+        with pytest.raises(ConnectError) as caught:
+            await client.invoke(address, REQUEST(1), 9_000)
+        assert caught.value.retriable
+        assert not caught.value.outcome_unknown
+        with pytest.raises(ConnectError):
+            await client.invoke_oneway(address, REQUEST(1))
+        with pytest.raises(ConnectError):
+            await client.invoke("nonsense", REQUEST(1))
+        await client.close()
+
+
+@on_both_loops
+async def test_connecting_has_a_time_limit_and_the_callers_own_counts_too() -> None:
+    """A listener whose queue is full takes no further connection, and says nothing."""
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        deaf.listen(0)
+        address = f"127.0.0.1:{deaf.getsockname()[1]}"
+        fill = [socket.socket() for _ in range(3)]
+        for one in fill:
+            one.setblocking(False)
+            one.connect_ex(deaf.getsockname())
+        client = RemotingClient(connect_timeout_ms=150)
+        with pytest.raises(SendTimeout) as caught:
+            await client.invoke(address, REQUEST(1), 20)
+        assert not caught.value.outcome_unknown
+        with pytest.raises(ConnectError, match="no answer in 150 ms"):
+            await client.connect(address)
+        patient = RemotingClient(connect_timeout_ms=3_600_000)
+        dialling = asyncio.ensure_future(patient.connect(address))
+        await asyncio.sleep(0)
+        await patient.close()
+        with pytest.raises(ConnectError):
+            await dialling
+        await client.close()
+        for one in fill:
+            one.close()
+
+
+@on_both_loops
+async def test_the_number_of_connections_is_bounded() -> None:
+    async with serving({1: echo}) as (_, first), serving({1: echo}) as (_, second):
+        client = RemotingClient(connections_max=1)
+        await client.connect(first)
+        with pytest.raises(TooManyRequests):
+            await client.connect(second)
+        client.disconnect(first)
+        await eventually(lambda: client.connection(first) is None)
+        await client.close()
+
+
+@on_both_loops
+async def test_a_new_connection_is_dialled_while_the_old_one_still_ends() -> None:
+    async with serving({1: echo}) as (_, address):
+        client = RemotingClient()
+        old = await client.connect(address)
+        old.close("test")
+        new = await client.connect(address)
+        assert new is not old
+        await old.wait_closed()
+        assert client.connection(address) is new
+        await client.close()
+        assert not new.is_open
+
+
+@on_both_loops
+async def test_closing_fails_what_waits() -> None:
+    def silent(connection: Connection, request: RemotingCommand) -> None:
+        return None
+
+    async with serving({1: silent}) as (_, address):
+        client = RemotingClient()
+        connection = await client.connect(address)
+        wait = asyncio.ensure_future(client.invoke(address, REQUEST(1), 3_600_000))
+        await eventually(lambda: connection.outstanding == 1)
+        await client.close()
+        with pytest.raises(ConnectionLost):
+            await wait
+        with pytest.raises(ConnectError):
+            await client.connect(address)

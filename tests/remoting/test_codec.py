@@ -1,0 +1,225 @@
+"""Frames and headers: recorded ones, cut ones, damaged ones, and each limit."""
+
+import struct
+
+import orjson
+import pytest
+
+from remoting.codec import (
+    FrameReader,
+    decode_command,
+    encode_command,
+    join_frame,
+)
+from remoting.codes import LanguageCode
+from remoting.command import BINARY, JSON, RemotingCommand
+from remoting.errors import RemotingProtocolError
+from tests.remoting import recorded
+
+BODY = bytes(range(256))
+
+
+def stream() -> tuple[bytes, list[tuple[int, bytes, bytes]]]:
+    """Frames of all kinds in one stream, and what they are."""
+    frames = [(JSON, header, b"") for header in recorded.ALL_HEADERS.values()]
+    frames.append((JSON, recorded.SEND_REQUEST, BODY * 300))  # longer than most reads
+    frames.append((JSON, recorded.ROUTE_RESPONSE, recorded.ROUTE_BODY))
+    data = b"".join(join_frame(header, body) for _, header, body in frames)
+    binary = recorded.BINARY_FRAME
+    frames.append((BINARY, binary[8:], b""))
+    return data + binary, frames
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 7, 8, 9, 100, 1460, 4096, 1 << 20])
+def test_frames_come_out_the_same_however_they_arrive(step: int) -> None:
+    data, expected = stream()
+    reader = FrameReader()
+    found = []
+    for start in range(0, len(data), step):
+        found += reader.split(data[start : start + step])
+    assert found == expected
+    assert reader.buffered_bytes == 0
+
+
+def test_a_frame_is_out_with_its_last_byte_and_not_before() -> None:
+    data = join_frame(recorded.SEND_REQUEST, BODY)
+    reader = FrameReader()
+    for byte in data[:-1]:
+        reader.receive_data(bytes((byte,)))
+        assert reader.next_frame() is None
+    reader.receive_data(data[-1:])
+    assert reader.next_frame() == (JSON, recorded.SEND_REQUEST, BODY)
+    assert reader.next_frame() is None
+
+
+def test_next_frame_hands_out_what_stood_in_front_of_the_damage_then_raises() -> None:
+    good = join_frame(b"{}", b"x")
+    reader = FrameReader(100)
+    reader.receive_data(good + b"\xff" * 8 + good)
+    assert reader.next_frame() == (JSON, b"{}", b"x")
+    for _ in range(2):
+        with pytest.raises(RemotingProtocolError):
+            reader.next_frame()
+    reader.receive_data(good)
+    with pytest.raises(RemotingProtocolError):
+        reader.next_frame()
+
+
+@pytest.mark.parametrize(
+    ("prefix", "reason"),
+    [
+        (b"\x00\x00\x03\xe5\x00\x00\x00\x02", "over the limit"),  # 997 + 4 > 1000
+        (b"\x80\x00\x00\x00\x00\x00\x00\x00", "over the limit"),  # negative for Java
+        (b"\xff\xff\xff\xff\xff\xff\xff\xff", "over the limit"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01", "over the limit"),  # a TLS hello
+        (b"GET / HTTP/1.1\r\n", "over the limit"),
+        (b"\x00\x00\x00\x00\x00\x00\x00\x00", "does not hold its header"),
+        (b"\x00\x00\x00\x03\x00\x00\x00\x00", "does not hold its header"),
+        (b"\x00\x00\x00\x10\x00\x00\x00\x0d", "does not hold its header"),
+        (b"\x00\x00\x00\x10\x02\x00\x00\x00", "unknown header codec 2"),
+        (b"\x00\x00\x00\x10\xff\x00\x00\x00", "unknown header codec 255"),
+    ],
+)
+def test_damage_is_seen_as_soon_as_the_prefix_is_there(prefix: bytes, reason: str) -> None:
+    reader = FrameReader(1000)
+    assert reader.split(prefix[:7]) == []
+    assert reader.error is None
+    assert reader.split(prefix[7:]) == []
+    assert reason in str(reader.error)
+
+
+def test_the_largest_frame_passes_and_one_more_byte_does_not() -> None:
+    whole = join_frame(b"{}", b"b" * (1000 - 10))
+    assert len(whole) == 1000
+    reader = FrameReader(1000)
+    assert len(reader.split(whole)) == 1
+    assert reader.error is None
+    reader.split(join_frame(b"{}", b"b" * (1000 - 9)))
+    assert reader.error is not None
+
+
+def test_what_is_buffered_is_bounded_by_one_frame() -> None:
+    reader = FrameReader(1000)
+    reader.split(join_frame(b"{}", b"b" * 990)[:-1])
+    assert reader.buffered_bytes == 999
+
+
+@pytest.mark.parametrize("name", recorded.ALL_HEADERS)
+@pytest.mark.parametrize("serialize_type", [JSON, BINARY])
+def test_recorded_headers_survive_both_codecs(name: str, serialize_type: int) -> None:
+    command = decode_command((JSON, recorded.ALL_HEADERS[name], b"body"))
+    fields = orjson.loads(recorded.ALL_HEADERS[name])
+    assert command.language is LanguageCode.JAVA
+    assert (command.code, command.opaque, command.flag, command.version) == tuple(
+        fields[key] for key in ("code", "opaque", "flag", "version")
+    )
+    assert command.ext == fields.get("extFields")
+    assert command.remark == fields.get("remark")
+    (frame,) = FrameReader().split(encode_command(command, serialize_type))
+    again = decode_command(frame)
+    assert again.serialize_type == serialize_type
+    if serialize_type == BINARY and command.ext:  # where empty means null, and null absent
+        command.ext = {key: value for key, value in command.ext.items() if value}
+    assert again == command
+
+
+def test_json_is_written_as_java_writes_it() -> None:
+    command = decode_command((JSON, recorded.PULL_NOT_FOUND, b""))
+    (frame,) = FrameReader().split(encode_command(command))
+    assert orjson.loads(frame[1]) == orjson.loads(recorded.PULL_NOT_FOUND)
+
+
+def test_binary_vector_both_ways() -> None:
+    (frame,) = FrameReader().split(recorded.BINARY_FRAME)
+    command = decode_command(frame)
+    expected = RemotingCommand(105, 7, ext={"topic": "T"}, version=401)
+    assert command == expected
+    assert encode_command(expected, BINARY) == recorded.BINARY_FRAME
+
+
+def test_json_prefix_vector() -> None:
+    assert join_frame(b"h" * 125)[:8].hex() == "000000810000007d"
+
+
+@pytest.mark.parametrize("cut", range(len(recorded.BINARY_FRAME) - 8))
+def test_a_cut_binary_header_is_damage(cut: int) -> None:
+    with pytest.raises(RemotingProtocolError):
+        decode_command((BINARY, recorded.BINARY_FRAME[8 : 8 + cut], b""))
+
+
+@pytest.mark.parametrize("position", range(13, 33))
+def test_any_wrong_size_in_a_binary_header_is_an_error_not_a_crash(position: int) -> None:
+    header = bytearray(recorded.BINARY_FRAME[8:])
+    header[position] = 0xFF
+    try:
+        decode_command((BINARY, bytes(header), b""))
+    except RemotingProtocolError:
+        return
+    assert position >= 23  # only text may have become other text
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"",
+        b"null",
+        b"[]",
+        b"{",
+        b'{"opaque":1}',
+        b'{"code":"10"}',
+        b'{"code":true}',
+        b'{"code":1.5}',
+        b'{"code":1,"opaque":4294967296}',
+        b'{"code":1,"opaque":"1"}',
+        b'{"code":1,"flag":null}',
+        b'{"code":1,"version":[]}',
+        b'{"code":1,"extFields":[]}',
+        b'{"code":1,"extFields":{"a":{}}}',
+        b'{"code":1,"remark":5}',
+        b'{"code":1,"remark":"\xff"}',
+        b"[" * 100_000,
+    ],
+)
+def test_damaged_json_headers(header: bytes) -> None:
+    with pytest.raises(RemotingProtocolError):
+        decode_command((JSON, header, b""))
+
+
+def test_json_is_read_with_tolerance() -> None:
+    header = (
+        b'{"code":310,"language":"ZIG","unknown":[1],"extFields":{"e":1,"k":false,"n":null,"m":true,'
+        b'"d":1.5,"a":"x"}}'
+    )
+    command = decode_command((JSON, header, b""))
+    assert command.language is LanguageCode.OTHER
+    assert command.opaque == 0
+    assert command.ext == {"e": "1", "k": "false", "m": "true", "d": "1.5", "a": "x"}
+
+
+def test_the_binary_header_cannot_carry_pop_codes() -> None:
+    with pytest.raises(RemotingProtocolError):
+        encode_command(RemotingCommand.request(200_050), BINARY)
+    assert encode_command(RemotingCommand.request(200_050), JSON)
+    with pytest.raises(RemotingProtocolError):
+        encode_command(RemotingCommand.request(10, {"k" * 40_000: "v"}), BINARY)
+
+
+def test_an_unknown_language_byte_is_other() -> None:
+    header = struct.pack(">hbhii", 1, 99, 1, 1, 0) + bytes(8)
+    assert decode_command((BINARY, header, b"")).language is LanguageCode.OTHER
+
+
+def test_a_header_over_24_bits_is_refused() -> None:
+    with pytest.raises(RemotingProtocolError):
+        join_frame(bytes(1 << 24))
+
+
+def test_a_response_answers_in_the_codec_of_its_request() -> None:
+    (frame,) = FrameReader().split(recorded.BINARY_FRAME)
+    response = RemotingCommand.response_to(decode_command(frame), 17, "none")
+    (answer,) = FrameReader().split(encode_command(response))
+    assert answer[0] == BINARY
+    command = decode_command(answer)
+    assert (command.code, command.opaque, command.remark) == (17, 7, "none")
+    assert command.is_response
+    assert not command.is_oneway

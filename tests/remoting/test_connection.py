@@ -1,0 +1,460 @@
+"""Connections over real sockets: dispatch, damage, time-outs, loss, both directions."""
+
+import asyncio
+
+import pytest
+
+from remoting.client import RemotingClient
+from remoting.codec import RawFrame, decode_command, encode_command, join_frame
+from remoting.command import BINARY, RemotingCommand
+from remoting.connection import Connection, ConnectionLimits
+from remoting.errors import (
+    ConnectError,
+    ConnectionLost,
+    HeaderError,
+    RemotingError,
+    SendTimeout,
+    TooManyRequests,
+)
+from remoting.server import ServerLimits
+from tests.remoting.harness import RawPeer, echo, eventually, on_both_loops, serving
+
+REQUEST = RemotingCommand.request
+
+
+def silent(connection: Connection, request: RemotingCommand) -> None:
+    return None
+
+
+@on_both_loops
+async def test_requests_answers_and_what_handlers_may_do() -> None:
+    async def slow(connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        await asyncio.sleep(0)
+        return RemotingCommand.response_to(request, 0, "slow")
+
+    def later(connection: Connection, request: RemotingCommand) -> None:
+        answer = RemotingCommand.response_to(request, 0, "later")
+        asyncio.get_running_loop().call_soon(connection.reply, request, answer)
+
+    def refuses(connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        raise HeaderError("the custom field <x> is null", code=13)
+
+    def fails(connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        raise KeyError("oh")
+
+    async def fails_later(connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        raise KeyError("oh")
+
+    handlers = {1: echo, 2: slow, 3: later, 4: refuses, 5: fails, 6: fails_later}
+    async with serving(handlers) as (_, address):
+        client = RemotingClient()
+        answers = [await client.invoke(address, REQUEST(code, {"a": "b"}, b"x"), 9_000)
+                   for code in range(1, 8)]  # fmt: skip
+        assert answers[0].ext == {"a": "b"}
+        assert answers[0].body == b"x"
+        assert [a.remark for a in answers[1:3]] == ["slow", "later"]
+        assert (answers[3].code, answers[3].remark) == (13, "the custom field <x> is null")
+        assert [a.code for a in answers[4:6]] == [1, 1]
+        assert "KeyError" in (answers[4].remark or "")
+        assert (answers[6].code, answers[6].remark) == (3, "request type 7 not supported")
+        assert [a.opaque for a in answers] == list(range(7))
+        await client.close()
+
+
+@on_both_loops
+async def test_one_way_requests_are_never_answered() -> None:
+    seen = []
+
+    def note(connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        seen.append(request.code)
+        if request.code == 2:
+            raise KeyError("oh")
+        return RemotingCommand.response_to(request)
+
+    async with serving({1: note, 2: note, 9: echo}) as (_, address):
+        peer = await RawPeer.connect(address)
+        for opaque, code in enumerate((1, 2, 3)):  # answers, fails, is not known
+            peer.writer.write(encode_command(RemotingCommand(code, opaque, flag=2)))
+        peer.writer.write(encode_command(RemotingCommand(9, 77)))
+        answer = await peer.command()
+        assert answer is not None
+        assert answer.opaque == 77
+        assert seen == [1, 2]
+        await peer.close()
+
+
+@on_both_loops
+async def test_an_answer_uses_the_header_codec_of_its_request() -> None:
+    async with serving({1: echo}) as (_, address):
+        peer = await RawPeer.connect(address)
+        peer.writer.write(encode_command(RemotingCommand(1, 5, ext={"a": "b"}), BINARY))
+        answer = await peer.command()
+        assert answer is not None
+        assert (answer.serialize_type, answer.ext) == (BINARY, {"a": "b"})
+        await peer.close()
+
+
+MALFORMED = [
+    b"\x16\x03\x01\x02\x00\x01\x00\x01",
+    b"\x00\x00\x00\x02\x00\x00\x00\x00",
+    b"\x7f\xff\xff\xff\x00\x00\x00\x00",
+    join_frame(b"not json"),
+    join_frame(b"\x00", b"", BINARY),
+]
+
+
+@pytest.mark.parametrize("damage", MALFORMED)
+def test_damage_costs_its_own_connection_and_nobody_elses(damage: bytes) -> None:
+    @on_both_loops
+    async def scenario() -> None:
+        async with serving({1: echo}) as (server, address):
+            client = RemotingClient()
+            healthy = await client.connect(address)
+            peer = await RawPeer.connect(address)
+            good = encode_command(RemotingCommand(1, 5))
+            peer.writer.write(good + damage + good)
+            answer = await peer.command()
+            assert answer is not None  # what came in front of the damage is answered
+            assert answer.opaque == 5
+            assert await peer.command() is None  # and then the connection ends
+            await peer.close()
+            assert (await client.invoke(address, REQUEST(1), 9_000)).code == 0
+            assert client.connection(address) is healthy
+            assert len(server.connections) == 1
+            await client.close()
+
+    for loop_name in ("uvloop", "asyncio"):
+        scenario(loop_name)
+
+
+@on_both_loops
+async def test_a_frame_over_the_limit_closes_the_connection() -> None:
+    limits = ConnectionLimits(frame_size_max=1000)
+    async with serving({1: echo}, limits=limits) as (_, address):
+        client = RemotingClient()
+        room = 1000 - len(encode_command(REQUEST(1)))
+        assert (await client.invoke(address, REQUEST(1, body=b"b" * room), 9_000)).code == 0
+        with pytest.raises(ConnectionLost) as caught:
+            await client.invoke(address, REQUEST(1, body=b"b" * (room + 1)), 9_000)
+        assert caught.value.outcome_unknown
+        await client.close()
+
+
+@on_both_loops
+async def test_requests_time_out_one_by_one_and_late_answers_are_dropped() -> None:
+    kept: list[tuple[Connection, RemotingCommand]] = []
+
+    def keep(connection: Connection, request: RemotingCommand) -> None:
+        kept.append((connection, request))
+
+    async with serving({1: keep, 2: echo}) as (_, address):
+        client = RemotingClient()
+        waits = [client.invoke(address, REQUEST(1), ms) for ms in (60_000, 30, 10)]
+        long, *short = [asyncio.ensure_future(wait) for wait in waits]
+        for wait in short:
+            with pytest.raises(SendTimeout) as caught:
+                await wait
+            assert caught.value.outcome_unknown
+        await eventually(lambda: len(kept) == 3)
+        for connection, request in kept[1:]:
+            connection.reply(request, RemotingCommand.response_to(request, 0, "too late"))
+        assert (await client.invoke(address, REQUEST(2), 9_000)).code == 0
+        assert not long.done()
+        kept[0][0].reply(kept[0][1], RemotingCommand.response_to(kept[0][1], 0, "in time"))
+        assert (await long).remark == "in time"
+        connection = client.connection(address)
+        assert connection is not None
+        assert connection.outstanding == 0
+        await client.close()
+
+
+@on_both_loops
+async def test_a_cancelled_caller_leaves_nothing_behind() -> None:
+    async with serving({1: silent}) as (_, address):
+        client = RemotingClient()
+        connection = await client.connect(address)
+        wait = asyncio.ensure_future(connection.invoke(REQUEST(1), 60_000))
+        await eventually(lambda: connection.outstanding == 1)
+        wait.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await wait
+        assert connection.outstanding == 0
+        await client.close()
+
+
+@on_both_loops
+async def test_a_broken_connection_fails_its_requests_at_once() -> None:
+    arrived: list[Connection] = []
+
+    def note(connection: Connection, request: RemotingCommand) -> None:
+        arrived.append(connection)
+
+    async with serving({1: note}) as (_, address):
+        client = RemotingClient()
+        ended = []
+        client.on_close(lambda connection, reason: ended.append(reason))
+        wait = asyncio.ensure_future(client.invoke(address, REQUEST(1), 3_600_000))
+        await eventually(lambda: bool(arrived))
+        connection = client.connection(address)
+        assert connection is not None
+        arrived[0].abort("test")
+        with pytest.raises(ConnectionLost) as caught:
+            await wait
+        assert caught.value.outcome_unknown
+        assert len(ended) == 1
+        assert client.connection(address) is None
+        with pytest.raises(ConnectionLost) as closed:
+            await connection.invoke(REQUEST(1), 1_000)
+        assert not closed.value.outcome_unknown
+        await client.close()
+
+
+@on_both_loops
+async def test_a_request_that_never_left_is_known_not_to_be_carried_out() -> None:
+    async with serving({1: silent}) as (_, address):
+        client = RemotingClient()
+        connection = await client.connect(address)
+        outcomes: list[RemotingError | None] = []
+
+        def send() -> None:
+            request = RemotingCommand(1, connection.next_opaque())
+            connection.request_nowait(
+                encode_command(request),
+                request.opaque,
+                lambda response, error: outcomes.append(error),
+                asyncio.get_running_loop().time() + 3600,
+            )
+
+        send()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # the first is with the transport now
+        send()
+        connection.abort("test")  # in the same loop iteration
+        assert outcomes == []  # never from within
+        await eventually(lambda: len(outcomes) == 2)
+        assert [e.outcome_unknown for e in outcomes if e is not None] == [True, False]
+        await client.close()
+
+
+@on_both_loops
+async def test_the_server_asks_its_client_on_the_same_connection() -> None:
+    async def ask_back(connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        answer = await connection.invoke(REQUEST(307, {"clientId": "c"}), 9_000)
+        connection.invoke_oneway(REQUEST(40, {"consumerGroup": "g"}))
+        return RemotingCommand.response_to(request, 0, body=answer.body)
+
+    notified = []
+
+    def notify(connection: Connection, request: RemotingCommand) -> None:
+        notified.append(request.ext)
+
+    def info(connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        return RemotingCommand.response_to(request, 0, body=b"running")
+
+    async with serving({1: ask_back}) as (server, address):
+        client = RemotingClient({307: info})
+        client.register(40, notify)
+        # Both sides count their opaques from 0: neither may take the other's for its own.
+        assert (await client.invoke(address, REQUEST(1), 9_000)).body == b"running"
+        await eventually(lambda: notified == [{"consumerGroup": "g"}])
+        (accepted,) = server.connections
+        connection = client.connection(address)
+        assert connection is not None
+        assert accepted.peer_address == connection.local_address
+        await client.close()
+
+
+@on_both_loops
+async def test_outstanding_requests_are_bounded() -> None:
+    async with serving({1: silent}) as (_, address):
+        client = RemotingClient(limits=ConnectionLimits(requests_max=2))
+        connection = await client.connect(address)
+        waits = [asyncio.ensure_future(connection.invoke(REQUEST(1), 60_000)) for _ in range(2)]
+        await eventually(lambda: connection.outstanding == 2)
+        with pytest.raises(TooManyRequests) as caught:
+            await connection.invoke(REQUEST(1), 60_000)
+        assert caught.value.retriable
+        assert not caught.value.outcome_unknown
+        await client.close()
+        for wait in waits:
+            with pytest.raises(ConnectionLost):
+                await wait
+
+
+@on_both_loops
+async def test_slow_requests_are_bounded_and_end_with_their_connection() -> None:
+    cancelled = []
+
+    async def stuck(connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.append(request.opaque)
+            raise
+        raise AssertionError("not reached")
+
+    limits = ConnectionLimits(tasks_max=2)
+    async with serving({1: stuck}, limits=limits) as (server, address):
+        peer = await RawPeer.connect(address)
+        for opaque in range(3):
+            peer.writer.write(encode_command(RemotingCommand(1, opaque)))
+        answer = await peer.command()
+        assert answer is not None
+        assert (answer.opaque, answer.code) == (2, 2)
+        assert (answer.remark or "").startswith("[BUSY]")
+        await peer.close()
+        await eventually(lambda: not server.connections)
+        await eventually(lambda: sorted(cancelled) == [0, 1])
+
+
+@on_both_loops
+async def test_a_raw_handler_sees_all_frames_of_one_arrival_and_answers_in_one_write() -> None:
+    arrivals: list[int] = []
+
+    def raw(connection: Connection, frames: list[RawFrame]) -> None:
+        arrivals.append(len(frames))
+        answers = []
+        for frame in frames:
+            command = decode_command(frame)
+            if command.code == 10:
+                answers.append(encode_command(RemotingCommand.response_to(command, 0, "fast")))
+            else:
+                connection.dispatch(frame)
+        connection.write_many(answers)
+
+    async with serving({1: echo}, on_raw=raw) as (_, address):
+        peer = await RawPeer.connect(address)
+        peer.writer.write(
+            b"".join(encode_command(RemotingCommand(c, i)) for i, c in enumerate((10, 1, 10, 5)))
+        )
+        answers = [await peer.command() for _ in range(4)]
+        assert arrivals == [4]
+        found = {a.opaque: (a.code, a.remark) for a in answers if a is not None}
+        assert found[0] == found[2] == (0, "fast")
+        assert found[1] == (0, None)
+        assert found[3][0] == 3
+        await peer.close()
+
+
+@on_both_loops
+async def test_writes_of_one_iteration_leave_in_one_transport_write() -> None:
+    async with serving({1: echo}) as (_, address):
+        client = RemotingClient()
+        connection = await client.connect(address)
+        transport = connection._transport
+        assert transport is not None
+
+        class Counting:
+            """The transport, with its writes counted."""
+
+            sizes: list[int] = []
+
+            def __getattr__(self, name: str) -> object:
+                return getattr(transport, name)
+
+            def write(self, data: bytes) -> None:
+                self.sizes.append(len(data))
+                transport.write(data)
+
+        connection._transport = Counting()  # type: ignore[assignment]
+        waits = [connection.invoke(REQUEST(1, body=b"x" * i), 9_000) for i in range(20)]
+        answers = await asyncio.gather(*waits)
+        assert [len(a.body) for a in answers] == list(range(20))
+        assert len(Counting.sizes) == 1
+        connection._transport = transport
+        await client.close()
+
+
+@on_both_loops
+async def test_too_many_connections_are_closed_at_once() -> None:
+    limits = ServerLimits(connections_max=2)
+    async with serving({1: echo}, server_limits=limits) as (server, address):
+        peers = [await RawPeer.connect(address) for _ in range(2)]
+        await eventually(lambda: len(server.connections) == 2)
+        third = await RawPeer.connect(address)
+        try:
+            assert await third.command() is None
+        except ConnectionError:
+            pass  # a reset says the same
+        assert server.refused_count == 1
+        await peers[0].close()
+        await eventually(lambda: len(server.connections) == 1)
+        fourth = await RawPeer.connect(address)
+        fourth.writer.write(encode_command(RemotingCommand(1, 1)))
+        assert await fourth.command() is not None
+        for peer in (peers[1], third, fourth):
+            await peer.close()
+
+
+@on_both_loops
+async def test_idle_connections_are_closed_and_busy_ones_are_not() -> None:
+    limits = ServerLimits(idle_timeout_s=0.2)
+    async with serving({1: echo}, server_limits=limits) as (server, address):
+        idle = await RawPeer.connect(address)
+        client = RemotingClient()
+        connection = await client.connect(address)
+        await eventually(lambda: len(server.connections) == 2)
+        while len(server.connections) == 2:
+            assert (await client.invoke(address, REQUEST(1), 9_000)).code == 0
+            await asyncio.sleep(0.005)
+        assert connection.is_open
+        with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+            await idle.reader.readexactly(1)
+        await idle.close()
+        await client.close()
+
+
+@on_both_loops
+async def test_close_callbacks_run_once_with_the_reason() -> None:
+    ended: list[str] = []
+    async with serving(
+        {1: echo}, on_connection_closed=lambda connection, reason: ended.append(reason)
+    ) as (server, address):
+        peer = await RawPeer.connect(address)
+        await eventually(lambda: len(server.connections) == 1)
+        (connection,) = server.connections
+        await peer.close()
+        await eventually(lambda: ended == ["closed by the peer"])
+        connection.on_close(lambda c, reason: ended.append(f"late: {reason}"))
+        assert ended == ["closed by the peer", "late: closed by the peer"]
+        assert not connection.write(b"x")
+        with pytest.raises(ConnectionLost):
+            connection.invoke_oneway(REQUEST(1))
+    assert len(ended) == 2
+
+
+@on_both_loops
+async def test_a_server_stops_in_order() -> None:
+    async with serving({1: echo}) as (server, address):
+        client = RemotingClient()
+        await client.invoke(address, REQUEST(1), 9_000)
+        await server.stop()
+        await eventually(lambda: client.connection(address) is None)
+        with pytest.raises(ConnectError) as caught:
+            await client.invoke(address, REQUEST(1), 9_000)
+        assert caught.value.retriable
+        await client.close()
+
+
+def test_a_broken_invariant_reaches_the_loop() -> None:
+    """An AssertionError is not made into an answer: the process has to know."""
+    reports = []
+
+    def wrong(connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        raise AssertionError("invariant")
+
+    async def wrong_later(connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        raise AssertionError("invariant")
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: reports.append(context["exception"]))
+        async with serving({1: wrong, 2: wrong_later}) as (_, address):
+            for code in (1, 2):
+                peer = await RawPeer.connect(address)
+                peer.writer.write(encode_command(RemotingCommand(code, 1)))
+                await eventually(lambda wanted=code: len(reports) == wanted)
+                await peer.close()
+
+    asyncio.run(scenario())
+    assert all(isinstance(report, AssertionError) for report in reports)

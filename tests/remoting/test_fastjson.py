@@ -1,0 +1,107 @@
+"""The dialect: recorded bodies, round trips, and damage."""
+
+import orjson
+import pytest
+
+from remoting.errors import BodyError
+from remoting.fastjson import DEPTH_MAX, MessageQueue, dumps, loads, loads_object
+from tests.remoting import recorded
+
+
+def test_number_keys_without_quotes() -> None:
+    body = loads(recorded.CLUSTER_BODY)
+    group = body["brokerAddrTable"]["RaftNode00"]
+    assert group["brokerAddrs"] == {
+        "0": "127.0.0.1:30931",
+        "1": "127.0.0.1:30911",
+        "2": "127.0.0.1:30921",
+    }
+    assert group["enableActingMaster"] is False
+    assert body["clusterAddrTable"] == {"AnchorCluster": ["RaftNode00"]}
+
+
+def test_objects_as_keys_both_ways() -> None:
+    body = loads(recorded.STATS_BODY)
+    queue = MessageQueue("cmp_st_mwpzoxt1", "RaftNode00", 1)
+    assert body["offsetTable"][queue]["lastUpdateTimestamp"] == 1795240385893
+    assert body["topicPutTps"] == 0.0
+    assert dumps(body) == recorded.STATS_BODY  # to the byte
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {},
+        [],
+        {"a": [1, -2, 3.5, True, False, None, "é\n\u0001", {"b": []}]},
+        {"big": 9_223_372_036_854_775_807},
+        {MessageQueue("t", "b", 0): [{"x": MessageQueue("u", "b", 2).as_fields()}], "n": 1.5},
+    ],
+)
+def test_round_trip(value: object) -> None:
+    assert loads(dumps(value)) == value
+
+
+def test_number_keys_are_written_quoted() -> None:
+    assert dumps({0: "a", 1: "b"}) == b'{"0":"a","1":"b"}'
+    queue = MessageQueue("t", "b", 0)
+    assert dumps({queue: {3: "x"}}) == (b'{{"brokerName":"b","queueId":0,"topic":"t"}:{"3":"x"}}')
+    assert dumps([queue, {queue: 1}]).startswith(b'[{"brokerName":"b","queueId":0,"topic":"t"},{{')
+
+
+@pytest.mark.parametrize("value", [b"{0:1}", b' { 0 : [ 1 , { -3 : "}" } ] } ', b"{1:{}, 2:[]}"])
+def test_blanks_and_nesting(value: bytes) -> None:
+    assert isinstance(loads(value), dict)
+
+
+DAMAGED = [
+    b"",
+    b"{0:",
+    b"{0:1",
+    b"{0:1,",
+    b"{0 1}",
+    b"{0:1}x",
+    b"{0:[1 2]}",
+    b"{0:[1,]}",
+    b"{0:NaN}",
+    b"{0:-}",
+    b'{0:"\xff"}',
+    b'{0:"abc',
+    b"{true:1}",
+    b"{[1]:1}",
+    b'{{"topic":"t"}:1}',
+    b'{{"topic":"t","brokerName":"b","queueId":"0"}:1}',
+]
+
+
+@pytest.mark.parametrize("data", DAMAGED)
+def test_damage_is_an_error(data: bytes) -> None:
+    with pytest.raises(BodyError):
+        loads(data)
+
+
+@pytest.mark.parametrize("body", [recorded.CLUSTER_BODY, recorded.STATS_BODY])
+def test_every_cut_is_an_error(body: bytes) -> None:
+    for cut in range(len(body)):
+        with pytest.raises(BodyError):
+            loads(body[:cut])
+
+
+def test_nesting_is_bounded() -> None:
+    deep = b"{0:" * DEPTH_MAX + b"1" + b"}" * DEPTH_MAX
+    assert loads(deep)
+    with pytest.raises(BodyError, match="nested"):
+        loads(b"{0:" * (DEPTH_MAX + 1) + b"1" + b"}" * (DEPTH_MAX + 1))
+    with pytest.raises(BodyError):
+        loads(b"{" * 100_000)
+
+
+def test_what_cannot_be_written_says_so() -> None:
+    with pytest.raises(orjson.JSONEncodeError):
+        dumps({MessageQueue("t", "b", 0): object()})
+
+
+def test_an_object_was_asked_for() -> None:
+    assert loads_object(b"{}") == {}
+    with pytest.raises(BodyError):
+        loads_object(b"[]")

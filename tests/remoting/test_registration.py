@@ -1,0 +1,148 @@
+"""The body of 103 in all its forms, the version at its head, and damage."""
+
+import struct
+import zlib
+
+import orjson
+import pytest
+
+from remoting.errors import BodyError, HeaderError
+from remoting.registration import (
+    BrokerHeader,
+    DataVersion,
+    RegisterBrokerHeader,
+    TopicConfig,
+    body_crc,
+    decode_register_body,
+    encode_register_body,
+    peek_data_version,
+)
+
+VERSION = DataVersion(3, 0, 1795239982842)
+TOPICS = [
+    TopicConfig("TopicTest", 4, 8, 6),
+    TopicConfig("%RETRY%group", 1, 1, 6),
+    TopicConfig("dataVersion", 1, 1, 4, 0, "MULTI_TAG"),
+]
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_round_trip(compressed: bool) -> None:
+    body = encode_register_body(VERSION, TOPICS, compressed)
+    assert decode_register_body(body, compressed) == (VERSION, TOPICS)
+    assert peek_data_version(body, compressed) == VERSION
+
+
+def sized(data: bytes) -> bytes:
+    return struct.pack(">i", len(data)) + data
+
+
+def test_a_compressed_body_as_5x_writes_it() -> None:
+    """With attributes behind the topic, which hold blanks, and queue mappings at the end."""
+    stream = (
+        sized(b'{"counter":7,"stateVersion":2,"timestamp":5}')
+        + struct.pack(">i", 2)
+        + sized(b'A 4 4 6 SINGLE_TAG {"+message.type": "NORMAL DELAY"}')
+        + sized(b"B 1 2 2 MULTI_TAG")
+        + sized(b"[]")
+        + struct.pack(">i", 1)
+        + sized(b'{"bname":"b"}')
+    )
+    body = zlib.compress(stream, 9)
+    version, topics = decode_register_body(body, True)
+    assert version == DataVersion(7, 2, 5)
+    assert topics == [
+        TopicConfig("A", 4, 4, 6),
+        TopicConfig("B", 1, 2, 2, 0, "MULTI_TAG"),
+    ]
+
+
+def test_a_plain_body_as_4x_writes_it() -> None:
+    body = (
+        b'{"filterServerList":[],"topicConfigSerializeWrapper":{"dataVersion":{"counter":1,'
+        b'"timestamp":9},"topicConfigTable":{"T":{"order":true,"perm":6,"readQueueNums":4,'
+        b'"topicFilterType":"SINGLE_TAG","topicName":"T","topicSysFlag":2,"writeQueueNums":4}}}}'
+    )
+    version, topics = decode_register_body(body, False)
+    assert version == DataVersion(1, 0, 9) == peek_data_version(body, False)
+    assert topics == [TopicConfig("T", 4, 4, 6, 2, order=True)]
+
+
+def test_a_body_with_two_versions_is_not_guessed_at() -> None:
+    one = orjson.dumps(VERSION.as_fields())
+    body = b'{"x":{"dataVersion":' + one + b'},"dataVersion":' + one + b"}"
+    assert peek_data_version(body, False) is None
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_every_cut_is_an_error(compressed: bool) -> None:
+    body = encode_register_body(VERSION, TOPICS, compressed)
+    for cut in range(1, len(body)):
+        with pytest.raises(BodyError):
+            decode_register_body(body[:cut], compressed)
+        peek_data_version(body[:cut], compressed)  # raises nothing
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [
+        b"",
+        struct.pack(">i", -1),
+        struct.pack(">i", 1 << 30),
+        sized(b"{}") + struct.pack(">i", 1),
+        sized(b"{}") + struct.pack(">i", 1) + sized(b"A 4 4"),
+        sized(b"{}") + struct.pack(">i", 1) + sized(b"A four 4 6"),
+        sized(b"{}") + struct.pack(">i", 1) + sized(b"\xff 4 4 6"),
+        sized(b"[]") + struct.pack(">i", 0),
+        sized(b'{"counter":"1"}') + struct.pack(">i", 0),
+    ],
+)
+def test_damaged_streams(stream: bytes) -> None:
+    with pytest.raises(BodyError):
+        decode_register_body(zlib.compress(stream), True)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{}",
+        b"[]",
+        b'{"topicConfigSerializeWrapper":{"topicConfigTable":[]}}',
+        b'{"topicConfigSerializeWrapper":{"topicConfigTable":{"T":1}}}',
+        b'{"topicConfigSerializeWrapper":{"topicConfigTable":{"T":{"perm":"6"}}}}',
+        b'{"topicConfigSerializeWrapper":{"topicConfigTable":{"T":{"readQueueNums":null}}}}',
+        b'{"topicConfigSerializeWrapper":{"dataVersion":1}}',
+    ],
+)
+def test_damaged_json(body: bytes) -> None:
+    with pytest.raises(BodyError):
+        decode_register_body(body, False)
+
+
+def test_a_bomb_is_not_inflated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("remoting.registration.BODY_SIZE_BYTES_MAX", 10_000)
+    exactly = sized(b"{}") + struct.pack(">i", 0)
+    fits = exactly + bytes(10_000 - len(exactly))
+    assert decode_register_body(zlib.compress(fits), True) == (DataVersion(), [])
+    with pytest.raises(BodyError, match="inflates to more"):
+        decode_register_body(zlib.compress(fits + b"0"), True)
+
+
+def test_the_headers() -> None:
+    header = RegisterBrokerHeader(
+        "b", "127.0.0.1:10911", "c", "127.0.0.1:10912", 2, True, 5, 9000, 7, "leader", True, VERSION
+    )
+    assert RegisterBrokerHeader.parse(header.to_ext()) == header
+    plain = RegisterBrokerHeader("b", "127.0.0.1:10911", "c", "", 0)
+    assert RegisterBrokerHeader.parse(plain.to_ext()) == plain
+    assert BrokerHeader.parse(plain.to_ext()) == BrokerHeader("b", "127.0.0.1:10911", "c", 0)
+    beat = BrokerHeader("b", "127.0.0.1:10911", "c", 1, 5000)
+    assert BrokerHeader.parse(beat.to_ext()) == beat
+    with pytest.raises(HeaderError):
+        RegisterBrokerHeader.parse({"brokerName": "b"})
+    with pytest.raises(BodyError):
+        RegisterBrokerHeader.parse(plain.to_ext() | {"topicDeltaBase": "nonsense"})
+
+
+def test_crc_is_masked() -> None:
+    assert body_crc(b"hello") == 907060870

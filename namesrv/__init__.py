@@ -1,1 +1,4 @@
-"""The namesrv room: see docs/architecture.md."""
+"""The namesrv room: which topic lives where, kept from what brokers say about themselves.
+
+Core (pure): routes, kv, views. Shell: processor, server, cli.
+"""

@@ -347,7 +347,8 @@ async def test_writes_of_one_iteration_leave_in_one_transport_write() -> None:
         class Counting:
             """The transport, with its writes counted."""
 
-            sizes: list[int] = []
+            def __init__(self) -> None:
+                self.sizes: list[int] = []
 
             def __getattr__(self, name: str) -> object:
                 return getattr(transport, name)
@@ -356,11 +357,12 @@ async def test_writes_of_one_iteration_leave_in_one_transport_write() -> None:
                 self.sizes.append(len(data))
                 transport.write(data)
 
-        connection._transport = Counting()  # type: ignore[assignment]
+        counting = Counting()
+        connection._transport = counting  # type: ignore[assignment]
         waits = [connection.invoke(REQUEST(1, body=b"x" * i), 9_000) for i in range(20)]
         answers = await asyncio.gather(*waits)
         assert [len(a.body) for a in answers] == list(range(20))
-        assert len(Counting.sizes) == 1
+        assert len(counting.sizes) == 1
         connection._transport = transport
         await client.close()
 

@@ -1,0 +1,79 @@
+"""Key-value configuration in namespaces (100, 101, 102, 219), with its file form. Pure.
+
+The file is Apache's kvConfig.json: `{"configTable":{namespace:{key:value}}}`. The namespace
+ORDER_TOPIC_CONFIG says on which queues ordered topics live; routes and registrations quote it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from remoting.codes import ResponseCode
+from remoting.errors import BodyError, RemotingError
+from remoting.fastjson import loads_object
+
+ORDER_TOPIC_CONFIG = "ORDER_TOPIC_CONFIG"
+SIZE_BYTES_MAX = 4 * 1024 * 1024  # of all namespaces, keys and values
+
+
+class KvConfigFull(RemotingError):
+    """A value would pass SIZE_BYTES_MAX."""
+
+
+class KvConfig:
+    """The table. Nothing is durable here: the process writes `encode()` to a file."""
+
+    def __init__(self, size_bytes_max: int = SIZE_BYTES_MAX) -> None:
+        self._table: dict[str, dict[str, str]] = {}
+        self._size_bytes_max = size_bytes_max
+        self._size_bytes = 0
+
+    def put(self, namespace: str, key: str, value: str) -> None:
+        """Raises KvConfigFull."""
+        old = self._table.get(namespace, {}).get(key)
+        grown = self._size_bytes + _size(namespace, key, value)
+        if old is not None:
+            grown -= _size(namespace, key, old)
+        if grown > self._size_bytes_max:
+            text = f"[TABLE_FULL] key-value configuration is limited to {self._size_bytes_max}"
+            raise KvConfigFull(f"{text} bytes", code=ResponseCode.SYSTEM_BUSY)
+        self._table.setdefault(namespace, {})[key] = value
+        self._size_bytes = grown
+
+    def get(self, namespace: str, key: str) -> str | None:
+        return self._table.get(namespace, {}).get(key)
+
+    def delete(self, namespace: str, key: str) -> None:
+        keys = self._table.get(namespace, {})
+        value = keys.pop(key, None)
+        if value is not None:
+            self._size_bytes -= _size(namespace, key, value)
+        if not keys:
+            self._table.pop(namespace, None)
+
+    def namespace(self, namespace: str) -> Mapping[str, str] | None:
+        return self._table.get(namespace)
+
+    def encode(self) -> bytes:
+        return orjson.dumps({"configTable": self._table}, option=orjson.OPT_INDENT_2)
+
+    @classmethod
+    def decode(cls, data: bytes) -> KvConfig:
+        """Raises BodyError, KvConfigFull."""
+        config = cls()
+        table: Any = loads_object(data).get("configTable") or {}
+        if not isinstance(table, dict):
+            raise BodyError("configTable is not an object")
+        for namespace, keys in table.items():
+            if not isinstance(keys, dict):
+                raise BodyError(f"namespace {namespace!r} is not an object")
+            for key, value in keys.items():
+                config.put(namespace, key, str(value))
+        return config
+
+
+def _size(namespace: str, key: str, value: str) -> int:
+    return len(namespace) + len(key) + len(value)

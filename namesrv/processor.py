@@ -1,0 +1,291 @@
+"""What a name server does with each request code. Time and the file of the key-value
+configuration are handed in, so that this needs no clock and no disk of its own.
+
+Every handler is a plain function `(connection, request) -> response`, except the two that change
+the key-value configuration: they answer once it is on disk.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import orjson
+
+from namesrv import views
+from namesrv.kv import ORDER_TOPIC_CONFIG, KvConfig
+from namesrv.routes import EXPIRY_MS, LiveBroker, Registration, RegistrationRefused, RouteTable
+from remoting.codes import RequestCode, ResponseCode
+from remoting.command import RemotingCommand
+from remoting.connection import Connection, Handler
+from remoting.fields import from_boolean, text, text_or
+from remoting.registration import (
+    BrokerHeader,
+    DataVersion,
+    RegisterBrokerHeader,
+    body_crc,
+    decode_register_body,
+    peek_data_version,
+)
+
+LOG = logging.getLogger("namesrv")
+
+TIMEOUT_MS_MIN = 1_000  # shortest expiry a broker may ask for
+TIMEOUT_MS_MAX = 600_000
+FAQ = "See https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessorConfig:
+    """Texts that 319 shows, and nothing else."""
+
+    listen_port: int = 9876
+    bind: str = "0.0.0.0"
+    store: str = ""
+
+
+class NameServerProcessor:
+    """Answers requests from a RouteTable and a KvConfig.
+
+    `now_ms()` is a clock that does not go back; `save_kv(bytes)` returns when they are durable.
+    """
+
+    def __init__(
+        self,
+        table: RouteTable,
+        kv: KvConfig,
+        now_ms: Callable[[], int],
+        save_kv: Callable[[bytes], Awaitable[None]],
+        config: ProcessorConfig | None = None,
+    ) -> None:
+        self.table = table
+        self.kv = kv
+        self._now_ms = now_ms
+        self._save_kv = save_kv
+        self._config = config or ProcessorConfig()
+        self._topic_list = b""  # encoded, of version:
+        self._topic_list_version = -1
+
+    def handlers(self) -> dict[int, Handler]:
+        return {
+            RequestCode.REGISTER_BROKER: self.register_broker,
+            RequestCode.UNREGISTER_BROKER: self.unregister_broker,
+            RequestCode.QUERY_DATA_VERSION: self.query_data_version,
+            RequestCode.BROKER_HEARTBEAT: self.broker_heartbeat,
+            RequestCode.GET_ROUTEINFO_BY_TOPIC: self.route,
+            RequestCode.GET_BROKER_CLUSTER_INFO: self.cluster_info,
+            RequestCode.GET_BROKER_MEMBER_GROUP: self.member_group,
+            RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: self.topic_list,
+            RequestCode.GET_TOPICS_BY_CLUSTER: self.topics_by_cluster,
+            RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: self.system_topics,
+            RequestCode.DELETE_TOPIC_IN_NAMESRV: self.delete_topic,
+            RequestCode.WIPE_WRITE_PERM_OF_BROKER: self.wipe_write_perm,
+            RequestCode.ADD_WRITE_PERM_OF_BROKER: self.add_write_perm,
+            RequestCode.PUT_KV_CONFIG: self.put_kv,
+            RequestCode.GET_KV_CONFIG: self.get_kv,
+            RequestCode.DELETE_KV_CONFIG: self.delete_kv,
+            RequestCode.GET_KVLIST_BY_NAMESPACE: self.kv_list,
+            RequestCode.GET_NAMESRV_CONFIG: self.show_config,
+        }
+
+    # --- brokers
+
+    def register_broker(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        header = RegisterBrokerHeader.parse(request.ext)
+        if header.body_crc and header.body_crc != body_crc(request.body):
+            return _answer(request, ResponseCode.SYSTEM_ERROR, "crc32 not match")
+        try:
+            result = self.table.register(self._claim(connection, header, request), self._now_ms())
+        except RegistrationRefused as refused:
+            LOG.warning("registration_refused broker=%s %s", header.broker_name, refused)
+            ext = {"leaderAddr": refused.leader_address, "raftTerm": str(refused.term)}
+            return _answer(request, refused.code, str(refused), ext)
+        if result.changed:
+            LOG.info(
+                "route_changed broker=%s address=%s id=%d term=%s topics=%d",
+                header.broker_name, header.broker_address, header.broker_id,
+                header.raft_term, self.table.topic_count,
+            )  # fmt: skip
+        ext = {}
+        if header.broker_id != 0 and result.leader_address:
+            ext = {"masterAddr": result.leader_address, "haServerAddr": result.leader_ha_address}
+        if result.need_full:
+            ext["needFull"] = "true"
+        order = self.kv.namespace(ORDER_TOPIC_CONFIG)
+        body = orjson.dumps({"table": order}) if order else b""
+        return _answer(request, ext=ext, body=body)
+
+    def _claim(
+        self, connection: Connection, header: RegisterBrokerHeader, request: RemotingCommand
+    ) -> Registration:
+        body = request.body
+        version = peek_data_version(body, header.compressed) if body else None
+        topics = None
+        if body and (
+            version is None
+            or self.table.wants_topics(
+                header.broker_name, header.broker_address, header.broker_id, version
+            )
+        ):
+            version, topics = decode_register_body(body, header.compressed)
+        return Registration(
+            cluster=header.cluster,
+            broker_name=header.broker_name,
+            address=header.broker_address,
+            broker_id=header.broker_id,
+            ha_address=header.ha_address,
+            version=version or DataVersion(),
+            topics=topics,
+            # A delta that names no base builds on nothing we can have: it needs the full table.
+            delta_base=(header.delta_base or DataVersion(-1)) if header.topic_delta else None,
+            term=header.raft_term or 0,
+            timeout_ms=_timeout(header.heartbeat_timeout_ms) or EXPIRY_MS,
+            channel=connection,
+        )
+
+    def unregister_broker(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        header = BrokerHeader.parse(request.ext)
+        if self.table.unregister(header.broker_address, header.broker_name):
+            LOG.info(
+                "broker_gone address=%s broker=%s reason=unregistered",
+                header.broker_address, header.broker_name,
+            )  # fmt: skip
+        return _answer(request)
+
+    def query_data_version(
+        self, connection: Connection, request: RemotingCommand
+    ) -> RemotingCommand:
+        header = BrokerHeader.parse(request.ext)
+        asked = DataVersion.decode(request.body)
+        known = self.table.version_known(
+            header.broker_address, header.broker_name, header.broker_id
+        )
+        self.table.refresh(header.broker_address, header.broker_name, connection, self._now_ms())
+        ext = {"changed": from_boolean(known != asked)}
+        return _answer(request, ext=ext, body=known.encode() if known is not None else b"")
+
+    def broker_heartbeat(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        header = BrokerHeader.parse(request.ext)
+        known = self.table.refresh(
+            header.broker_address,
+            header.broker_name,
+            connection,
+            self._now_ms(),
+            _timeout(header.heartbeat_timeout_ms),
+        )
+        return _answer(request, ext={} if known else {"needFull": "true"})
+
+    def channel_closed(self, connection: Connection, reason: str) -> None:
+        log_gone(self.table.channel_closed(connection), f"channel {reason}")
+
+    # --- routes
+
+    def route(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        topic = text(request.ext, "topic")
+        body = views.route_body(self.table, topic, self.kv.get(ORDER_TOPIC_CONFIG, topic))
+        if body is None:
+            remark = f"No topic route info in name server for the topic: {topic}\n{FAQ}"
+            return _answer(request, ResponseCode.TOPIC_NOT_EXIST, remark)
+        return _answer(request, body=body)
+
+    def cluster_info(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        return _answer(request, body=views.cluster_body(self.table))
+
+    def member_group(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        cluster, name = text(request.ext, "clusterName"), text(request.ext, "brokerName")
+        return _answer(request, body=views.member_body(self.table, cluster, name))
+
+    def topic_list(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        if self._topic_list_version != self.table.topics_version:
+            self._topic_list = views.topic_list_body(self.table.topics())
+            self._topic_list_version = self.table.topics_version
+        return _answer(request, body=self._topic_list)
+
+    def topics_by_cluster(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        cluster = text(request.ext, "cluster")
+        return _answer(request, body=views.cluster_topics_body(self.table, cluster))
+
+    def system_topics(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        return _answer(request, body=views.system_topics_body(self.table))
+
+    def delete_topic(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        topic = text(request.ext, "topic")
+        count = self.table.delete_topic(topic, text_or(request.ext, "clusterName"))
+        LOG.info("topic_deleted topic=%s groups=%d", topic, count)
+        return _answer(request)
+
+    def wipe_write_perm(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        return self._set_writable(request, False, "wipeTopicCount")
+
+    def add_write_perm(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        return self._set_writable(request, True, "addTopicCount")
+
+    def _set_writable(
+        self, request: RemotingCommand, writable: bool, count_name: str
+    ) -> RemotingCommand:
+        name = text(request.ext, "brokerName")
+        count = self.table.set_writable(name, writable)
+        LOG.info("write_perm_set broker=%s writable=%s topics=%d", name, writable, count)
+        return _answer(request, ext={count_name: str(count)})
+
+    # --- key-value configuration
+
+    async def put_kv(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        namespace, key = text(request.ext, "namespace"), text(request.ext, "key")
+        self.kv.put(namespace, key, text(request.ext, "value"))
+        await self._save_kv(self.kv.encode())
+        return _answer(request)
+
+    async def delete_kv(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        self.kv.delete(text(request.ext, "namespace"), text(request.ext, "key"))
+        await self._save_kv(self.kv.encode())
+        return _answer(request)
+
+    def get_kv(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        namespace, key = text(request.ext, "namespace"), text(request.ext, "key")
+        value = self.kv.get(namespace, key)
+        if value is None:
+            remark = f"No config item, Namespace: {namespace} Key: {key}"
+            return _answer(request, ResponseCode.QUERY_NOT_FOUND, remark)
+        return _answer(request, ext={"value": value})
+
+    def kv_list(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        namespace = text(request.ext, "namespace")
+        keys = self.kv.namespace(namespace)
+        if keys is None:
+            remark = f"No config item, Namespace: {namespace}"
+            return _answer(request, ResponseCode.QUERY_NOT_FOUND, remark)
+        return _answer(request, body=orjson.dumps({"table": dict(keys)}))
+
+    def show_config(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        config = self._config
+        lines = {
+            "listenPort": config.listen_port,
+            "bindAddress": config.bind,
+            "kvConfigPath": config.store,
+        }
+        body = "".join(f"{key}={value}\n" for key, value in lines.items()).encode()
+        return _answer(request, body=body)
+
+
+def log_gone(brokers: list[LiveBroker], reason: str) -> None:
+    for broker in brokers:
+        LOG.warning(
+            "broker_gone address=%s broker=%s id=%d reason=%s",
+            broker.address, broker.broker_name, broker.broker_id, reason,
+        )  # fmt: skip
+
+
+def _timeout(asked_ms: int | None) -> int | None:
+    return min(max(asked_ms, TIMEOUT_MS_MIN), TIMEOUT_MS_MAX) if asked_ms else None
+
+
+def _answer(
+    request: RemotingCommand,
+    code: int = ResponseCode.SUCCESS,
+    remark: str | None = None,
+    ext: dict[str, str] | None = None,
+    body: bytes = b"",
+) -> RemotingCommand:
+    return RemotingCommand.response_to(request, code, remark, ext, body)

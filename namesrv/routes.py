@@ -1,0 +1,408 @@
+"""The route table: which topic lives on which broker groups, and at which addresses. Pure.
+
+Time is handed in (`now_ms`, any clock that does not go back); channels are opaque tokens.
+
+Rules of registration (103):
+- Id 0 is the master or leader, the only address clients write to. Whoever registers as 0 replaces
+  the address that was 0; an address is listed under one id only, so a node that changes its id is
+  not listed twice. The replaced node stays unlisted until it registers again (322 tells it to).
+- Raft groups say their `term`. The highest term that claimed id 0 is kept; a claim with a lower
+  term, or with the same term from another address while the first is listed, is refused
+  (`RegistrationRefused`), and so is any registration older than what the same node said before.
+  The term is forgotten with the group, when its last address goes.
+- The table of topics is kept per group. The one that registers as 0 replaces it; a follower's is
+  taken only while the group has none (a name server that restarted during an election).
+- A leader may send only what changed: a delta. It names the DataVersion it builds on (`base`); the
+  body carries the version after it. If the group's version equals `base`, the delta is merged (a
+  topic with no read and no write queues is removed from the group). If the group's version already
+  equals the new one, it is a repetition and nothing is done. Otherwise liveness and ids count, the
+  topics do not, and the answer says `need_full`: the broker sends the full table. Sending full
+  tables always is correct, too.
+
+Liveness: a broker that says nothing for its time-out (120 s unless it names another) is dropped by
+`expire`; at once when the channel it last spoke on closes, an older channel's end means nothing.
+
+Costs: a repeated registration of an unchanged table does not touch topics (`wants_topics` is
+asked before the body is even read). Sizes are bounded by `RouteLimits`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from remoting.codes import ResponseCode
+from remoting.errors import RemotingError
+from remoting.registration import DataVersion, TopicConfig
+
+LEADER_ID = 0
+EXPIRY_MS = 120_000  # Apache's; four registrations of 30 s
+PERM_WRITE = 2
+NO_VERSION = DataVersion()
+
+
+class QueueData(NamedTuple):
+    """A topic's queues on one group. perm bits: 4 read, 2 write, 1 inherit."""
+
+    read_queue_count: int
+    write_queue_count: int
+    perm: int
+    sys_flag: int
+
+
+@dataclass(frozen=True, slots=True)
+class RouteLimits:
+    """What the table may hold; a registration that would pass a limit is refused whole."""
+
+    brokers_max: int = 10_000  # addresses
+    topics_max: int = 1_000_000  # names, over all groups
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """One broker's word about itself. `topics` None: not read, because `wants_topics` said no."""
+
+    cluster: str
+    broker_name: str
+    address: str
+    broker_id: int
+    ha_address: str = ""
+    version: DataVersion = NO_VERSION
+    topics: Iterable[TopicConfig] | None = None
+    delta_base: DataVersion | None = None  # the topics are a delta on this version
+    term: int = 0  # 0: not a Raft group
+    timeout_ms: int = EXPIRY_MS
+    channel: Hashable = None
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """What came of a registration. Leader fields are "" while none is listed."""
+
+    leader_address: str
+    leader_ha_address: str
+    need_full: bool  # send the full topic table
+    changed: bool  # clients see another route now
+
+
+class RegistrationRefused(RemotingError):
+    """The registration contradicts what is known; nothing was changed."""
+
+    def __init__(self, message: str, code: int, leader_address: str = "", term: int = 0) -> None:
+        super().__init__(message, code=code)
+        self.leader_address = leader_address
+        self.term = term
+
+
+@dataclass(slots=True)
+class LiveBroker:
+    """One address and when it was last heard of."""
+
+    address: str
+    broker_name: str
+    broker_id: int
+    ha_address: str
+    term: int
+    version: DataVersion
+    timeout_ms: int
+    last_seen_ms: int
+    channel: Hashable
+
+
+@dataclass(slots=True)
+class BrokerGroup:
+    """One broker name: its addresses by id, and its topics."""
+
+    name: str
+    cluster: str
+    addresses: dict[int, str] = field(default_factory=dict)
+    term: int = 0  # highest that claimed LEADER_ID
+    version: DataVersion | None = None  # of the topics; None: no table yet
+    version_author: str = ""  # address that sent them
+    topics: set[str] = field(default_factory=set)
+
+
+class RouteTable:
+    """See the module's docstring. Not thread-safe; one loop owns it."""
+
+    def __init__(self, limits: RouteLimits | None = None) -> None:
+        self._limits = limits or RouteLimits()
+        self._live: dict[str, LiveBroker] = {}
+        self._groups: dict[str, BrokerGroup] = {}
+        self._queues: dict[str, dict[str, QueueData]] = {}  # topic -> broker name -> queues
+        self._channels: dict[Hashable, set[str]] = {}
+        self.topics_version = 0  # grows when a topic name appears or goes; for caches
+
+    # --- what brokers say
+
+    def wants_topics(
+        self, broker_name: str, address: str, broker_id: int, version: DataVersion
+    ) -> bool:
+        """Whether the topics in a registration of this version would be looked at."""
+        group = self._groups.get(broker_name)
+        if group is None or group.version is None:
+            return True
+        if broker_id != LEADER_ID:
+            return False
+        return group.version != version or group.version_author != address
+
+    def register(self, claim: Registration, now_ms: int) -> Registered:
+        """Take in one registration. Raises RegistrationRefused, and then changes nothing."""
+        if claim.broker_id < 0:
+            text = f"brokerId {claim.broker_id} is negative"
+            raise RegistrationRefused(text, ResponseCode.INVALID_PARAMETER)
+        group = self._groups.get(claim.broker_name)
+        self._check_term(claim, group)
+        topics = self._check_size(claim)
+        changed = self._place(claim, now_ms)
+        group = self._groups[claim.broker_name]
+        need_full = False
+        if topics is not None and (claim.broker_id == LEADER_ID or group.version is None):
+            if claim.delta_base is None:
+                changed |= self._replace_topics(group, topics)
+                self._stamp(group, claim)
+            elif claim.delta_base == group.version:
+                changed |= self._merge_topics(group, topics)
+                self._stamp(group, claim)
+            else:
+                need_full = group.version != claim.version
+        leader_address = group.addresses.get(LEADER_ID, "")
+        leader = self._live.get(leader_address)
+        return Registered(leader_address, leader.ha_address if leader else "", need_full, changed)
+
+    def refresh(
+        self, address: str, broker_name: str, channel: Hashable, now_ms: int,
+        timeout_ms: int | None = None,
+    ) -> bool:  # fmt: skip
+        """A sign of life (322, 904). False if this broker is not known: it should register."""
+        live = self._live.get(address)
+        if live is None or live.broker_name != broker_name:
+            return False
+        live.last_seen_ms = now_ms
+        if timeout_ms:
+            live.timeout_ms = timeout_ms
+        self._use_channel(live, channel)
+        return True
+
+    def version_known(self, address: str, broker_name: str, broker_id: int) -> DataVersion | None:
+        """The version that counts for this broker; None if it must register (again)."""
+        live, group = self._live.get(address), self._groups.get(broker_name)
+        if live is None or group is None or group.addresses.get(broker_id) != address:
+            return None
+        return group.version if broker_id == LEADER_ID else live.version
+
+    def unregister(self, address: str, broker_name: str) -> bool:
+        """A broker says good-bye (104)."""
+        live = self._live.get(address)
+        if live is None or live.broker_name != broker_name:
+            return False
+        self._remove(live)
+        return True
+
+    def channel_closed(self, channel: Hashable) -> list[LiveBroker]:
+        """Drop the brokers whose current channel this is; they are returned."""
+        gone = [self._live[address] for address in self._channels.get(channel, ())]
+        for live in gone:
+            self._remove(live)
+        return gone
+
+    def expire(self, now_ms: int) -> list[LiveBroker]:
+        """Drop the brokers that were silent for too long; they are returned."""
+        gone = [b for b in self._live.values() if now_ms - b.last_seen_ms > b.timeout_ms]
+        for live in gone:
+            self._remove(live)
+        return gone
+
+    # --- what administrators say
+
+    def delete_topic(self, topic: str, cluster: str = "") -> int:
+        """Forget a topic, on one cluster or everywhere; how many groups had it.
+
+        A group that registers a changed table which still has the topic brings it back.
+        """
+        names = [
+            name
+            for name in self._queues.get(topic, ())
+            if not cluster or self._groups[name].cluster == cluster
+        ]
+        for name in names:
+            self._drop_topic(self._groups[name], topic)
+        return len(names)
+
+    def set_writable(self, broker_name: str, writable: bool) -> int:
+        """Give or take the write permission of all topics of a group; how many topics it has.
+
+        Lasts until the group registers a changed table.
+        """
+        group = self._groups.get(broker_name)
+        if group is None:
+            return 0
+        for topic in group.topics:
+            queues = self._queues[topic]
+            old = queues[broker_name]
+            perm = old.perm | PERM_WRITE if writable else old.perm & ~PERM_WRITE
+            queues[broker_name] = old._replace(perm=perm)
+        return len(group.topics)
+
+    # --- what anybody asks
+
+    def queues(self, topic: str) -> dict[str, QueueData] | None:
+        """Queues by broker name, not to be changed; None for an unknown topic."""
+        return self._queues.get(topic)
+
+    def group(self, broker_name: str) -> BrokerGroup | None:
+        """Not to be changed."""
+        return self._groups.get(broker_name)
+
+    def groups(self) -> Iterator[BrokerGroup]:
+        return iter(self._groups.values())
+
+    def topics(self) -> Iterator[str]:
+        return iter(self._queues)
+
+    @property
+    def topic_count(self) -> int:
+        return len(self._queues)
+
+    @property
+    def broker_count(self) -> int:
+        return len(self._live)
+
+    # --- inside
+
+    def _check_term(self, claim: Registration, group: BrokerGroup | None) -> None:
+        live = self._live.get(claim.address)
+        if live is not None and live.broker_name == claim.broker_name and claim.term < live.term:
+            text = f"[STALE_TERM] {claim.address} has registered with term {live.term} already"
+            raise RegistrationRefused(text, ResponseCode.ILLEGAL_OPERATION, "", live.term)
+        if group is None or claim.broker_id != LEADER_ID:
+            return
+        leader = group.addresses.get(LEADER_ID, "")
+        rival = claim.term == group.term > 0 and leader not in ("", claim.address)
+        if claim.term < group.term or rival:
+            text = (
+                f"[STALE_TERM] {claim.address} claims to lead {group.name} in term {claim.term}; "
+                f"term {group.term} is known, its leader is {leader or 'gone'}"
+            )
+            raise RegistrationRefused(text, ResponseCode.ILLEGAL_OPERATION, leader, group.term)
+
+    def _check_size(self, claim: Registration) -> list[TopicConfig] | None:
+        limits = self._limits
+        if claim.address not in self._live and len(self._live) >= limits.brokers_max:
+            text = f"[TABLE_FULL] {limits.brokers_max} brokers are registered"
+            raise RegistrationRefused(text, ResponseCode.SYSTEM_BUSY)
+        if claim.topics is None:
+            return None
+        topics = list(claim.topics)
+        room = limits.topics_max - len(self._queues)
+        if len(topics) > room and sum(t.topic not in self._queues for t in topics) > room:
+            text = f"[TABLE_FULL] the limit of {limits.topics_max} topics would be passed"
+            raise RegistrationRefused(text, ResponseCode.SYSTEM_BUSY)
+        return topics
+
+    def _place(self, claim: Registration, now_ms: int) -> bool:
+        """Put the address under its id, and nowhere else. True if that changed anything."""
+        live = self._live.get(claim.address)
+        if live is not None and live.broker_name != claim.broker_name:
+            self._remove(live)  # the node moved to another group
+            live = None
+        if live is None:
+            live = LiveBroker(
+                claim.address, claim.broker_name, claim.broker_id, claim.ha_address, claim.term,
+                claim.version, claim.timeout_ms, now_ms, None,
+            )  # fmt: skip
+            self._live[claim.address] = live
+        live.broker_id = claim.broker_id
+        live.ha_address = claim.ha_address
+        live.term = claim.term
+        live.version = claim.version
+        live.timeout_ms = claim.timeout_ms
+        live.last_seen_ms = now_ms
+        self._use_channel(live, claim.channel)
+
+        group = self._groups.get(claim.broker_name)
+        if group is None:
+            group = BrokerGroup(claim.broker_name, claim.cluster)
+            self._groups[claim.broker_name] = group
+        group.cluster = claim.cluster
+        if claim.broker_id == LEADER_ID:
+            group.term = claim.term
+        before = dict(group.addresses)
+        addresses = {i: a for i, a in before.items() if a != claim.address}
+        addresses[claim.broker_id] = claim.address
+        group.addresses = addresses
+        return addresses != before
+
+    def _use_channel(self, live: LiveBroker, channel: Hashable) -> None:
+        if live.channel == channel:
+            return
+        self._leave_channel(live)
+        live.channel = channel
+        if channel is not None:
+            self._channels.setdefault(channel, set()).add(live.address)
+
+    def _leave_channel(self, live: LiveBroker) -> None:
+        members = self._channels.get(live.channel)
+        if members is not None:
+            members.discard(live.address)
+            if not members:
+                del self._channels[live.channel]
+
+    def _remove(self, live: LiveBroker) -> None:
+        del self._live[live.address]
+        self._leave_channel(live)
+        group = self._groups[live.broker_name]
+        addresses = {i: a for i, a in group.addresses.items() if a != live.address}
+        group.addresses = addresses
+        if not addresses and not any(b.broker_name == group.name for b in self._live.values()):
+            for topic in list(group.topics):
+                self._drop_topic(group, topic)
+            del self._groups[group.name]
+
+    def _stamp(self, group: BrokerGroup, claim: Registration) -> None:
+        group.version = claim.version
+        group.version_author = claim.address
+
+    def _replace_topics(self, group: BrokerGroup, topics: list[TopicConfig]) -> bool:
+        changed = self._put_topics(group, topics)
+        gone = group.topics.difference(config.topic for config in topics)
+        for topic in gone:
+            self._drop_topic(group, topic)
+        return changed or bool(gone)
+
+    def _merge_topics(self, group: BrokerGroup, topics: list[TopicConfig]) -> bool:
+        kept = [t for t in topics if t.read_queue_count or t.write_queue_count]
+        changed = self._put_topics(group, kept)
+        for config in topics:
+            dead = not config.read_queue_count and not config.write_queue_count
+            if dead and config.topic in group.topics:
+                self._drop_topic(group, config.topic)
+                changed = True
+        return changed
+
+    def _put_topics(self, group: BrokerGroup, topics: list[TopicConfig]) -> bool:
+        name = group.name
+        changed = False
+        shared: dict[QueueData, QueueData] = {}  # most topics are alike: keep one object of a kind
+        for config in topics:
+            data = QueueData(
+                config.read_queue_count, config.write_queue_count, config.perm, config.sys_flag
+            )
+            by_broker = self._queues.get(config.topic)
+            if by_broker is None:
+                by_broker = self._queues[config.topic] = {}
+                self.topics_version += 1
+            if by_broker.get(name) != data:
+                by_broker[name] = shared.setdefault(data, data)
+                changed = True
+        group.topics.update(config.topic for config in topics)
+        return changed
+
+    def _drop_topic(self, group: BrokerGroup, topic: str) -> None:
+        group.topics.discard(topic)
+        by_broker = self._queues[topic]
+        del by_broker[group.name]
+        if not by_broker:
+            del self._queues[topic]
+            self.topics_version += 1

@@ -1,0 +1,123 @@
+"""A running name server: listener, scan timer, file of the key-value configuration. Shell."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from namesrv.kv import KvConfig
+from namesrv.processor import NameServerProcessor, ProcessorConfig, log_gone
+from namesrv.routes import RouteLimits, RouteTable
+from remoting.connection import Connection, ConnectionLimits
+from remoting.server import RemotingServer
+
+SCAN_INTERVAL_S = 5.0
+FRAME_SIZE_BYTES_MAX = 64 * 1024 * 1024  # 16 MiB, Apache's, is too small for 100,000 topics
+KV_FILE_NAME = "kvConfig.json"
+
+
+@dataclass(frozen=True, slots=True)
+class NameServerConfig:
+    """`store` is a directory for what must survive a restart; None: nothing does."""
+
+    bind: str = "0.0.0.0"
+    port: int = 9876  # 0: any free one
+    store: str | None = None
+    limits: RouteLimits = RouteLimits()  # noqa: RUF009 (frozen)
+    frame_size_max: int = FRAME_SIZE_BYTES_MAX
+
+
+class NameServer:
+    """`async with NameServer(config) as server:`, or `start` and `stop`."""
+
+    def __init__(self, config: NameServerConfig) -> None:
+        self._config = config
+        self.table = RouteTable(config.limits)
+        self._kv_path = Path(config.store, KV_FILE_NAME) if config.store else None
+        self._kv_lock = asyncio.Lock()  # one writer of the file at a time, in order
+        self._server: RemotingServer | None = None
+        self._scan: asyncio.Task[None] | None = None
+
+    @property
+    def port(self) -> int:
+        assert self._server is not None, "not started"
+        return self._server.port
+
+    @property
+    def address(self) -> str:
+        return f"{self._config.bind}:{self.port}"
+
+    async def start(self) -> None:
+        """Raises OSError if the port is taken or the store unusable, BodyError if its file is
+        damaged: a name server that forgot its configuration would mislead."""
+        kv = await asyncio.to_thread(self._load_kv)
+        shown = ProcessorConfig(
+            self._config.port, self._config.bind, str(self._kv_path) if self._kv_path else ""
+        )
+        processor = NameServerProcessor(self.table, kv, _now_ms, self._save_kv, shown)
+        self._server = RemotingServer(
+            processor.handlers(),
+            limits=ConnectionLimits(frame_size_max=self._config.frame_size_max),
+            on_connection_closed=processor.channel_closed,
+        )
+        await self._server.start(self._config.bind, self._config.port)
+        self._scan = asyncio.create_task(self._scan_forever())
+
+    async def stop(self) -> None:
+        if self._scan is not None:
+            self._scan.cancel()
+            await asyncio.gather(self._scan, return_exceptions=True)
+        if self._server is not None:
+            await self._server.stop()
+
+    async def __aenter__(self) -> NameServer:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def _scan_forever(self) -> None:
+        while True:
+            await asyncio.sleep(SCAN_INTERVAL_S)
+            gone = self.table.expire(_now_ms())
+            log_gone(gone, "silent")
+            for broker in gone:
+                if isinstance(broker.channel, Connection):
+                    broker.channel.close("broker was silent")  # it should connect anew
+
+    def _load_kv(self) -> KvConfig:
+        if self._kv_path is None:
+            return KvConfig()
+        self._kv_path.parent.mkdir(parents=True, exist_ok=True)
+        if not self._kv_path.exists():
+            return KvConfig()
+        return KvConfig.decode(self._kv_path.read_bytes())
+
+    async def _save_kv(self, data: bytes) -> None:
+        path = self._kv_path
+        if path is not None:
+            async with self._kv_lock:
+                await asyncio.to_thread(_replace_file, path, data)
+
+
+def _replace_file(path: Path, data: bytes) -> None:
+    """Durable and whole: new file, fsync, rename, fsync of the directory."""
+    fresh = path.with_suffix(".tmp")
+    with fresh.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path)
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _now_ms() -> int:
+    return time.monotonic_ns() // 1_000_000

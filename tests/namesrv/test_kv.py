@@ -1,0 +1,44 @@
+"""Key-value configuration: its file form and its bound."""
+
+import pytest
+
+from namesrv.kv import KvConfig, KvConfigFull
+from remoting.errors import BodyError
+
+
+def test_put_get_delete() -> None:
+    config = KvConfig()
+    config.put("n", "k", "v")
+    assert config.get("n", "k") == "v"
+    assert config.get("n", "x") is None
+    assert config.get("m", "k") is None
+    assert config.namespace("n") == {"k": "v"}
+    config.delete("n", "x")
+    config.delete("n", "k")
+    assert config.namespace("n") is None
+
+
+def test_the_file_form() -> None:
+    config = KvConfig()
+    config.put("ORDER_TOPIC_CONFIG", "T", "broker-a:4")
+    again = KvConfig.decode(config.encode())
+    assert again.get("ORDER_TOPIC_CONFIG", "T") == "broker-a:4"
+    assert KvConfig.decode(b'{"configTable":{}}').encode() == KvConfig().encode()
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"configTable":[1]}',
+                                  b'{"configTable":{"n":1}}'])  # fmt: skip
+def test_a_damaged_file(data: bytes) -> None:
+    with pytest.raises(BodyError):
+        KvConfig.decode(data)
+
+
+def test_the_bound_counts_what_is_there() -> None:
+    config = KvConfig(size_bytes_max=10)
+    config.put("n", "k", "v" * 8)
+    config.put("n", "k", "w" * 8)  # in place of the old one
+    with pytest.raises(KvConfigFull):
+        config.put("n", "l", "")
+    assert config.get("n", "l") is None
+    config.delete("n", "k")
+    config.put("n", "l", "v" * 8)

@@ -1,0 +1,387 @@
+"""The route table, with planted cases: stale terms, old channels, silence, deltas, limits."""
+
+from typing import Any
+
+import pytest
+
+from namesrv.routes import (
+    EXPIRY_MS,
+    Registration,
+    RegistrationRefused,
+    RouteLimits,
+    RouteTable,
+)
+from remoting.codes import ResponseCode
+from remoting.registration import DataVersion, TopicConfig
+
+N0, N1, N2 = "10.0.0.1:10911", "10.0.0.2:10911", "10.0.0.3:10911"
+V1, V2, V3 = DataVersion(1, 0, 5), DataVersion(2, 0, 6), DataVersion(3, 0, 7)
+
+
+def topic(name: str, queues: int = 4, perm: int = 6) -> TopicConfig:
+    return TopicConfig(name, queues, queues, perm)
+
+
+def claim(address: str, broker_id: int, term: int = 0, **more: Any) -> Registration:
+    fields: dict[str, Any] = {
+        "cluster": "c",
+        "broker_name": "g",
+        "version": V1,
+        "topics": [topic("A"), topic("B")],
+        "ha_address": f"ha of {address}",
+    }
+    fields.update(more)
+    return Registration(address=address, broker_id=broker_id, term=term, **fields)
+
+
+def group_of_three(term: int = 5) -> RouteTable:
+    table = RouteTable()
+    table.register(claim(N0, 0, term, channel="ch0"), 0)
+    table.register(claim(N1, 2, term, channel="ch1"), 0)
+    table.register(claim(N2, 3, term, channel="ch2"), 0)
+    return table
+
+
+def addresses(table: RouteTable, name: str = "g") -> dict[int, str]:
+    group = table.group(name)
+    return group.addresses if group else {}
+
+
+def names(table: RouteTable) -> list[str]:
+    return sorted(table.topics())
+
+
+def test_a_group_and_its_topics() -> None:
+    table = group_of_three()
+    assert addresses(table) == {0: N0, 2: N1, 3: N2}
+    assert names(table) == ["A", "B"]
+    queues = table.queues("A")
+    assert queues is not None
+    assert queues["g"]._asdict() == {
+        "read_queue_count": 4,
+        "write_queue_count": 4,
+        "perm": 6,
+        "sys_flag": 0,
+    }
+    assert table.queues("C") is None
+
+
+def test_what_a_registration_is_told() -> None:
+    table = RouteTable()
+    first = table.register(claim(N1, 2), 0)
+    assert (first.leader_address, first.changed, first.need_full) == ("", True, False)
+    second = table.register(claim(N0, 0), 0)
+    assert (second.leader_address, second.leader_ha_address) == (N0, f"ha of {N0}")
+    assert second.changed
+    again = table.register(claim(N0, 0), 1)
+    assert not again.changed
+
+
+# --- failover
+
+
+def test_failover_never_lists_a_node_twice() -> None:
+    table = group_of_three(term=5)
+    result = table.register(claim(N1, 0, term=6), 1)
+    assert result.changed
+    assert addresses(table) == {0: N1, 3: N2}  # N0 lost its place, N1 its old id
+    assert table.register(claim(N0, 1, term=6), 2).leader_address == N1
+    assert addresses(table) == {0: N1, 1: N0, 3: N2}
+    table.register(claim(N0, 0, term=7), 3)  # and back
+    table.register(claim(N1, 2, term=7), 3)
+    assert addresses(table) == {0: N0, 2: N1, 3: N2}
+
+
+@pytest.mark.parametrize("stale_term", [0, 4, 5])
+def test_a_stale_leader_cannot_come_back(stale_term: int) -> None:
+    table = group_of_three(term=5)
+    table.register(claim(N1, 0, term=6, topics=[topic("A"), topic("new")], version=V2), 1)
+    with pytest.raises(RegistrationRefused) as caught:
+        table.register(claim(N0, 0, term=stale_term, topics=[], version=V3), 2)
+    assert caught.value.code == ResponseCode.ILLEGAL_OPERATION
+    assert str(caught.value).startswith("[STALE_TERM]")
+    assert addresses(table)[0] == N1
+    assert names(table) == ["A", "new"]
+    group = table.group("g")
+    assert group is not None
+    assert (group.term, group.version) == (6, V2)
+
+
+def test_the_refusal_names_the_leader() -> None:
+    table = RouteTable()
+    table.register(claim(N1, 0, term=6), 0)
+    with pytest.raises(RegistrationRefused) as caught:
+        table.register(claim(N0, 0, term=5), 0)
+    assert (caught.value.leader_address, caught.value.term) == (N1, 6)
+
+
+def test_one_term_has_one_leader() -> None:
+    table = group_of_three(term=5)
+    with pytest.raises(RegistrationRefused):
+        table.register(claim(N1, 0, term=5), 1)
+    table.channel_closed("ch0")
+    table.register(claim(N1, 0, term=5), 2)  # nobody is listed: the word of a live node counts
+    assert addresses(table)[0] == N1
+
+
+def test_a_dead_leaders_term_is_remembered_while_the_group_lives() -> None:
+    table = group_of_three(term=5)
+    table.register(claim(N1, 0, term=6, channel="ch1"), 1)
+    table.channel_closed("ch1")
+    with pytest.raises(RegistrationRefused):
+        table.register(claim(N0, 0, term=5, channel="ch0"), 2)
+    assert 0 not in addresses(table)
+    table.register(claim(N2, 0, term=7), 3)
+    assert addresses(table)[0] == N2
+
+
+def test_a_nodes_late_registration_does_not_undo_its_newer_one() -> None:
+    table = group_of_three(term=5)
+    table.register(claim(N1, 0, term=6), 1)
+    with pytest.raises(RegistrationRefused):
+        table.register(claim(N1, 2, term=5), 2)
+    assert addresses(table)[0] == N1
+
+
+def test_without_terms_the_last_claim_wins_as_apaches_brokers_expect() -> None:
+    table = RouteTable()
+    table.register(claim(N0, 0), 0)
+    table.register(claim(N1, 0), 1)
+    assert addresses(table) == {0: N1}
+
+
+def test_a_group_may_start_over_when_all_of_it_is_gone() -> None:
+    table = RouteTable()
+    table.register(claim(N0, 0, term=9, channel="ch"), 0)
+    table.channel_closed("ch")
+    assert table.group("g") is None
+    assert names(table) == []
+    table.register(claim(N0, 0, term=1), 1)
+    assert addresses(table) == {0: N0}
+
+
+def test_a_negative_id_is_refused() -> None:
+    with pytest.raises(RegistrationRefused):
+        RouteTable().register(claim(N0, -1), 0)
+
+
+# --- liveness
+
+
+def test_the_end_of_the_current_channel_removes_a_broker_at_once() -> None:
+    table = group_of_three()
+    assert [b.address for b in table.channel_closed("ch0")] == [N0]
+    assert addresses(table) == {2: N1, 3: N2}
+    assert names(table) == ["A", "B"]
+    assert table.channel_closed("ch0") == []
+
+
+def test_the_end_of_an_older_channel_means_nothing() -> None:
+    table = group_of_three()
+    table.register(claim(N0, 0, 5, channel="ch0 again"), 1)
+    assert table.channel_closed("ch0") == []
+    assert addresses(table)[0] == N0
+    assert table.refresh(N1, "g", "ch1 again", 1)
+    assert table.channel_closed("ch1") == []
+    assert [b.address for b in table.channel_closed("ch1 again")] == [N1]
+
+
+def test_a_replaced_leaders_end_does_not_remove_its_successor() -> None:
+    table = group_of_three(term=5)
+    table.register(claim(N1, 0, term=6, channel="ch1"), 1)
+    table.channel_closed("ch0")
+    assert addresses(table) == {0: N1, 3: N2}
+
+
+def test_silence() -> None:
+    table = group_of_three()
+    table.refresh(N1, "g", "ch1", 1000)
+    assert table.expire(EXPIRY_MS) == []
+    assert sorted(b.address for b in table.expire(EXPIRY_MS + 1)) == [N0, N2]
+    assert addresses(table) == {2: N1}
+    assert table.expire(EXPIRY_MS + 1001)[0].channel == "ch1"
+    assert table.group("g") is None
+    assert names(table) == []
+    assert table.broker_count == 0
+
+
+def test_a_broker_may_name_its_own_time_out() -> None:
+    table = RouteTable()
+    table.register(claim(N0, 0, timeout_ms=500), 0)
+    table.register(claim(N1, 1), 0)
+    assert [b.address for b in table.expire(501)] == [N0]
+    table.refresh(N1, "g", None, 600, timeout_ms=100)
+    assert table.expire(700) == []
+    assert [b.address for b in table.expire(701)] == [N1]
+
+
+def test_unregistering() -> None:
+    table = group_of_three()
+    assert not table.unregister(N0, "another group")
+    assert table.unregister(N0, "g")
+    assert not table.unregister(N0, "g")
+    assert addresses(table) == {2: N1, 3: N2}
+
+
+def test_a_node_that_moves_to_another_group_leaves_the_first() -> None:
+    table = group_of_three()
+    table.register(claim(N2, 0, broker_name="h", topics=[topic("A")]), 1)
+    assert addresses(table) == {0: N0, 2: N1}
+    assert addresses(table, "h") == {0: N2}
+    assert set(table.queues("A") or {}) == {"g", "h"}
+    assert not table.refresh(N2, "g", None, 2)
+
+
+def test_an_unknown_broker_is_told_to_register() -> None:
+    table = group_of_three(term=5)
+    assert not table.refresh("10.0.0.9:1", "g", None, 0)
+    assert table.version_known("10.0.0.9:1", "g", 0) is None
+    assert table.version_known(N0, "g", 0) == V1
+    assert table.version_known(N1, "g", 2) == V1
+    table.register(claim(N1, 0, term=6), 1)
+    assert table.version_known(N0, "g", 0) is None  # it lost its place
+    assert table.version_known(N1, "g", 2) is None  # it changed its id
+
+
+# --- topics
+
+
+def test_the_leaders_table_replaces_the_groups() -> None:
+    table = group_of_three()
+    result = table.register(claim(N0, 0, 5, version=V2, topics=[topic("B", 8), topic("C")]), 1)
+    assert result.changed
+    assert names(table) == ["B", "C"]
+    queues = table.queues("B")
+    assert queues is not None
+    assert queues["g"].read_queue_count == 8
+
+
+def test_another_groups_topics_stay() -> None:
+    table = group_of_three()
+    table.register(claim("10.0.1.1:1", 0, broker_name="h", topics=[topic("A"), topic("Z")]), 0)
+    table.register(claim(N0, 0, 5, version=V2, topics=[topic("B")]), 1)
+    assert names(table) == ["A", "B", "Z"]
+    assert set(table.queues("A") or {}) == {"h"}
+
+
+def test_a_followers_table_counts_only_while_there_is_no_other() -> None:
+    table = RouteTable()
+    table.register(claim(N1, 2, topics=[topic("old")]), 0)
+    assert names(table) == ["old"]
+    table.register(claim(N2, 3, topics=[topic("older")]), 0)
+    assert names(table) == ["old"]
+    table.register(claim(N0, 0, topics=[topic("new")]), 0)
+    assert names(table) == ["new"]
+    table.register(claim(N1, 2, version=V3, topics=[topic("old")]), 0)
+    assert names(table) == ["new"]
+
+
+def test_an_unchanged_table_is_not_asked_for() -> None:
+    table = RouteTable()
+    assert table.wants_topics("g", N0, 0, V1)
+    table.register(claim(N0, 0, 5), 0)
+    assert not table.wants_topics("g", N0, 0, V1)
+    assert table.wants_topics("g", N0, 0, V2)
+    assert not table.wants_topics("g", N1, 2, V2)
+    assert table.wants_topics("g", N1, 0, V1)  # a new leader's table is always looked at
+    before = table.topics_version
+    assert not table.register(claim(N0, 0, 5, topics=None), 1).changed
+    assert table.topics_version == before
+    assert names(table) == ["A", "B"]
+
+
+def test_a_delta_on_the_known_version_is_merged() -> None:
+    table = group_of_three()
+    delta = [topic("C"), topic("A", 16), topic("B", 0)]
+    result = table.register(claim(N0, 0, 5, version=V2, topics=delta, delta_base=V1), 1)
+    assert (result.changed, result.need_full) == (True, False)
+    assert names(table) == ["A", "C"]
+    queues = table.queues("A")
+    assert queues is not None
+    assert queues["g"].write_queue_count == 16
+    assert table.version_known(N0, "g", 0) == V2
+
+
+def test_a_repeated_delta_does_nothing() -> None:
+    table = group_of_three()
+    delta = claim(N0, 0, 5, version=V2, topics=[topic("B", 0)], delta_base=V1)
+    table.register(delta, 1)
+    result = table.register(delta, 2)
+    assert (result.changed, result.need_full) == (False, False)
+    assert names(table) == ["A"]
+
+
+def test_a_delta_on_another_version_asks_for_the_full_table() -> None:
+    table = group_of_three()
+    result = table.register(claim(N0, 0, 5, version=V3, topics=[topic("C")], delta_base=V2), 1)
+    assert result.need_full
+    assert names(table) == ["A", "B"]
+    assert table.version_known(N0, "g", 0) == V1  # 322 goes on saying "changed"
+    assert len(table.expire(EXPIRY_MS + 1)) == 2  # but it counted as a sign of life:
+    assert addresses(table) == {0: N0}
+    full = table.register(claim(N0, 0, 5, version=V3, topics=[topic("C")]), EXPIRY_MS)
+    assert not full.need_full
+    assert names(table) == ["C"]
+
+
+def test_a_delta_to_an_empty_name_server_asks_for_the_full_table() -> None:
+    table = RouteTable()
+    result = table.register(claim(N0, 0, 5, version=V2, delta_base=V1), 0)
+    assert result.need_full
+    assert addresses(table) == {0: N0}
+    assert names(table) == []
+
+
+def test_a_new_leader_may_go_on_with_deltas() -> None:
+    table = group_of_three(term=5)
+    delta = claim(N1, 0, 6, version=V2, topics=[topic("C")], delta_base=V1)
+    assert not table.register(delta, 1).need_full
+    assert names(table) == ["A", "B", "C"]
+
+
+def test_topics_deleted_by_hand() -> None:
+    table = group_of_three()
+    table.register(claim("10.0.1.1:1", 0, broker_name="h", cluster="d"), 0)
+    assert table.delete_topic("A", "d") == 1
+    assert set(table.queues("A") or {}) == {"g"}
+    assert table.delete_topic("A") == 1
+    assert table.queues("A") is None
+    assert table.delete_topic("A") == 0
+    assert names(table) == ["B"]
+
+
+def test_write_permission() -> None:
+    table = group_of_three()
+    assert table.set_writable("g", False) == 2
+    queues = table.queues("A")
+    assert queues is not None
+    assert queues["g"].perm == 4
+    assert table.set_writable("g", True) == 2
+    assert queues["g"].perm == 6
+    assert table.set_writable("nobody", False) == 0
+
+
+# --- limits
+
+
+def test_the_number_of_brokers_is_bounded() -> None:
+    table = RouteTable(RouteLimits(brokers_max=2))
+    table.register(claim(N0, 0), 0)
+    table.register(claim(N1, 1), 0)
+    with pytest.raises(RegistrationRefused, match="TABLE_FULL"):
+        table.register(claim(N2, 2), 0)
+    table.register(claim(N1, 1), 1)  # who is in may stay
+    assert addresses(table) == {0: N0, 1: N1}
+
+
+def test_the_number_of_topics_is_bounded_and_a_refusal_changes_nothing() -> None:
+    table = RouteTable(RouteLimits(topics_max=3))
+    table.register(claim(N0, 0, topics=[topic("A"), topic("B"), topic("C")]), 0)
+    with pytest.raises(RegistrationRefused, match="TABLE_FULL") as caught:
+        table.register(claim(N1, 0, version=V2, topics=[topic("A"), topic("D")]), 1)
+    assert caught.value.code == ResponseCode.SYSTEM_BUSY
+    assert addresses(table) == {0: N0}
+    assert names(table) == ["A", "B", "C"]
+    table.register(claim(N0, 0, version=V2, topics=[topic("A"), topic("C")]), 1)
+    table.register(claim(N0, 0, version=V3, topics=[topic("A"), topic("D")]), 1)
+    assert names(table) == ["A", "D"]

@@ -1,0 +1,367 @@
+"""A name server through real sockets, spoken to with the real client; and its command."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from namesrv.routes import RouteLimits
+from namesrv.server import KV_FILE_NAME, NameServer, NameServerConfig
+from remoting.client import RemotingClient
+from remoting.codes import RequestCode, ResponseCode
+from remoting.command import RemotingCommand
+from remoting.errors import BodyError, ConnectionLost
+from remoting.fastjson import loads_object
+from remoting.registration import (
+    BrokerHeader,
+    DataVersion,
+    RegisterBrokerHeader,
+    TopicConfig,
+    body_crc,
+    encode_register_body,
+)
+from tests.remoting.harness import eventually
+
+ROOT = Path(__file__).parent.parent.parent
+V1, V2, V3 = DataVersion(1, 0, 5), DataVersion(2, 0, 6), DataVersion(3, 0, 7)
+TOPICS = [TopicConfig("TopicTest", 4, 8, 6), TopicConfig("Other", 1, 1, 4)]
+
+
+class Caller:
+    """A client of one name server."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.remoting = RemotingClient()
+
+    async def ask(
+        self, code: int, ext: dict[str, str] | None = None, body: bytes = b""
+    ) -> RemotingCommand:
+        request = RemotingCommand.request(code, ext, body)
+        return await self.remoting.invoke(self.address, request, 30_000)
+
+    async def register(
+        self,
+        address: str,
+        broker_id: int,
+        version: DataVersion = V1,
+        topics: list[TopicConfig] = TOPICS,
+        compressed: bool = True,
+        **more: Any,
+    ) -> RemotingCommand:
+        body = encode_register_body(version, topics, compressed)
+        fields: dict[str, Any] = {"broker_name": "broker-a", "cluster": "c"}
+        fields |= {"ha_address": "h:1", "compressed": compressed, "body_crc": body_crc(body)}
+        header = RegisterBrokerHeader(
+            broker_address=address, broker_id=broker_id, **(fields | more)
+        )
+        return await self.ask(RequestCode.REGISTER_BROKER, header.to_ext(), body)
+
+    async def route(self, topic: str) -> dict[str, Any]:
+        answer = await self.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic})
+        assert answer.code == ResponseCode.SUCCESS, answer.remark
+        route: dict[str, Any] = orjson.loads(answer.body)  # standard JSON, not only fastjson's
+        return route
+
+    async def addresses(self) -> dict[str, str]:
+        route = await self.route("TopicTest")
+        addresses: dict[str, str] = route["brokerDatas"][0]["brokerAddrs"]
+        return addresses
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[NameServer]:
+    async with NameServer(NameServerConfig("127.0.0.1", 0)) as running:
+        yield running
+
+
+@pytest.fixture
+async def caller(server: NameServer) -> AsyncIterator[Caller]:
+    one = Caller(f"127.0.0.1:{server.port}")
+    yield one
+    await one.remoting.close()
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+async def test_registration_and_route(caller: Caller, compressed: bool) -> None:
+    answer = await caller.register("10.0.0.1:10911", 0, compressed=compressed)
+    assert (answer.code, answer.ext) == (0, {})
+    answer = await caller.register("10.0.0.2:10911", 1, compressed=compressed)
+    assert answer.ext == {"masterAddr": "10.0.0.1:10911", "haServerAddr": "h:1"}
+    assert await caller.route("TopicTest") == {
+        "brokerDatas": [
+            {
+                "brokerAddrs": {"0": "10.0.0.1:10911", "1": "10.0.0.2:10911"},
+                "brokerName": "broker-a",
+                "cluster": "c",
+                "enableActingMaster": False,
+            }
+        ],
+        "filterServerTable": {},
+        "queueDatas": [
+            {
+                "brokerName": "broker-a",
+                "perm": 6,
+                "readQueueNums": 4,
+                "topicSynFlag": 0,
+                "topicSysFlag": 0,
+                "writeQueueNums": 8,
+            }
+        ],
+    }
+
+
+async def test_an_unknown_topic(caller: Caller) -> None:
+    answer = await caller.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "nope"})
+    assert answer.code == ResponseCode.TOPIC_NOT_EXIST
+    assert (answer.remark or "").startswith(
+        "No topic route info in name server for the topic: nope\nSee "
+    )
+
+
+async def test_a_registration_that_was_damaged_on_the_way(caller: Caller) -> None:
+    answer = await caller.register("10.0.0.1:10911", 0, body_crc=1)
+    assert (answer.code, answer.remark) == (1, "crc32 not match")
+    header = RegisterBrokerHeader("broker-a", "10.0.0.1:10911", "c", "", 0, True)
+    answer = await caller.ask(RequestCode.REGISTER_BROKER, header.to_ext(), b"not zlib")
+    assert answer.code == 1
+    assert "zlib" in (answer.remark or "")
+    answer = await caller.ask(RequestCode.REGISTER_BROKER, {"brokerName": "b"})
+    assert answer.remark == "the custom field <brokerAddr> is null"
+    assert (await caller.register("10.0.0.1:10911", 0, body_crc=0)).code == 0  # unchecked
+
+
+async def test_failover_and_the_stale_leader(caller: Caller) -> None:
+    await caller.register("n0:1", 0, raft_term=5, raft_role="leader")
+    await caller.register("n1:1", 2, raft_term=5, raft_role="follower")
+    await caller.register("n1:1", 0, raft_term=6, raft_role="leader")
+    assert await caller.addresses() == {"0": "n1:1"}
+    answer = await caller.register("n0:1", 0, V3, [], raft_term=5)
+    assert answer.code == ResponseCode.ILLEGAL_OPERATION
+    assert (answer.remark or "").startswith("[STALE_TERM]")
+    assert answer.ext == {"leaderAddr": "n1:1", "raftTerm": "6"}
+    assert await caller.addresses() == {"0": "n1:1"}
+    await caller.register("n0:1", 1, raft_term=6)
+    assert await caller.addresses() == {"0": "n1:1", "1": "n0:1"}
+
+
+async def test_deltas(caller: Caller) -> None:
+    async def version_changed(version: DataVersion) -> str:
+        header = BrokerHeader("broker-a", "n0:1", "c", 0)
+        answer = await caller.ask(RequestCode.QUERY_DATA_VERSION, header.to_ext(), version.encode())
+        assert answer.ext is not None
+        return answer.ext["changed"]
+
+    assert await version_changed(V1) == "true"
+    await caller.register("n0:1", 0, V1)
+    assert await version_changed(V1) == "false"
+    answer = await caller.register(
+        "n0:1", 0, V2, [TopicConfig("New", 2, 2, 6)], topic_delta=True, delta_base=V1
+    )
+    assert answer.ext == {}
+    assert (await caller.route("New"))["queueDatas"][0]["readQueueNums"] == 2
+    assert await version_changed(V2) == "false"
+    for base in (V1, None):
+        answer = await caller.register("n0:1", 0, V3, [], topic_delta=True, delta_base=base)
+        assert (answer.code, answer.ext) == (0, {"needFull": "true"})
+    assert await version_changed(V3) == "true"
+    assert (await caller.register("n0:1", 0, V3)).ext == {}
+    answer = await caller.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "New"})
+    assert answer.code == ResponseCode.TOPIC_NOT_EXIST
+
+
+async def test_a_closed_channel_removes_its_broker_at_once(
+    server: NameServer, caller: Caller
+) -> None:
+    other = Caller(caller.address)
+    await caller.register("n0:1", 0)
+    await other.register("n1:1", 1)
+    await other.register("n0:1", 0)  # n0 speaks through the other connection now
+    assert server.table.broker_count == 2
+    caller.remoting.disconnect(caller.address)
+    listener = server._server
+    assert listener is not None
+    await eventually(lambda: len(listener.connections) == 1)
+    assert await other.addresses() == {"0": "n0:1", "1": "n1:1"}
+    await other.remoting.close()
+    await eventually(lambda: not server.table.broker_count)
+    answer = await caller.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "TopicTest"})
+    assert answer.code == ResponseCode.TOPIC_NOT_EXIST
+
+
+async def test_silent_brokers_are_dropped_and_their_connection_closed(
+    server: NameServer, caller: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await server.stop()
+    monkeypatch.setattr("namesrv.server.SCAN_INTERVAL_S", 0.01)
+    monkeypatch.setattr("namesrv.processor.TIMEOUT_MS_MIN", 1)
+    async with NameServer(NameServerConfig("127.0.0.1", 0)) as fresh:
+        one = Caller(f"127.0.0.1:{fresh.port}")
+        await one.register("n0:1", 0, heartbeat_timeout_ms=20)
+        await eventually(lambda: not fresh.table.broker_count)
+        await eventually(lambda: one.remoting.connection(one.address) is None)
+        await one.remoting.close()
+
+
+async def test_heartbeat_unregister_and_members(caller: Caller) -> None:
+    header = BrokerHeader("broker-a", "n0:1", "c", 0, 60_000).to_ext()
+    answer = await caller.ask(RequestCode.BROKER_HEARTBEAT, header)
+    assert answer.ext == {"needFull": "true"}
+    await caller.register("n0:1", 0)
+    assert (await caller.ask(RequestCode.BROKER_HEARTBEAT, header)).ext == {}
+    who = {"clusterName": "c", "brokerName": "broker-a"}
+    answer = await caller.ask(RequestCode.GET_BROKER_MEMBER_GROUP, who)
+    assert loads_object(answer.body)["brokerMemberGroup"]["brokerAddrs"] == {"0": "n0:1"}
+    assert (await caller.ask(RequestCode.UNREGISTER_BROKER, header)).code == 0
+    answer = await caller.ask(RequestCode.GET_BROKER_MEMBER_GROUP, who)
+    assert loads_object(answer.body)["brokerMemberGroup"]["brokerAddrs"] == {}
+
+
+async def test_lists(caller: Caller) -> None:
+    await caller.register("n0:1", 0)
+    await caller.register("m0:1", 0, V1, [TopicConfig("Z", 1, 1, 6)], broker_name="broker-b",
+                          cluster="d")  # fmt: skip
+    clusters = loads_object((await caller.ask(RequestCode.GET_BROKER_CLUSTER_INFO)).body)
+    assert clusters["clusterAddrTable"] == {"c": ["broker-a"], "d": ["broker-b"]}
+    assert clusters["brokerAddrTable"]["broker-b"]["brokerAddrs"] == {"0": "m0:1"}
+    for _ in range(2):  # the second answer is a kept one
+        answer = await caller.ask(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
+        assert sorted(loads_object(answer.body)["topicList"]) == ["Other", "TopicTest", "Z"]
+    answer = await caller.ask(RequestCode.DELETE_TOPIC_IN_NAMESRV, {"topic": "Other"})
+    assert answer.code == 0
+    answer = await caller.ask(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
+    assert sorted(loads_object(answer.body)["topicList"]) == ["TopicTest", "Z"]
+    answer = await caller.ask(RequestCode.GET_TOPICS_BY_CLUSTER, {"cluster": "d"})
+    assert loads_object(answer.body)["topicList"] == ["Z"]
+    answer = await caller.ask(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS)
+    system = loads_object(answer.body)
+    assert system["topicList"] == ["c", "broker-a", "d", "broker-b"]
+    assert system["brokerAddr"] == "n0:1"
+
+
+async def test_write_permission(caller: Caller) -> None:
+    await caller.register("n0:1", 0)
+    name = {"brokerName": "broker-a"}
+    answer = await caller.ask(RequestCode.WIPE_WRITE_PERM_OF_BROKER, name)
+    assert answer.ext == {"wipeTopicCount": "2"}
+    assert (await caller.route("TopicTest"))["queueDatas"][0]["perm"] == 4
+    answer = await caller.ask(RequestCode.ADD_WRITE_PERM_OF_BROKER, name)
+    assert answer.ext == {"addTopicCount": "2"}
+    assert (await caller.route("TopicTest"))["queueDatas"][0]["perm"] == 6
+
+
+async def test_key_values_survive_a_restart(tmp_path: Path) -> None:
+    config = NameServerConfig("127.0.0.1", 0, str(tmp_path / "store"))
+    order = {"namespace": "ORDER_TOPIC_CONFIG", "key": "TopicTest"}
+    async with NameServer(config) as first:
+        caller = Caller(f"127.0.0.1:{first.port}")
+        missing = await caller.ask(RequestCode.GET_KV_CONFIG, order)
+        assert missing.code == ResponseCode.QUERY_NOT_FOUND
+        answer = await caller.ask(RequestCode.PUT_KV_CONFIG, order | {"value": "broker-a:4"})
+        assert answer.code == 0
+        await caller.ask(RequestCode.PUT_KV_CONFIG, order | {"key": "x", "value": "y"})
+        await caller.ask(RequestCode.DELETE_KV_CONFIG, order | {"key": "x"})
+        shown = (await caller.ask(RequestCode.GET_NAMESRV_CONFIG)).body.decode()
+        assert f"kvConfigPath={tmp_path / 'store' / KV_FILE_NAME}" in shown.splitlines()
+        await caller.remoting.close()
+    async with NameServer(config) as second:
+        caller = Caller(f"127.0.0.1:{second.port}")
+        answer = await caller.ask(RequestCode.GET_KV_CONFIG, order)
+        assert answer.ext == {"value": "broker-a:4"}
+        answer = await caller.ask(RequestCode.GET_KVLIST_BY_NAMESPACE, order)
+        assert loads_object(answer.body) == {"table": {"TopicTest": "broker-a:4"}}
+        answer = await caller.ask(RequestCode.GET_KVLIST_BY_NAMESPACE, {"namespace": "n"})
+        assert answer.code == ResponseCode.QUERY_NOT_FOUND
+        registered = await caller.register("n0:1", 0)
+        assert loads_object(registered.body) == {"table": {"TopicTest": "broker-a:4"}}
+        assert (await caller.route("TopicTest"))["orderTopicConf"] == "broker-a:4"
+        await caller.remoting.close()
+
+
+async def test_a_damaged_store_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
+    (tmp_path / KV_FILE_NAME).write_text("{")
+    with pytest.raises(BodyError):
+        await NameServer(NameServerConfig("127.0.0.1", 0, str(tmp_path))).start()
+
+
+async def test_limits_reach_the_wire(server: NameServer) -> None:
+    config = NameServerConfig("127.0.0.1", 0, limits=RouteLimits(topics_max=1), frame_size_max=2000)
+    async with NameServer(config) as small:
+        caller = Caller(f"127.0.0.1:{small.port}")
+        answer = await caller.register("n0:1", 0)
+        assert answer.code == ResponseCode.SYSTEM_BUSY
+        assert (answer.remark or "").startswith("[TABLE_FULL]")
+        with pytest.raises(ConnectionLost):
+            await caller.ask(RequestCode.GET_BROKER_CLUSTER_INFO, None, bytes(2000))
+        answer = await caller.ask(RequestCode.GET_BROKER_CLUSTER_INFO)
+        assert answer.code == 0
+        await caller.remoting.close()
+
+
+async def test_a_hundred_thousand_topics(
+    server: NameServer, caller: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One registration takes them all; saying it again does not even read them."""
+    topics = [TopicConfig(f"topic-{i:06d}", 4, 4, 6) for i in range(100_000)]
+    assert (await caller.register("n0:1", 0, V1, topics)).code == 0
+    assert (await caller.route("topic-099999"))["queueDatas"][0]["perm"] == 6
+    assert server.table.topic_count == 100_000
+
+    def unwanted(*_: object) -> None:
+        raise RuntimeError("the topics were read")
+
+    monkeypatch.setattr("namesrv.processor.decode_register_body", unwanted)
+    for compressed in (True, False):
+        assert (await caller.register("n0:1", 0, V1, topics, compressed)).code == 0
+        assert (await caller.register("n1:1", 1, V1, topics, compressed)).code == 0
+    assert (await caller.register("n0:1", 0, V2, topics)).code == 1  # the trap works
+
+
+async def start_command(*arguments: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "namesrv.cli",
+        *arguments,
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=os.environ | {"COLUMNS": "100"},
+    )
+
+
+async def test_the_command() -> None:
+    process = await start_command("-p", "0", "--bind", "127.0.0.1")
+    assert process.stdout is not None
+    line = (await process.stdout.readline()).decode()
+    assert line.startswith("The Name Server boot success.")
+    address = line.split()[-1]
+    caller = Caller(address)
+    assert (await caller.ask(RequestCode.GET_BROKER_CLUSTER_INFO)).code == 0
+
+    port = address.rsplit(":", 1)[1]
+    second = await start_command("-p", port, "--bind", "127.0.0.1")
+    _, errors = await second.communicate()
+    assert second.returncode == 1
+    assert f"mqnamesrv: cannot start on 127.0.0.1:{port}" in errors.decode()
+
+    process.send_signal(signal.SIGTERM)
+    output, errors = await process.communicate()
+    assert process.returncode == 0, errors.decode()
+    assert output == b""
+    assert b"Traceback" not in errors
+    await caller.remoting.close()
+
+
+async def test_the_help() -> None:
+    process = await start_command("--help")
+    output, _ = await process.communicate()
+    assert process.returncode == 0
+    for word in (b"--listen-port", b"--bind", b"[default: 9876", b"Brokers register here"):
+        assert word in output

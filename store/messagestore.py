@@ -177,7 +177,7 @@ class MessageStore:
         self.recovered = recovered
         self.queues.open(recovered.dispatch_from, clean=self.last_stop_clean)
         dispatched = recovered.dispatch_from
-        if self.last_stop_clean:
+        if self.last_stop_clean or not self.queues.topics():
             # Complete, unless somebody deleted them. The end of what they know tells.
             dispatched = max((_end_of(q) for q in self.queues.queues()), default=0)
         self.dispatched_offset = max(dispatched, self.commitlog.min_offset)

@@ -1,0 +1,186 @@
+"""A store that Apache RocketMQ 5.3.3 wrote: every byte understood, and served again.
+
+The fixtures' README says how they were made. 515 records, two blank records, 45 topics.
+"""
+
+import tarfile
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from store.dispatch import DELAY_LEVELS_MS, UNIT, Dispatcher
+from store.disk import OsDisk
+from store.messagestore import GetStatus, MessageStore, StoreConfig, StoreMode
+from store.properties import decode_properties, tags_code
+from store.record import (
+    SYS_COMPRESSED,
+    StopReason,
+    check_record,
+    decode_record,
+    encode_record,
+    walk_records,
+)
+
+FIXTURES = Path(__file__).parent.parent / "fixtures"
+SEGMENT_SIZE_BYTES = 262_144
+UNITS_PER_FILE = 3000
+# The broker ran with messageDelayLevel = 1s 2s 3s ...: seen in its delivery times.
+DELAYS_MS = (1000, 2000, 3000, *DELAY_LEVELS_MS[3:])
+
+
+@pytest.fixture
+def apache(tmp_path: Path) -> Path:
+    with tarfile.open(FIXTURES / "apache-5.3.3-async-master.tar.xz") as tar:
+        tar.extractall(tmp_path, filter="data")
+    return tmp_path / "store"
+
+
+def open_store(root: Path) -> MessageStore:
+    config = StoreConfig(
+        mode=StoreMode.CLASSIC,
+        segment_size_bytes=SEGMENT_SIZE_BYTES,
+        units_per_file=UNITS_PER_FILE,
+        delay_levels_ms=DELAYS_MS,
+    )
+    store = MessageStore(OsDisk(str(root)), config)
+    store.open()
+    return store
+
+
+def walk(root: Path) -> dict[int, bytes]:
+    """Every record by its position, verified."""
+    found = {}
+    for path in sorted((root / "commitlog").iterdir()):
+        data, base = path.read_bytes(), int(path.name)
+        records = walk_records(data, base)
+        for offset, size in records:
+            found[base + offset] = data[offset : offset + size]
+        assert records.stop in (StopReason.BLANK, StopReason.ZEROS), records.detail
+    return found
+
+
+def queue_files(root: Path) -> dict[tuple[str, int], bytes]:
+    """The written part of every ConsumeQueue."""
+    found = {}
+    for path in sorted((root / "consumequeue").glob("*/*/*")):
+        data = path.read_bytes()
+        end = next(n for n in range(0, len(data), 20) if not any(data[n : n + 20]))
+        found[(path.parent.parent.name, int(path.parent.name))] = data[:end]
+    return found
+
+
+def test_every_record_is_whole_and_encodes_back(apache: Path) -> None:
+    records = walk(apache)
+    assert len(records) == 515
+    compressed = 0
+    for position, data in records.items():
+        assert check_record(data, 0, position) == len(data)
+        decoded = decode_record(data)
+        assert encode_record(decoded) == data
+        compressed += decoded.sys_flag & SYS_COMPRESSED
+    assert compressed == 1
+
+
+def test_dispatch_makes_the_same_units(apache: Path) -> None:
+    ours: dict[tuple[str, int], bytes] = defaultdict(bytes)
+    by_segment: dict[int, list[tuple[int, bytes]]] = defaultdict(list)
+    for position, data in walk(apache).items():
+        by_segment[position // SEGMENT_SIZE_BYTES].append((position, data))
+    dispatcher = Dispatcher(DELAYS_MS)
+    for records in by_segment.values():
+        payload = b"".join(data for _, data in records)
+        for units in dispatcher.index(payload, records[0][0]):
+            key = (units.topic, units.queue_id)
+            assert units.first_queue_offset == len(ours[key]) // 20
+            ours[key] += units.units
+    theirs = queue_files(apache)
+    assert len({topic for topic, _ in theirs}) == 45
+    assert sum(map(len, theirs.values())) == 515 * 20
+    assert dict(ours) == theirs
+
+
+@pytest.mark.parametrize("unclean", [False, True])
+@pytest.mark.parametrize("queues_lost", [False, True])
+def test_open_serves_the_same_messages(apache: Path, unclean: bool, queues_lost: bool) -> None:
+    records, theirs = walk(apache), queue_files(apache)
+    index = next((apache / "index").iterdir())
+    index_before = index.read_bytes()
+    if unclean:
+        (apache / "abort").touch()
+    if queues_lost:
+        (apache / "consumequeue").rename(apache / "elsewhere")
+    store = open_store(apache)
+    assert store.recovered is not None
+    assert store.recovered.torn is None
+    assert store.dispatched_offset == store.commitlog.max_offset
+    assert store.checkpoint.fields.physic_timestamp_ms == 0x01A1FCBF27B4
+    assert store.last_stop_clean is not unclean
+    for (topic, queue_id), units in theirs.items():
+        wanted = [records[at] for at, _, _ in UNIT.iter_unpack(units)]
+        offset, got = 0, []
+        while True:
+            result = store.get_messages(topic, queue_id, offset, 32, 1 << 20)
+            if result.status is not GetStatus.FOUND:
+                break
+            body = b"".join(result.buffers)
+            spans = [body[at : at + size] for at, size in walk_records(body)]
+            assert len(spans) == result.message_count
+            got += spans
+            offset = result.next_offset
+        assert result.status is GetStatus.OFFSET_OVERFLOW_ONE
+        assert got == wanted
+        tags = decode_properties(decode_record(wanted[0]).properties).get("TAGS")
+        if tags is not None and topic != "SCHEDULE_TOPIC_XXXX":
+            chosen = store.get_messages(topic, queue_id, 0, 1, 1 << 20, {tags_code(tags)})
+            assert chosen.buffers == [wanted[0]]
+    store.close()
+    assert index.read_bytes() == index_before
+    assert queue_files(apache) == theirs
+    assert not (apache / "abort").exists()
+
+
+def test_a_closed_store_opens_again_and_takes_more(apache: Path) -> None:
+    last = decode_record(list(walk(apache).values())[-1])
+    store = open_store(apache)
+    queue = store.queues.queue(last.topic, last.queue_id)
+    assert queue is not None
+    expected = queue.max_offset
+    appended = store.append_classic([last, last], now_ms=2_000_000_000_000)
+    assert [a.queue_offset for a in appended] == [expected, expected + 1]
+    store.close()
+    assert len(walk(apache)) == 517
+    store = open_store(apache)
+    result = store.get_messages(last.topic, last.queue_id, expected, 32, 1 << 20)
+    assert result.message_count == 2
+    assert store.last_stop_clean
+    store.close()
+
+
+def test_three_dledger_replicas_hold_the_same_records(tmp_path: Path) -> None:
+    """DLedger's own layout: each record behind a 48-byte header, otherwise the same record."""
+    with tarfile.open(FIXTURES / "apache-5.3.3-dledger-3-replicas.tar.xz") as tar:
+        tar.extractall(tmp_path, filter="data")
+    counts, contents = [], set()
+    dispatcher = Dispatcher(DELAYS_MS)
+    for replica in range(3):
+        root = tmp_path / f"dledger-{replica}"
+        files = root / f"dledger-n{replica}" / "data"
+        data = next(files.iterdir()).read_bytes()
+        contents.add(data)
+        position = count = 0
+        payloads = []
+        while int.from_bytes(data[position : position + 4], "big") == 1:
+            size = int.from_bytes(data[position + 4 : position + 8], "big")
+            record_at = position + 48
+            assert check_record(data, record_at, record_at) == size - 48
+            payloads += dispatcher.index(data, record_at, record_at, position + size)
+            position += size
+            count += 1
+        counts.append(count)
+        ours: dict[tuple[str, int], bytes] = defaultdict(bytes)
+        for units in payloads:
+            ours[(units.topic, units.queue_id)] += units.units
+        assert dict(ours) == queue_files(root)
+    assert len(contents) == 1
+    assert counts == [178] * 3

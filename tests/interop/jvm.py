@@ -1,0 +1,104 @@
+"""The official Java client, unmodified, driven from Python: one JVM behind a py4j gateway.
+
+The jars come from the Maven registry through Ivy, which PySpark ships; they are fetched once and
+kept beside the virtual environment. Nothing is compiled, so a JRE is enough.
+"""
+
+import glob
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyspark
+from py4j.java_gateway import (
+    CallbackServerParameters,
+    GatewayParameters,
+    JavaGateway,
+    JavaObject,
+    launch_gateway,
+)
+
+PYSPARK_JARS = Path(pyspark.__file__).parent / "jars"
+IVY_FILE = Path(__file__).with_name("ivy.xml")
+JAR_DIRECTORY = Path(sys.prefix) / "interop-jars" / "rocketmq-client-5.3.3"
+FETCH_TIMEOUT_S = 600
+
+
+def java_command() -> str:
+    home = os.environ.get("JAVA_HOME")
+    return os.path.join(home, "bin", "java") if home else "java"
+
+
+def fetch_jars() -> list[str]:
+    """The jars' paths; fetched on first use, complete or not at all."""
+    done = JAR_DIRECTORY / ".complete"
+    if not done.exists():
+        (ivy,) = glob.glob(str(PYSPARK_JARS / "ivy-*.jar"))
+        result = subprocess.run(
+            [
+                java_command(),
+                "-jar",
+                ivy,
+                "-cache",
+                str(JAR_DIRECTORY / "cache"),
+                "-ivy",
+                str(IVY_FILE),
+                "-retrieve",
+                str(JAR_DIRECTORY / "[artifact]-[revision].[ext]"),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=FETCH_TIMEOUT_S,
+        )
+        assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-4000:]
+        done.touch()
+    return sorted(glob.glob(str(JAR_DIRECTORY / "*.jar")))
+
+
+class Jvm:
+    """A JVM with the client on its class path; `close` ends it."""
+
+    def __init__(self, properties: dict[str, str] | None = None) -> None:
+        (py4j_jar,) = glob.glob(str(PYSPARK_JARS / "py4j-*.jar"))
+        options = [f"-D{name}={value}" for name, value in (properties or {}).items()]
+        self._log = open(os.devnull, "wb")  # noqa: SIM115 - lives as long as the JVM
+        port, self.process = launch_gateway(
+            jarpath=py4j_jar,
+            classpath=os.pathsep.join(fetch_jars()),
+            javaopts=["-Xmx256m", "-Drocketmq.client.logLevel=ERROR", *options],
+            java_path=java_command(),
+            die_on_exit=True,
+            redirect_stdout=self._log,
+            redirect_stderr=self._log,
+            return_proc=True,
+        )
+        self.gateway = JavaGateway(
+            gateway_parameters=GatewayParameters(port=port, auto_convert=True),
+            callback_server_parameters=CallbackServerParameters(port=0),
+        )
+        # The gateway learns the call-back server's port only after it has chosen one.
+        self.gateway.java_gateway_server.resetCallbackClient(
+            self.gateway.java_gateway_server.getCallbackClient().getAddress(),
+            self.gateway.get_callback_server().get_listening_port(),
+        )
+        self.rocketmq = self.gateway.jvm.org.apache.rocketmq
+
+    def message(self, topic: str, tags: str, keys: str, body: bytes) -> JavaObject:
+        return self.rocketmq.common.message.Message(topic, tags, keys, body)
+
+    def producer(self, group: str, namesrv: str) -> JavaObject:
+        producer = self.rocketmq.client.producer.DefaultMQProducer(group)
+        producer.setNamesrvAddr(namesrv)
+        producer.setInstanceName(f"{group}-{id(producer)}")
+        producer.start()
+        return producer
+
+    def close(self) -> None:
+        self.gateway.shutdown()
+        self.process.kill()
+        self.process.wait()
+        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
+            if stream is not None:
+                stream.close()
+        self._log.close()

@@ -12,7 +12,7 @@ What counts as wrong:
   acknowledged without a second copy to explain it.
 - duplicates, by cause: stored again by a client's retry (allowed, counted), stored again although
   it was attempted once (the brokers' doing: wrong), handed out again (allowed, counted).
-- offset went back: a committed consumer offset below one acknowledged before.
+- offset went back: a consumer offset, committed or answered, below one seen before.
 - order: within an order key the first copies lie in one queue, in the order they were sent. A send
   of unknown outcome stays concurrent with later ones, so it cannot be late.
 - two leaders: one term claimed by two nodes.
@@ -178,7 +178,7 @@ def count_unknown_delivered(history: History) -> Check:
 
 
 def check_offsets(history: History) -> Check:
-    """A consumer offset, once acknowledged, never goes back: not as committed, not as read."""
+    """A consumer offset, once seen, never goes back: not as committed, not as answered."""
     top: dict[tuple[str, str, int], int] = {}
     back: list[str] = []
     for commit in history.commits:
@@ -190,7 +190,7 @@ def check_offsets(history: History) -> Check:
                 f"{commit.group} {commit.topic}-{commit.queue}: {commit.process} {verb} "
                 f"{commit.offset} after {before}"
             )
-        elif not commit.fetched:
+        else:
             top[queue] = commit.offset
     return _judge("consumer offsets going back", back, f"{len(top)} queues", len(history.commits))
 

@@ -1,6 +1,7 @@
 """Looks at a running cluster from outside: each replica's own view, the name server's view.
 
-Only requests that change nothing: GET_BROKER_RUNTIME_INFO (28) and GET_BROKER_CLUSTER_INFO (106).
+Only requests that change nothing: GET_BROKER_RUNTIME_INFO (28), GET_BROKER_CLUSTER_INFO (106),
+QUERY_CONSUMER_OFFSET (14) and GET_MAX_OFFSET (30).
 """
 
 from __future__ import annotations
@@ -86,6 +87,26 @@ class RemotingProbe:
         entry = (body.get("brokerAddrTable") or {}).get(group) or {}
         found = (entry.get("brokerAddrs") or {}).get("0")
         return str(found) if found else None
+
+    async def consumer_offset(self, address: str, group: str, topic: str, queue: int) -> int | None:
+        """The offset the broker holds for a group's queue (14); None: no answer, or none yet."""
+        fields = {"consumerGroup": group, "topic": topic, "queueId": str(queue)}
+        return await self._ask_offset(address, RequestCode.QUERY_CONSUMER_OFFSET, fields)
+
+    async def max_offset(self, address: str, topic: str, queue: int) -> int | None:
+        """The next queue offset to be given out (30); None: no answer."""
+        fields = {"topic": topic, "queueId": str(queue)}
+        return await self._ask_offset(address, RequestCode.GET_MAX_OFFSET, fields)
+
+    async def _ask_offset(self, address: str, code: int, fields: dict[str, str]) -> int | None:
+        command = RemotingCommand.request(code, fields)
+        try:
+            answer = await self._client.invoke(address, command, self._timeout_ms)
+        except RemotingError:
+            return None
+        if answer.code != ResponseCode.SUCCESS or answer.ext is None:
+            return None
+        return int(answer.ext["offset"])
 
     async def _ask(self, address: str, code: int) -> dict[str, Any] | None:
         try:

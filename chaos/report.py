@@ -1,0 +1,326 @@
+"""The page of a run: one HTML file, nothing fetched from elsewhere, readable on a phone.
+
+Throughput and latency over time with the faults drawn in, the time to recover from each kill, the
+verdict, and the command that repeats the run.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from chaos.checkers import Check, Verdict, merge
+from chaos.events import History, Outcome
+from chaos.recovery import Recovery, recoveries, spread
+from chaos.series import Series, series_of
+
+COLOURS = {Outcome.OK: "#1a9850", Outcome.UNKNOWN: "#e6961e", Outcome.FAIL: "#d73027"}
+CONSUMED = "#4575b4"
+LEADER = "#6a51a3"
+DOWN = "rgba(215,48,39,0.13)"
+LABELS_MAX = 8  # faults that get words in the chart; more would lie on each other
+
+STYLE = """
+:root{color-scheme:light;--ink:#1c2733;--soft:#5b6b7b;--line:#dde4ea;--page:#f5f7f9}
+*{box-sizing:border-box}
+body{margin:0;background:var(--page);color:var(--ink);
+  font:16px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}
+main{max-width:1100px;margin:0 auto;padding:20px 14px 48px}
+h1{font-size:1.5rem;line-height:1.25;margin:0 0 4px}
+h2{font-size:1.08rem;margin:0 0 10px}
+p{margin:0 0 8px}.soft{color:var(--soft)}
+.badge{display:inline-block;border-radius:99px;padding:2px 12px;color:#fff;font-weight:600}
+.pass{background:#1a9850}.fail{background:#d73027}.unknown{background:#b27408}
+.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(132px,1fr));gap:10px;
+  margin:18px 0}
+.tile,section{background:#fff;border:1px solid var(--line);border-radius:10px}
+.tile{padding:10px 14px}.tile b{display:block;font-size:1.3rem;font-variant-numeric:tabular-nums}
+.tile span{color:var(--soft);font-size:.86rem}
+section{padding:16px;margin:14px 0;overflow-x:auto}
+table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
+th,td{text-align:left;padding:7px 10px 7px 0;border-top:1px solid var(--line);
+  vertical-align:top}
+thead th{border-top:0;color:var(--soft);font-weight:500;font-size:.86rem}
+td small{color:var(--soft);display:block;overflow-wrap:anywhere}
+pre{background:#1c2733;color:#e8eef3;border-radius:8px;padding:12px;overflow-x:auto;
+  font-size:.86rem;margin:0}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A line of a page's table; `mark` is "pass", "fail", "unknown" or ""."""
+
+    cells: tuple[str, ...]
+    mark: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PageTable:
+    """A table of a page. With `marked`, a last column shows each row's mark."""
+
+    title: str
+    head: tuple[str, ...]
+    rows: tuple[Row, ...]
+    marked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What the page says besides the charts, which come from the history."""
+
+    title: str
+    subtitle: str
+    verdict: Verdict
+    tiles: tuple[tuple[str, str], ...]  # (value, label)
+    tables: tuple[PageTable, ...]
+    command: str
+
+
+def write_report(history: History, checks: Sequence[Check], path: Path) -> None:
+    """Write the page of a chaos run."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(render(chaos_page(history, checks), history), encoding="utf-8")
+
+
+def chaos_page(history: History, checks: Sequence[Check]) -> Page:
+    """The words and tables of a chaos run's page."""
+    found = recoveries(history)
+    meta = history.meta
+    scenario = str(meta.get("scenario", "history"))
+    seed = f"seed {meta['seed']}" if "seed" in meta else ""
+    return Page(
+        f"Chaos: {scenario}",
+        ", ".join(filter(None, (seed, f"{len(history.kills())} kills"))),
+        merge(checks),
+        (*send_tiles(history), *recovery_tiles(found)),
+        (check_table(checks), recovery_table(found, history)),
+        str(meta.get("command", "")),
+    )
+
+
+def send_tiles(history: History) -> tuple[tuple[str, str], ...]:
+    """How many sends ended how."""
+    counts = {outcome: 0 for outcome in Outcome}
+    for send in history.sends:
+        counts[send.outcome] += 1
+    vague = counts[Outcome.UNKNOWN] + counts[Outcome.OPEN]
+    return (
+        (f"{len(history.sends):,}", "sent"),
+        (f"{counts[Outcome.OK]:,}", "acknowledged"),
+        (f"{vague:,}", "outcome unknown"),
+        (f"{counts[Outcome.FAIL]:,}", "failed for certain"),
+    )
+
+
+def recovery_tiles(found: Sequence[Recovery]) -> tuple[tuple[str, str], ...]:
+    """Time from a kill to the next acknowledged send; nothing where nothing was killed."""
+    times = spread(r.everybody_ms for r in found if r.everybody_ms is not None)
+    if times is None:
+        return ()
+    return (
+        (f"{times.p50:,.0f} ms", "recovery p50"),
+        (f"{times.p99:,.0f} ms", "recovery p99"),
+        (f"{times.max:,.0f} ms", "recovery max"),
+    )
+
+
+def check_table(checks: Sequence[Check]) -> PageTable:
+    """The verdict of every check, offenders under those that failed."""
+    rows = tuple(
+        Row(
+            (check.name, f"{check.count:,}"),
+            check.verdict.value,
+            "\n".join((check.detail, *check.examples)),
+        )
+        for check in checks
+    )
+    return PageTable("Checks of the history", ("check", "count"), rows, marked=True)
+
+
+def recovery_table(found: Sequence[Recovery], history: History) -> PageTable:
+    """One line per kill."""
+    rows = tuple(
+        Row(
+            (
+                str(number),
+                f"{(r.killed_ns - history.start_ns) / 1e9:.1f} s",
+                f"{r.node} ({r.role or 'role unknown'})",
+                _ms_text(r.everybody_ms),
+                _ms_text(r.worst_client_ms),
+                _ms_text(r.longest_gap_ms),
+            )
+        )
+        for number, r in enumerate(found, 1)
+    )
+    head = ("kill", "at", "node", "next ack", "slowest client", "longest gap")
+    return PageTable("From each kill to the next acknowledged send", head, rows)
+
+
+def render(page: Page, history: History) -> str:
+    """The whole file."""
+    chart = figure(series_of(history)).to_html(
+        full_html=False,
+        include_plotlyjs=True,
+        config={"displaylogo": False, "responsive": True},
+    )
+    tiles = "".join(
+        f'<div class="tile"><b>{html.escape(value)}</b><span>{html.escape(label)}</span></div>'
+        for value, label in page.tiles
+    )
+    mark = page.verdict.value
+    words = {"pass": "everything holds", "fail": "something is wrong", "unknown": "not decided"}
+    command = ""
+    if page.command:
+        repeat = html.escape(page.command)
+        command = f"<section><h2>Do it again</h2><pre>{repeat}</pre></section>"
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        f"<title>{html.escape(page.title)}</title><style>{STYLE}</style></head><body><main>"
+        f"<h1>{html.escape(page.title)}</h1>"
+        f'<p class="soft">{html.escape(page.subtitle)}</p>'
+        f'<p><span class="badge {mark}">{words[mark]}</span></p>'
+        f'<div class="tiles">{tiles}</div><section>{chart}</section>'
+        f"{''.join(_table(table) for table in page.tables)}{command}</main></body></html>"
+    )
+
+
+def figure(series: Series) -> go.Figure:
+    """Throughput above, latency (log) below, faults and leaders across both."""
+    chart = make_subplots(
+        rows=2,
+        cols=1,
+        shared_xaxes=True,
+        vertical_spacing=0.09,
+        subplot_titles=("messages a second", "time to acknowledge, ms"),
+    )
+    _add_rates(chart, series)
+    _add_latencies(chart, series)
+    _add_faults(chart, series)
+    chart.update_yaxes(rangemode="tozero", row=1, col=1)
+    chart.update_yaxes(type="log", row=2, col=1)
+    chart.update_xaxes(title_text="seconds", row=2, col=1, range=[0, series.end_s])
+    chart.update_layout(
+        template="plotly_white",
+        height=640,
+        margin={"l": 56, "r": 12, "t": 56, "b": 40},
+        legend={"orientation": "h", "y": -0.1, "yanchor": "top"},
+        hovermode="x",
+        font={"family": "system-ui, sans-serif", "size": 13},
+    )
+    return chart
+
+
+def _add_rates(chart: go.Figure, series: Series) -> None:
+    names = {
+        Outcome.OK: "acknowledged",
+        Outcome.UNKNOWN: "outcome unknown",
+        Outcome.FAIL: "failed",
+    }
+    for outcome, rate in series.rates.items():
+        if rate.at_s:
+            line = {"color": COLOURS[outcome], "width": 2}
+            chart.add_scatter(
+                x=rate.at_s, y=rate.per_s, name=names[outcome], line=line, row=1, col=1
+            )
+    if series.consumed.at_s:
+        line = {"color": CONSUMED, "width": 1.5, "dash": "dot"}
+        rate = series.consumed
+        chart.add_scatter(x=rate.at_s, y=rate.per_s, name="consumed", line=line, row=1, col=1)
+
+
+def _add_latencies(chart: go.Figure, series: Series) -> None:
+    latency = series.latency
+    for name, values, colour in (
+        ("p50", latency.p50_ms, "#91cf60"),
+        ("p99", latency.p99_ms, COLOURS[Outcome.OK]),
+    ):
+        if values:
+            line = {"color": colour, "width": 2}
+            chart.add_scatter(x=latency.at_s, y=values, name=name, line=line, row=2, col=1)
+    names = {
+        Outcome.OK: "slowest acknowledged",
+        Outcome.UNKNOWN: "unknown, given up",
+        Outcome.FAIL: "failed",
+    }
+    for outcome, dots in series.dots.items():
+        if dots.at_s:
+            marker = {"color": COLOURS[outcome], "size": 5, "opacity": 0.6}
+            chart.add_scatter(
+                x=dots.at_s,
+                y=dots.ms,
+                name=names[outcome],
+                mode="markers",
+                marker=marker,
+                row=2,
+                col=1,
+            )
+
+
+def _add_faults(chart: go.Figure, series: Series) -> None:
+    worded = len(series.downtimes) <= LABELS_MAX
+    for down in series.downtimes:
+        words = f"{down.node} killed" if worded else ""
+        chart.add_vrect(
+            x0=down.from_s,
+            x1=max(down.to_s, down.from_s + series.end_s / 400),
+            fillcolor=DOWN,
+            line_width=0,
+            row="all",
+            col=1,
+        )
+        line = {"color": COLOURS[Outcome.FAIL], "width": 1.5}
+        chart.add_vline(x=down.from_s, line=line, row="all", col=1)
+        if words:
+            _add_words(chart, down.from_s, words, COLOURS[Outcome.FAIL], 1.0)
+    for at_s, node, term in series.leaders:
+        line = {"color": LEADER, "width": 1, "dash": "dash"}
+        chart.add_vline(x=at_s, line=line, row="all", col=1)
+        if worded:
+            _add_words(chart, at_s, f"{node} leads term {term}", LEADER, 0.93)
+
+
+def _add_words(chart: go.Figure, at_s: float, words: str, colour: str, height: float) -> None:
+    chart.add_annotation(
+        x=at_s,
+        y=height,
+        xref="x",
+        yref="y domain",
+        text=words,
+        showarrow=False,
+        xanchor="left",
+        yanchor="top",
+        font={"size": 11, "color": colour},
+        bgcolor="rgba(255,255,255,0.7)",
+    )
+
+
+def _table(table: PageTable) -> str:
+    head = "".join(f"<th>{html.escape(text)}</th>" for text in table.head)
+    if table.marked:
+        head += "<th>verdict</th>"
+    rows = []
+    for row in table.rows:
+        cells = [html.escape(text) for text in row.cells]
+        if row.note:
+            note = html.escape(row.note).replace("\n", "<br>")
+            cells[0] += f"<small>{note}</small>"
+        if table.marked:
+            mark = row.mark
+            cells.append(f'<span class="badge {mark}">{mark}</span>' if mark else "")
+        rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
+    return (
+        f"<section><h2>{html.escape(table.title)}</h2><table><thead><tr>{head}</tr></thead>"
+        f"<tbody>{''.join(rows)}</tbody></table></section>"
+    )
+
+
+def _ms_text(value: float | None) -> str:
+    return "none" if value is None else f"{value:,.0f} ms"

@@ -1,0 +1,199 @@
+"""The sender's promises: one of a key at a time, a bounded window, every outcome written down."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from chaos.checkers import Verdict, check_order
+from chaos.events import Outcome
+from chaos.history import HistoryWriter, read_history
+from chaos.workload import BACKLOG_PER_WINDOW, Consumption, Item, KeyedSender, random_items
+from client import (
+    InvalidMessage,
+    Message,
+    MessageQueue,
+    SendFailed,
+    SendOutcomeUnknown,
+    SendResult,
+    SendStatus,
+)
+
+QUEUES = [MessageQueue("T", "b", number) for number in range(4)]
+
+
+class StandInProducer:
+    """Answers each send in a later turn of the loop, in random order, as `fate` says."""
+
+    def __init__(self, seed: int = 1, fate=None) -> None:
+        self.rng = random.Random(seed)
+        self.fate = fate or (lambda message: "ok")
+        self.in_flight: dict[str, str] = {}  # unique key → order
+        self.most = 0
+        self.ends = [0, 0, 0, 0]
+        self.bodies: list[bytes] = []
+
+    def send_nowait(self, message: Message, callback, timeout_ms: int, queue: MessageQueue):
+        fate = self.fate(message)
+        if fate == "refuse":
+            raise InvalidMessage("too long")
+        order = message.properties["order"]
+        assert not order or order not in self.in_flight.values(), "two of one key at once"
+        assert message.unique_key is not None
+        self.in_flight[message.unique_key] = order
+        self.most = max(self.most, len(self.in_flight))
+        delay = self.rng.random() * 0.003
+        loop = asyncio.get_running_loop()
+        loop.call_later(delay, self.answer, message, callback, queue, fate)
+        return message.unique_key
+
+    def answer(self, message: Message, callback, queue: MessageQueue, fate: str) -> None:
+        del self.in_flight[message.unique_key]
+        if fate == "fail":
+            return callback(None, SendFailed(14, "no leader", 2))
+        if fate == "unknown":
+            return callback(None, SendOutcomeUnknown(1, "silence", 3))
+        offset = self.ends[queue.queue_id]
+        self.ends[queue.queue_id] += 1
+        self.bodies.append(message.body)
+        result = SendResult(SendStatus.OK, message.unique_key, f"M{offset}", queue, offset, 1)
+        return callback(result, None)
+
+
+def items(count: int, keys: int, rng: random.Random) -> Iterator[Item]:
+    for number in range(count):
+        order = f"k{rng.randrange(keys)}" if number % 7 else ""
+        yield Item("T", b"%d" % number, f"key-{number}", order, "tag", {"order": order})
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Iterator[HistoryWriter]:
+    with HistoryWriter(tmp_path / "h.jsonl") as history:
+        yield history
+
+
+@pytest.mark.parametrize("rate", [None, 20_000.0])
+@pytest.mark.parametrize(("keys", "window"), [(1, 4), (3, 8), (500, 1), (500, 32)])
+async def test_order_per_key_within_the_window(
+    writer: HistoryWriter, keys: int, window: int, rate: float | None
+) -> None:
+    producer = StandInProducer()
+    sender = KeyedSender(producer, writer, "p", QUEUES, window=window, rate_per_s=rate)
+    tally = await sender.run(items(200, keys, random.Random(3)))
+    assert (tally.invoked, tally.ok, tally.decided) == (200, 200, 200)
+    assert producer.most <= window
+    writer.flush()
+    history = read_history(writer.path)
+    assert check_order(history).verdict is (Verdict.PASS)
+    assert {send.key for send in history.sends} == {f"key-{n}" for n in range(200)}
+    assert len({send.id for send in history.sends}) == 200
+    for order in {send.order for send in history.sends if send.order}:
+        sequences = [send.seq for send in history.sends if send.order == order]
+        assert sequences == list(range(len(sequences)))
+
+
+async def test_every_outcome_is_counted_written_and_told(writer: HistoryWriter) -> None:
+    def fate(message: Message) -> str:
+        return {0: "ok", 1: "fail", 2: "unknown"}[int(message.body) % 3]
+
+    told: list[Outcome] = []
+    sender = KeyedSender(
+        StandInProducer(fate=fate), writer, "p", QUEUES, window=8, on_outcome=told.append
+    )
+    tally = await sender.run(items(30, 4, random.Random(3)))
+    assert (tally.ok, tally.fail, tally.unknown) == (10, 10, 10)
+    writer.flush()
+    sends = read_history(writer.path).sends
+    assert sorted(o.value for o in told) == sorted(send.outcome.value for send in sends)
+    by_outcome = {send.outcome: send for send in sends}
+    assert by_outcome[Outcome.FAIL].attempts == 2
+    assert "silence" in by_outcome[Outcome.UNKNOWN].error
+    assert by_outcome[Outcome.OK].msg_id.startswith("M")
+
+
+async def test_reading_ahead_of_a_busy_key_is_bounded(writer: HistoryWriter) -> None:
+    taken = 0
+
+    def endless() -> Iterator[Item]:
+        nonlocal taken
+        while True:
+            taken += 1
+            yield Item("T", b"x", "key", "only", "", {"order": "only"})
+
+    producer = StandInProducer()
+    sender = KeyedSender(producer, writer, "p", QUEUES, window=2)
+    run = asyncio.create_task(sender.run(endless()))
+    await asyncio.sleep(0)
+    assert taken == 1 + 2 * BACKLOG_PER_WINDOW
+    sender.stop()
+    tally = await run
+    assert tally.ok == taken  # what was read is sent
+
+
+@pytest.mark.parametrize("rate", [None, 3_000.0])
+async def test_stop_ends_an_endless_load(writer: HistoryWriter, rate: float | None) -> None:
+    producer = StandInProducer()
+    sender = KeyedSender(producer, writer, "p", QUEUES, window=16, rate_per_s=rate)
+    endless = (item for item in items(10**9, 50, random.Random(3)))
+    run = asyncio.create_task(sender.run(endless))
+    await asyncio.sleep(0.05)
+    sender.stop()
+    tally = await run
+    assert tally.invoked == tally.ok > 0
+
+
+async def test_open_loop_keeps_to_its_rate(writer: HistoryWriter) -> None:
+    loop = asyncio.get_running_loop()
+    begin_s = loop.time()
+    sender = KeyedSender(StandInProducer(), writer, "p", QUEUES, rate_per_s=1000)
+    await sender.run(items(101, 50, random.Random(3)))
+    assert loop.time() - begin_s >= 0.1  # slower is the machine's business, faster is wrong
+
+
+async def test_message_the_client_refuses_ends_the_run(writer: HistoryWriter) -> None:
+    producer = StandInProducer(fate=lambda m: "refuse" if m.body == b"20" else "ok")
+    sender = KeyedSender(producer, writer, "p", QUEUES, window=4)
+    with pytest.raises(InvalidMessage):
+        await sender.run(items(100, 5, random.Random(3)))
+    await asyncio.sleep(0.02)
+    assert sender.tally.fail == 1
+    assert sender.tally.invoked < 30
+
+
+@pytest.mark.parametrize("window", [0, 16_385])
+async def test_window_out_of_range(writer: HistoryWriter, window: int) -> None:
+    with pytest.raises(ValueError, match="1 to 16384"):
+        KeyedSender(StandInProducer(), writer, "p", QUEUES, window=window)
+
+
+def test_items_repeat_with_their_seed() -> None:
+    first, second = (
+        list(islice(random_items("T", "p", 9, 64, random.Random(5)), 20)) for _ in "ab"
+    )
+    assert first == second
+    assert {len(item.body) for item in first} == {64}
+    assert all(item.properties["__SHARDINGKEY"] == item.order for item in first)
+
+
+class StandInMessage:
+    def __init__(self, queue_id: int, queue_offset: int) -> None:
+        self.topic, self.queue_id, self.queue_offset = "T", queue_id, queue_offset
+        self.msg_id = f"U{queue_offset}"
+
+
+def test_consumption_is_written_and_counted_by_position(writer: HistoryWriter) -> None:
+    consumption = Consumption(writer)
+    listen = consumption.listener("consumer-0")
+    listen([StandInMessage(1, 5), StandInMessage(1, 6)])
+    listen([StandInMessage(1, 6)])
+    consumption.committer("consumer-0", "G")(QUEUES[1], 7)
+    writer.flush()
+    history = read_history(writer.path)
+    assert (consumption.distinct, consumption.deliveries) == (2, 3)
+    assert [c.ids for c in history.consumes] == [("U5", "U6"), ("U6",)]
+    assert (history.commits[0].queue, history.commits[0].offset) == (1, 7)

@@ -1,1 +1,73 @@
-"""The client room: see docs/architecture.md."""
+"""The client room: producer, push consumer and admin for RocketMQ-compatible clusters.
+
+asyncio first; `client.sync` has blocking versions. See docs/architecture.md.
+"""
+
+from client.admin import Admin, ClusterInfo
+from client.consumer import ConsumerConfig, PushConsumer
+from client.errors import (
+    BrokerRefused,
+    BrokerUnreachable,
+    ClientClosed,
+    ClientError,
+    InvalidMessage,
+    NameServerUnreachable,
+    NoRoute,
+    SendError,
+    SendFailed,
+    SendOutcomeUnknown,
+    TooManyInFlight,
+    UnsupportedCompression,
+)
+from client.instance import InstanceConfig
+from client.listen import FailurePolicy
+from client.message import (
+    ConsumeResult,
+    Message,
+    MessageExt,
+    MessageQueue,
+    SendResult,
+    SendStatus,
+)
+from client.offsets import ConsumeFrom
+from client.processqueue import CacheLimits
+from client.producer import Producer
+from client.pull import PullConfig
+from client.route import TopicRouteData
+from client.sending import SendConfig
+from client.sync import BlockingConsumer, BlockingProducer
+
+__all__ = [
+    "Admin",
+    "BlockingConsumer",
+    "BlockingProducer",
+    "BrokerRefused",
+    "BrokerUnreachable",
+    "CacheLimits",
+    "ClientClosed",
+    "ClientError",
+    "ClusterInfo",
+    "ConsumeFrom",
+    "ConsumeResult",
+    "ConsumerConfig",
+    "FailurePolicy",
+    "InstanceConfig",
+    "InvalidMessage",
+    "Message",
+    "MessageExt",
+    "MessageQueue",
+    "NameServerUnreachable",
+    "NoRoute",
+    "Producer",
+    "PullConfig",
+    "PushConsumer",
+    "SendConfig",
+    "SendError",
+    "SendFailed",
+    "SendOutcomeUnknown",
+    "SendResult",
+    "SendStatus",
+    "TooManyInFlight",
+    "TopicRouteData",
+    "UnsupportedCompression",
+]

@@ -1,0 +1,217 @@
+"""Where topics and broker groups are: the name servers' answers, kept fresh.
+
+`Directory` asks any name server that answers, keeps routes by topic and one `ReplicaGroup` per
+broker group, and tells its watchers when a group's leader changes or a replica is new. Several
+callers who need the same refresh share one request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+from client.errors import BrokerRefused, NameServerUnreachable, NoRoute
+from client.route import ReplicaGroup, RouteError, TopicRouteData, parse_broker, parse_route
+from remoting.client import RemotingClient
+from remoting.codes import RequestCode, ResponseCode
+from remoting.command import RemotingCommand
+from remoting.errors import RemotingError
+from remoting.fastjson import loads_object
+
+logger = logging.getLogger(__name__)
+
+NAME_SERVER_TIMEOUT_MS = 1000
+TOPICS_MAX = 100_000  # routes kept; a client that uses more is refused a new one
+T = TypeVar("T")
+
+
+def parse_addresses(namesrv: str | Sequence[str]) -> tuple[str, ...]:
+    """"host:port;host:port" or a sequence of them. Raises ValueError if there is none."""
+    parts = namesrv.split(";") if isinstance(namesrv, str) else list(namesrv)
+    addresses = tuple(part.strip() for part in parts if part.strip())
+    if not addresses:
+        raise ValueError("no name server address given")
+    return addresses
+
+
+class NameServers:
+    """Requests to whichever name server answers; the last one that did is asked first."""
+
+    def __init__(self, remoting: RemotingClient, addresses: Sequence[str]) -> None:
+        self._remoting = remoting
+        self.addresses = list(addresses)
+
+    async def invoke(self, command: RemotingCommand) -> RemotingCommand:
+        """Send `command`; returns the first response, whatever its code. Raises
+        NameServerUnreachable if none answers."""
+        reasons: list[str] = []
+        for address in list(self.addresses):
+            try:
+                response = await self._remoting.invoke(address, command, NAME_SERVER_TIMEOUT_MS)
+            except RemotingError as error:
+                reasons.append(f"{address}: {error}")
+                continue
+            if self.addresses[0] != address:
+                self.addresses.remove(address)
+                self.addresses.insert(0, address)
+            return response
+        raise NameServerUnreachable(f"no name server answered ({'; '.join(reasons)})")
+
+
+class Directory:
+    """Routes and groups. Every method is called on one event loop."""
+
+    def __init__(self, name_servers: NameServers) -> None:
+        self._name_servers = name_servers
+        self._routes: dict[str, TopicRouteData] = {}
+        self._groups: dict[str, ReplicaGroup] = {}
+        self._running: dict[str, asyncio.Task[Any]] = {}
+        self._leader_watchers: list[Callable[[ReplicaGroup], None]] = []
+        self._replica_watchers: list[Callable[[tuple[str, ...]], None]] = []
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """Topics whose route is kept."""
+        return tuple(self._routes)
+
+    def route_if_known(self, topic: str) -> TopicRouteData | None:
+        return self._routes.get(topic)
+
+    def group(self, name: str) -> ReplicaGroup:
+        """The group of that name; an empty one if no route has named it yet."""
+        found = self._groups.get(name)
+        if found is None:
+            found = self._groups[name] = ReplicaGroup(name)
+        return found
+
+    def addresses(self) -> tuple[str, ...]:
+        """Every replica of every group."""
+        found: dict[str, None] = {}
+        for group in self._groups.values():
+            found.update(dict.fromkeys(group.addresses))
+        return tuple(found)
+
+    def watch_leaders(self, watcher: Callable[[ReplicaGroup], None]) -> None:
+        """`watcher(group)` after each change of the believed leader."""
+        self._leader_watchers.append(watcher)
+
+    def watch_replicas(self, watcher: Callable[[tuple[str, ...]], None]) -> None:
+        """`watcher(addresses)` when replica addresses appear that were not known."""
+        self._replica_watchers.append(watcher)
+
+    def accepted(self, group: ReplicaGroup, address: str) -> None:
+        """`address` did what only a leader does."""
+        version = group.version
+        group.accepted(address)
+        self._announce(group, version)
+
+    def doubt(self, group: ReplicaGroup, address: str, hint: str | None = None) -> None:
+        """`address` refused as no leader, or its connection broke: believe it no longer and ask
+        the name servers at once."""
+        version = group.version
+        group.doubt(address, hint)
+        self._announce(group, version)
+        self.refresh_groups_soon()
+
+    async def route(self, topic: str) -> TopicRouteData:
+        """The topic's route, asked for if not known. Raises NoRoute, NameServerUnreachable."""
+        return self._routes.get(topic) or await self.refresh(topic)
+
+    async def refresh(self, topic: str) -> TopicRouteData:
+        """Ask for the topic's route now; concurrent calls share one request."""
+        return await self._shared("topic " + topic, lambda: self._fetch_route(topic))
+
+    def refresh_soon(self, topic: str) -> None:
+        """Start `refresh` unless one runs; its failure is logged."""
+        self._start("topic " + topic, lambda: self._fetch_route(topic))
+
+    async def refresh_groups(self) -> None:
+        """Ask for the replicas of all groups now (request 106, one answer for every topic)."""
+        await self._shared("groups", self._fetch_groups)
+
+    def refresh_groups_soon(self) -> None:
+        """Start `refresh_groups` unless one runs; its failure is logged, the next one may do."""
+        self._start("groups", self._fetch_groups)
+
+    async def refresh_all(self) -> None:
+        """Refresh every kept route; failures are logged and leave the old route in place."""
+        for topic in self.topics:
+            try:
+                await self.refresh(topic)
+            except (NoRoute, NameServerUnreachable) as error:
+                logger.warning("route_refresh_failed topic=%s error=%s", topic, error)
+
+    async def stop(self) -> None:
+        """Cancel and await running requests."""
+        tasks = list(self._running.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _start(
+        self, name: str, make: Callable[[], Coroutine[Any, Any, T]]
+    ) -> asyncio.Task[T]:
+        task = self._running.get(name)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(make(), name=f"directory {name}")
+            self._running[name] = task
+            task.add_done_callback(lambda done: self._finished(name, done))
+        return task
+
+    def _finished(self, name: str, task: asyncio.Task[Any]) -> None:
+        if self._running.get(name) is task:
+            del self._running[name]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.debug("route_request_failed what=%s error=%s", name, error)
+
+    async def _shared(self, name: str, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        # Shielded: one caller's timeout must not cancel the request the others wait for.
+        return await asyncio.shield(self._start(name, make))
+
+    async def _fetch_route(self, topic: str) -> TopicRouteData:
+        request = RemotingCommand.request(
+            RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic, "acceptStandardJsonOnly": "true"}
+        )
+        response = await self._name_servers.invoke(request)
+        if response.code == ResponseCode.TOPIC_NOT_EXIST:
+            raise NoRoute(topic, response.remark or "unknown to the name server")
+        if response.code != ResponseCode.SUCCESS:
+            raise NoRoute(topic, f"name server answered {response.code}: {response.remark}")
+        try:
+            route = parse_route(loads_object(response.body))
+        except (RouteError, RemotingError) as error:
+            raise NoRoute(topic, str(error)) from error
+        if topic not in self._routes and len(self._routes) >= TOPICS_MAX:
+            raise NoRoute(topic, f"this client already uses {TOPICS_MAX} topics")
+        self._routes[topic] = route
+        for broker in route.brokers:
+            self.learn(broker.broker_name, dict(broker.addresses))
+        return route
+
+    async def _fetch_groups(self) -> None:
+        response = await self._name_servers.invoke(
+            RemotingCommand.request(RequestCode.GET_BROKER_CLUSTER_INFO, None)
+        )
+        if response.code != ResponseCode.SUCCESS:
+            raise BrokerRefused(response.code, response.remark or "", "name server")
+        table = loads_object(response.body).get("brokerAddrTable") or {}
+        for name, data in table.items():
+            if name in self._groups:  # only groups that some used topic lives in
+                self.learn(name, dict(parse_broker({"brokerName": name, **data}).addresses))
+
+    def learn(self, name: str, addresses: dict[int, str]) -> None:
+        """Take in what a name server said of one group."""
+        group = self.group(name)
+        version = group.version
+        new = group.learn(addresses)
+        self._announce(group, version)
+        if new:
+            for watcher in self._replica_watchers:
+                watcher(new)
+
+    def _announce(self, group: ReplicaGroup, version_before: int) -> None:
+        if group.version != version_before:
+            for watcher in self._leader_watchers:
+                watcher(group)

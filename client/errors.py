@@ -1,0 +1,120 @@
+"""Every error a user of the client can meet, and what it says about a message.
+
+`code` is the broker's response code, or one of the negative client codes that RocketMQ's own
+clients use (protocol sheet, section 3). `retriable`: the same call may succeed later.
+`outcome_unknown`: the broker may or may not have done what was asked. A send ends in exactly one
+of: a SendResult (stored), SendFailed (certainly not stored), SendOutcomeUnknown (may be stored, at
+most once per attempt).
+"""
+
+from __future__ import annotations
+
+CODE_SEND_FAILED = -1004
+CODE_TIMEOUT = -1006
+CODE_NO_ROUTE = -1005
+CODE_IN_FLIGHT_LIMIT = -1007
+CODE_CLOSED = -1008
+
+
+class ClientError(Exception):
+    """Base of what the client raises."""
+
+    retriable = False
+    outcome_unknown = False
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(f"{message} (code {code})")
+        self.code = code
+        self.message = message
+
+
+class NoRoute(ClientError):
+    """No name server knows a readable or writable queue of the topic."""
+
+    retriable = True
+
+    def __init__(self, topic: str, reason: str) -> None:
+        super().__init__(CODE_NO_ROUTE, f"no route to topic {topic!r}: {reason}")
+        self.topic = topic
+
+
+class NameServerUnreachable(ClientError):
+    """None of the configured name servers answered."""
+
+    retriable = True
+
+    def __init__(self, message: str) -> None:
+        super().__init__(CODE_TIMEOUT, message)
+
+
+class BrokerRefused(ClientError):
+    """A broker answered an operation with an error code; `remark` is its text."""
+
+    def __init__(self, code: int, remark: str, address: str) -> None:
+        super().__init__(code, f"{address} answered: {remark or 'no remark'}")
+        self.remark = remark
+        self.address = address
+
+
+class BrokerUnreachable(ClientError):
+    """No replica of the group took the request in time.
+
+    `outcome_unknown` is set on the instance when a request was written and not answered.
+    """
+
+    retriable = True
+
+    def __init__(self, message: str, outcome_unknown: bool = False) -> None:
+        super().__init__(CODE_TIMEOUT, message)
+        self.outcome_unknown = outcome_unknown
+
+
+class SendError(ClientError):
+    """A send that was not acknowledged. `attempts`: how often it was written to a broker."""
+
+    def __init__(self, code: int, message: str, attempts: int) -> None:
+        super().__init__(code, f"{message}, after {attempts} attempts")
+        self.attempts = attempts
+
+
+class SendFailed(SendError):
+    """Certainly not stored by any broker."""
+
+    def __init__(self, code: int, message: str, attempts: int = 0, retriable: bool = True) -> None:
+        super().__init__(code, message, attempts)
+        self.retriable = retriable
+
+
+class SendOutcomeUnknown(SendError):
+    """At least one attempt may have been stored; sending again may store it twice."""
+
+    retriable = True
+    outcome_unknown = True
+
+
+class TooManyInFlight(SendFailed):
+    """The producer's own bound on unacknowledged messages or bytes is reached; nothing was sent."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(CODE_IN_FLIGHT_LIMIT, message, 0, True)
+
+
+class ClientClosed(ClientError):
+    """The producer, consumer or admin is not started, or was stopped."""
+
+    def __init__(self, message: str = "the client is not running") -> None:
+        super().__init__(CODE_CLOSED, message)
+
+
+class UnsupportedCompression(ClientError):
+    """A stored body is compressed with an algorithm this client has no library for."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(-1, f"message body is compressed with {name}, which is not supported here")
+
+
+class InvalidMessage(ClientError):
+    """The message or its topic breaks RocketMQ's rules; it was not sent."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(13, message)

@@ -1,0 +1,57 @@
+"""Fault avoidance: for a while after an error, sends go to other broker groups. Pure.
+
+The idea of RocketMQ's latency fault tolerance: a group that failed or answered slowly is put
+aside for a time that grows with how bad it was. If every group is aside, all are used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class FaultPolicy:
+    """(latency from, aside for) in milliseconds, ascending; an error counts as `error_aside_ms`.
+
+    Raft groups fail over in well under a second, so an error puts a group aside only briefly.
+    """
+
+    slow: tuple[tuple[float, float], ...] = ((550, 1000), (1000, 3000), (3000, 10000))
+    error_aside_ms: float = 500
+
+
+class FaultAvoidance:
+    """Which broker groups are aside until when."""
+
+    def __init__(self, policy: FaultPolicy) -> None:
+        self._policy = policy
+        self._aside_until_ms: dict[str, float] = {}
+
+    @property
+    def quiet(self) -> bool:
+        """True while no group was ever put aside since it last did well: the common case."""
+        return not self._aside_until_ms
+
+    def failed(self, broker_name: str, now_ms: float) -> None:
+        until = now_ms + self._policy.error_aside_ms
+        self._aside_until_ms[broker_name] = max(self._aside_until_ms.get(broker_name, 0), until)
+
+    def answered(self, broker_name: str, latency_ms: float, now_ms: float) -> None:
+        """A good answer: a quick one clears the group, a slow one puts it aside."""
+        aside_ms = 0.0
+        for threshold_ms, duration_ms in self._policy.slow:
+            if latency_ms >= threshold_ms:
+                aside_ms = duration_ms
+        if aside_ms:
+            self._aside_until_ms[broker_name] = now_ms + aside_ms
+        else:
+            self._aside_until_ms.pop(broker_name, None)
+
+    def available(self, broker_name: str, now_ms: float) -> bool:
+        until = self._aside_until_ms.get(broker_name)
+        if until is None:
+            return True
+        if now_ms >= until:
+            del self._aside_until_ms[broker_name]
+            return True
+        return False

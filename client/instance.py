@@ -1,0 +1,245 @@
+"""What producer, consumer and admin share: connections, directory, heartbeats, leader requests.
+
+Owns its tasks: `start` creates them, `stop` cancels and awaits them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from client.directory import Directory, NameServers, parse_addresses
+from client.errors import BrokerRefused, BrokerUnreachable, ClientClosed, ClientError
+from client.retry import CONTROL, RetryPolicy
+from client.route import ReplicaGroup
+from remoting.client import RemotingClient
+from remoting.codes import RequestCode, ResponseCode
+from remoting.command import RemotingCommand
+from remoting.errors import RemotingError
+
+logger = logging.getLogger(__name__)
+
+_instances = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceConfig:
+    """Intervals of the shared machinery, in milliseconds.
+
+    Routes are asked for again every `route_interval_ms` besides at every sign of trouble: a leader
+    that is frozen keeps its connections open and gives no sign.
+    """
+
+    heartbeat_interval_ms: int = 30_000
+    route_interval_ms: int = 5_000
+    heartbeat_timeout_ms: int = 3_000
+
+
+class ClientInstance:
+    """One client identity towards a cluster."""
+
+    def __init__(self, namesrv: str | Sequence[str], config: InstanceConfig | None = None) -> None:
+        self.config = config or InstanceConfig()
+        self.client_id = make_client_id()
+        self._namesrv = parse_addresses(namesrv)
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._remoting: RemotingClient | None = None
+        self._directory: Directory | None = None
+        self._name_servers: NameServers | None = None
+        self._heartbeat: Callable[[], Mapping[str, Any]] | None = None
+        self._handlers: dict[int, Any] = {}
+
+    @property
+    def running(self) -> bool:
+        return self._remoting is not None
+
+    @property
+    def remoting(self) -> RemotingClient:
+        if self._remoting is None:
+            raise ClientClosed
+        return self._remoting
+
+    @property
+    def directory(self) -> Directory:
+        if self._directory is None:
+            raise ClientClosed
+        return self._directory
+
+    @property
+    def name_servers(self) -> NameServers:
+        if self._name_servers is None:
+            raise ClientClosed
+        return self._name_servers
+
+    async def start(
+        self,
+        heartbeat: Callable[[], Mapping[str, Any]] | None = None,
+        handlers: Mapping[int, Any] | None = None,
+    ) -> None:
+        """Open for business. `heartbeat()` gives the producer/consumer part of the HeartbeatData;
+        `handlers` serve requests that brokers send to this client."""
+        assert self._remoting is None, "already started"
+        self._remoting = RemotingClient()
+        for code, handler in (handlers or {}).items():
+            self._remoting.register(code, handler)
+        self._name_servers = NameServers(self._remoting, self._namesrv)
+        self._directory = Directory(self._name_servers)
+        self._heartbeat = heartbeat
+        self.spawn(self._refresh_routes(), "route refresh")
+        if heartbeat is not None:
+            self._directory.watch_replicas(self._greet)
+            self.spawn(self._send_heartbeats(), "heartbeats")
+
+    async def stop(self) -> None:
+        """Cancel own tasks and close every connection."""
+        if self._remoting is None:
+            return
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        assert self._directory is not None
+        await self._directory.stop()
+        await self._remoting.close()
+        self._remoting = None
+
+    def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
+        """Run `work` as a task that `stop` cancels; an error that ends it is logged."""
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._reap)
+        return task
+
+    def _reap(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("client_task_died task=%s", task.get_name(), exc_info=error)
+
+    async def invoke_leader(
+        self,
+        broker_name: str,
+        command: Callable[[], RemotingCommand],
+        timeout_ms: int = 3000,
+        *,
+        leader_only: bool = False,
+        policy: RetryPolicy = CONTROL,
+    ) -> RemotingCommand:
+        """Ask the group's leader, searching it through a failover for as long as `policy` allows.
+
+        Returns the response, whatever its code but 14. With `leader_only` a success proves
+        leadership. For requests that may be repeated: an unanswered one is sent again. Raises
+        BrokerUnreachable, or BrokerRefused (14) when the policy ends.
+        """
+        group = self.directory.group(broker_name)
+        async for attempt in policy.while_retriable():
+            with attempt:
+                return await self._ask_leader(group, command(), timeout_ms, leader_only)
+        raise AssertionError("the retry loop returns or raises")
+
+    async def _ask_leader(
+        self,
+        group: ReplicaGroup,
+        command: RemotingCommand,
+        timeout_ms: int,
+        leader_only: bool,
+    ) -> RemotingCommand:
+        address = group.target
+        if address is None:
+            self.directory.refresh_groups_soon()
+            raise BrokerUnreachable(f"no address of broker group {group.name} is known")
+        try:
+            response = await self.remoting.invoke(address, command, timeout_ms)
+        except RemotingError as error:
+            self.directory.doubt(group, address)
+            raise BrokerUnreachable(f"{address}: {error}", error.outcome_unknown) from error
+        if response.code == ResponseCode.SERVICE_NOT_AVAILABLE:
+            self.directory.doubt(group, address, leader_hint(response))
+            refusal = BrokerRefused(response.code, response.remark or "", address)
+            refusal.retriable = True
+            raise refusal
+        if leader_only and response.code == ResponseCode.SUCCESS:
+            self.directory.accepted(group, address)
+        return response
+
+    async def heartbeat_all(self) -> None:
+        """Send a heartbeat to every known replica, concurrently; failures are logged."""
+        await asyncio.gather(*(self._beat(address) for address in self.directory.addresses()))
+
+    async def unregister(self, producer_group: str | None, consumer_group: str | None) -> None:
+        """Tell every replica goodbye (35), so that the others rebalance at once."""
+        ext = {"clientID": self.client_id}
+        if producer_group is not None:
+            ext["producerGroup"] = producer_group
+        if consumer_group is not None:
+            ext["consumerGroup"] = consumer_group
+        await asyncio.gather(*(self._goodbye(a, ext) for a in self.directory.addresses()))
+
+    async def _goodbye(self, address: str, ext: dict[str, str]) -> None:
+        command = RemotingCommand.request(RequestCode.UNREGISTER_CLIENT, dict(ext))
+        try:
+            await self.remoting.invoke(address, command, 1000)
+        except RemotingError as error:  # the broker forgets us when the connection closes
+            logger.debug("unregister_failed address=%s error=%s", address, error)
+
+    def _greet(self, addresses: tuple[str, ...]) -> None:
+        for address in addresses:
+            self.spawn(self._beat(address), f"heartbeat {address}")
+
+    async def _beat(self, address: str) -> None:
+        if self._heartbeat is None:
+            return
+        body = {
+            "clientID": self.client_id,
+            "producerDataSet": [],
+            "consumerDataSet": [],
+            "heartbeatFingerprint": 0,
+            "withoutSub": False,
+            **self._heartbeat(),
+        }
+        command = RemotingCommand.request(RequestCode.HEART_BEAT, None, orjson.dumps(body))
+        try:
+            await self.remoting.invoke(address, command, self.config.heartbeat_timeout_ms)
+        except RemotingError as error:
+            logger.debug("heartbeat_failed address=%s error=%s", address, error)
+
+    async def _send_heartbeats(self) -> None:
+        while True:
+            await asyncio.sleep(self.config.heartbeat_interval_ms / 1000)
+            await self.heartbeat_all()
+
+    async def _refresh_routes(self) -> None:
+        while True:
+            await asyncio.sleep(self.config.route_interval_ms / 1000)
+            try:
+                await self.directory.refresh_all()
+            except ClientError as error:
+                logger.warning("route_refresh_failed error=%s", error)
+
+
+def leader_hint(response: RemotingCommand) -> str | None:
+    """The leader's address in a refusal, if the broker knew it."""
+    return (response.ext or {}).get("leaderAddr") or None
+
+
+def local_address() -> bytes:
+    """An IPv4 address of this host, 4 bytes; loopback where none can be found without asking."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("10.255.255.255", 1))  # a datagram socket: nothing is sent
+            return socket.inet_aton(probe.getsockname()[0])
+        except OSError:
+            return b"\x7f\x00\x00\x01"
+
+
+def make_client_id() -> str:
+    """ip@pid#nanotime: a new identity for every instance, so two in one process never clash."""
+    address = socket.inet_ntoa(local_address())
+    return f"{address}@{os.getpid()}#{time.monotonic_ns()}{next(_instances)}"

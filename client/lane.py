@@ -1,0 +1,181 @@
+"""All sends to one broker group: straight to its leader, or waiting while the leader is looked for.
+
+A lane is either *open* (it has a channel to the leader; sends are written at once) or *searching*
+(one task owns the search; sends wait in order). The search sends the first waiting message to one
+replica after the other: a refusal is certain and quick, an acceptance proves the leader and lets
+all the others follow. So a fail-over costs one probing message, not a storm of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from client.channel import Channel
+from client.errors import BrokerUnreachable
+from client.pending import Pending
+from client.retry import LEADER_SEARCH
+from client.route import ReplicaGroup
+
+logger = logging.getLogger(__name__)
+
+
+class LaneOwner(Protocol):
+    """What a lane needs of the producer's engine."""
+
+    async def open_channel(self, address: str) -> Channel:
+        """Raises BrokerUnreachable."""
+        ...
+
+    def write(self, pending: Pending, channel: Channel) -> None:
+        """Write one attempt."""
+        ...
+
+    def unanswered(self, pending: Pending, channel: Channel) -> None:
+        """The scout got no answer over `channel`: line it up again in front."""
+        ...
+
+    def expire(self, pending: Pending, now: float) -> bool:
+        """End `pending` if its time is over; True if it is done."""
+        ...
+
+    def doubt(self, group: ReplicaGroup, address: str, hint: str | None) -> None: ...
+
+    def accepted(self, group: ReplicaGroup, address: str) -> None: ...
+
+    def ask_route(self) -> None:
+        """Ask the name servers who leads; the answer comes through the group."""
+        ...
+
+    def spawn_search(self, lane: Lane) -> None: ...
+
+
+class Lane:
+    """See the module. `scout_timeout_ms`: how long one replica may think about the probe."""
+
+    def __init__(
+        self,
+        group: ReplicaGroup,
+        owner: LaneOwner,
+        now: Callable[[], float],
+        scout_timeout_ms: int,
+    ) -> None:
+        self.group = group
+        self.waiting: deque[Pending] = deque()
+        self.channel: Channel | None = None
+        self.searching = False
+        self._owner = owner
+        self._now = now
+        self._scout_timeout = scout_timeout_ms / 1000
+
+    @property
+    def open(self) -> bool:
+        """Sends are written at once."""
+        return self.channel is not None
+
+    def submit(self, pending: Pending) -> None:
+        """Write `pending` to the leader, or line it up behind the search."""
+        if self.channel is not None:
+            self._owner.write(pending, self.channel)
+            return
+        self.waiting.append(pending)
+        self._search_if_needed()
+
+    def again(self, pendings: list[Pending]) -> None:
+        """Line up again, in front and in this order, what has to be sent once more."""
+        if self.channel is not None:
+            for pending in pendings:
+                self._owner.write(pending, self.channel)
+            return
+        self.waiting.extendleft(reversed(pendings))
+        self._search_if_needed()
+
+    def lost(self, channel: Channel, hint: str | None = None) -> None:
+        """`channel` broke or its broker does not lead (any more)."""
+        if self.channel is not None and self.channel is not channel:
+            return  # late news of a leader that was left already
+        self.channel = None
+        self._owner.doubt(self.group, channel.address, hint)
+        self._search_if_needed()
+
+    def leader_changed(self) -> None:
+        """The directory believes in another leader now; go and see."""
+        if self.channel is not None and self.group.leader != self.channel.address:
+            self.channel = None
+            self._search_if_needed()
+
+    def drop_expired(self, now: float) -> None:
+        """End waiting sends whose time is over."""
+        if any(pending.done or pending.deadline <= now for pending in self.waiting):
+            self.waiting = deque(p for p in self.waiting if not self._owner.expire(p, now))
+
+    async def search(self) -> None:
+        """Find the leader with what waits. Ends when found, or when nothing waits any more."""
+        try:
+            await LEADER_SEARCH.until_true()(self._round)
+        finally:
+            self.searching = False
+        self._flush()
+
+    def _search_if_needed(self) -> None:
+        if self.waiting and self.channel is None and not self.searching:
+            self.searching = True
+            self._owner.spawn_search(self)
+
+    async def _round(self) -> bool:
+        """Ask each candidate once; True if the search is over."""
+        asked: set[str] = set()
+        while True:
+            self.drop_expired(self._now())
+            if not self.waiting:
+                return True
+            address = next((a for a in self.group.candidates() if a not in asked), None)
+            if address is None:
+                self._owner.ask_route()
+                return False
+            asked.add(address)
+            try:
+                channel = await self._owner.open_channel(address)
+            except BrokerUnreachable as error:
+                logger.debug("leader_search_unreachable address=%s error=%s", address, error)
+                self.waiting[0].reason = error.message
+                continue
+            if await self._probe(channel):
+                self.channel = channel
+                self._owner.accepted(self.group, address)
+                return True
+
+    async def _probe(self, channel: Channel) -> bool:
+        """Send the first waiting message over `channel`; True if the broker leads."""
+        while self.waiting:
+            pending = self.waiting.popleft()
+            if not self._owner.expire(pending, self._now()):
+                break
+        else:
+            return False
+        verdict: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        pending.scout = verdict
+        self._owner.write(pending, channel)
+        try:
+            async with asyncio.timeout(self._scout_timeout):
+                return await verdict
+        except TimeoutError:
+            self._owner.unanswered(pending, channel)
+            return False
+        finally:
+            pending.scout = None
+
+    def _flush(self) -> None:
+        """The search is over: everything that waits goes to the leader."""
+        channel = self.channel
+        if channel is None:
+            self._search_if_needed()
+            return
+        waiting, self.waiting = self.waiting, deque()
+        now = self._now()
+        for pending in waiting:
+            if not self._owner.expire(pending, now):
+                self._owner.write(pending, channel)

@@ -1,0 +1,124 @@
+"""Consumed offsets: what is to be committed, and what to make of a broker's answers. Pure.
+
+Offsets live on the broker. The table here holds, per queue, what this consumer has finished and
+what the broker has been told; a commit sends only the difference and never goes back, except after
+a reset that somebody asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from client.message import MessageQueue
+
+
+class OffsetTable:
+    """Finished and told offsets of the queues this consumer holds."""
+
+    def __init__(self) -> None:
+        self._finished: dict[MessageQueue, int] = {}
+        self._told: dict[MessageQueue, int] = {}
+
+    def begin(self, queue: MessageQueue, offset: int, told: bool) -> None:
+        """Take a queue over at `offset`; `told` says whether the broker has it already."""
+        self._finished[queue] = offset
+        if told:
+            self._told[queue] = offset
+        else:
+            self._told.pop(queue, None)
+
+    def advance(self, queue: MessageQueue, offset: int) -> None:
+        """Everything below `offset` is finished; a smaller offset than before is ignored."""
+        current = self._finished.get(queue)
+        if current is not None and offset > current:
+            self._finished[queue] = offset
+
+    def dirty(self, queues: Iterable[MessageQueue] | None = None) -> dict[MessageQueue, int]:
+        """What the broker has not been told, of `queues` or of all."""
+        chosen = self._finished if queues is None else queues
+        return {
+            queue: self._finished[queue]
+            for queue in chosen
+            if queue in self._finished and self._told.get(queue) != self._finished[queue]
+        }
+
+    def told(self, queue: MessageQueue, offset: int) -> None:
+        """The broker was told `offset` (or confirmed it)."""
+        if queue in self._finished:
+            self._told[queue] = offset
+
+    def forget_told(self, broker_name: str) -> None:
+        """The group's leader changed: a one-way commit may be lost with the old one; tell again."""
+        for queue in [queue for queue in self._told if queue.broker_name == broker_name]:
+            del self._told[queue]
+
+    def drop(self, queue: MessageQueue) -> None:
+        self._finished.pop(queue, None)
+        self._told.pop(queue, None)
+
+    def finished(self) -> dict[MessageQueue, int]:
+        """Finished offset of every held queue."""
+        return dict(self._finished)
+
+
+class ConsumeFrom(Enum):
+    """Where a group begins in a queue it never committed an offset for."""
+
+    LAST_OFFSET = "CONSUME_FROM_LAST_OFFSET"
+    FIRST_OFFSET = "CONSUME_FROM_FIRST_OFFSET"
+    TIMESTAMP = "CONSUME_FROM_TIMESTAMP"
+
+
+@dataclass(frozen=True, slots=True)
+class PullAnswer:
+    """The header of a pull response."""
+
+    code: int
+    next_begin: int
+    min_offset: int
+    max_offset: int
+
+
+class MovedAction(Enum):
+    KEEP = "keep"
+    MOVE = "move"
+
+
+class OffsetMoved:
+    """Decides whether a PULL_OFFSET_MOVED is believed.
+
+    Forward (our offset was deleted by retention): believed at the second equal answer. Backward
+    (the broker ends before our offset): a replica that is behind says that, so it is believed only
+    after `backward_confirmations` equal answers in a row, each after asking the route again. An
+    answer whose own bounds contradict each other is never believed. Losing progress to one stale
+    answer is the oldest complaint about RocketMQ's fail-over.
+    """
+
+    def __init__(self, backward_confirmations: int = 10) -> None:
+        self._backward_confirmations = backward_confirmations
+        self._last: tuple[int, int] | None = None
+        self._equal = 0
+
+    def judge(self, requested: int, answer: PullAnswer) -> MovedAction:
+        """What to do with an answer 21 to a pull at `requested`."""
+        if not 0 <= answer.min_offset <= answer.max_offset:
+            self.clear()
+            return MovedAction.KEEP
+        if not answer.min_offset <= answer.next_begin <= answer.max_offset:
+            self.clear()
+            return MovedAction.KEEP
+        seen = (requested, answer.next_begin)
+        self._equal = self._equal + 1 if seen == self._last else 1
+        self._last = seen
+        needed = 2 if answer.next_begin > requested else self._backward_confirmations
+        if self._equal < needed:
+            return MovedAction.KEEP
+        self.clear()
+        return MovedAction.MOVE
+
+    def clear(self) -> None:
+        """Any other answer ends the row."""
+        self._last = None
+        self._equal = 0

@@ -1,0 +1,401 @@
+"""The producer.
+
+    async with Producer("group", "127.0.0.1:9876") as producer:
+        result = await producer.send(Message("orders", b"...", tags="created"))
+
+A send ends within its `timeout_ms` in a SendResult (stored, on a majority), SendFailed (certainly
+not stored) or SendOutcomeUnknown. In between it is repeated, with the same UNIQ_KEY, on whichever
+replica leads. Order: messages for one queue are written in the order of the calls; after a
+failed attempt a message may come behind later ones, so a strict order needs one send at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+
+from client.errors import (
+    CODE_NO_ROUTE,
+    ClientClosed,
+    ClientError,
+    NameServerUnreachable,
+    NoRoute,
+    SendFailed,
+    TooManyInFlight,
+)
+from client.instance import ClientInstance, InstanceConfig, local_address
+from client.message import Message, MessageQueue, SendResult, process_unique_keys
+from client.pending import Pending, SendCallback
+from client.retry import CONTROL
+from client.route import TopicRouteData
+from client.sendframe import OutgoingSend, SendTemplate, outgoing, outgoing_batch
+from client.sending import SendConfig, SendEngine
+from remoting.command import ONEWAY_FLAG
+from remoting.errors import RemotingError
+
+T = TypeVar("T")
+Selector = Callable[[Sequence[MessageQueue], Message, T], MessageQueue]
+
+AUTO_CREATE_TOPIC = "TBW102"  # its route shows the brokers that create topics at the first send
+AUTO_CREATE_QUEUES = 4
+PERM_INHERIT = 1
+PROVISIONAL_LOOK_S = 0.2
+
+
+class Publication:
+    """The queues of one topic that may be sent to, and whose turn it is."""
+
+    __slots__ = ("_turn", "provisional", "queues", "route", "single_group")
+
+    def __init__(
+        self, queues: Sequence[MessageQueue], route: TopicRouteData, provisional: bool = False
+    ) -> None:
+        self.queues = tuple(queues)
+        self.route = route
+        self.single_group = len({queue.broker_name for queue in queues}) == 1
+        self.provisional = provisional  # the topic does not exist yet
+        self._turn = int(time.monotonic() * 1000)  # producers do not all begin at queue 0
+
+    def next(self) -> MessageQueue:
+        self._turn += 1
+        return self.queues[self._turn % len(self.queues)]
+
+    def next_fit(self, fit: Callable[[str], bool]) -> MessageQueue | None:
+        """The next queue in turn whose group is fit."""
+        for _ in self.queues:
+            queue = self.next()
+            if fit(queue.broker_name):
+                return queue
+        return None
+
+
+class Producer:
+    """See the module. One event loop; not thread-safe (client.sync is)."""
+
+    def __init__(
+        self,
+        group: str,
+        namesrv: str | Sequence[str],
+        *,
+        config: SendConfig | None = None,
+        instance_config: InstanceConfig | None = None,
+    ) -> None:
+        self.group = group
+        self.config = config or SendConfig()
+        self._instance = ClientInstance(namesrv, instance_config)
+        self._keys = process_unique_keys(local_address())
+        self._engine: SendEngine | None = None
+        self._publications: dict[str, Publication] = {}
+        self._unrouted: dict[str, list[Pending]] = {}
+        self._looked_at = 0.0
+
+    async def __aenter__(self) -> Producer:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Open for sends. Does not wait for any server."""
+        await self._instance.start(self._heartbeat)
+        self._engine = SendEngine(
+            self._instance, self.group, self.config, self._alternative
+        )
+
+    async def stop(self) -> None:
+        """End undecided sends as they stand, say goodbye to the brokers, close."""
+        if self._engine is None:
+            return
+        for parked in self._unrouted.values():
+            for pending in parked:
+                self._engine.finish(pending, None, pending.error())
+        self._unrouted.clear()
+        self._engine.stop()
+        await self._instance.unregister(self.group, None)
+        await self._instance.stop()
+        self._engine = None
+
+    @property
+    def in_flight(self) -> int:
+        """Sends that are not decided yet."""
+        return self._engine.in_flight if self._engine else 0
+
+    async def send(
+        self,
+        message: Message,
+        timeout_ms: int = 3000,
+        queue: MessageQueue | None = None,
+        selector: Selector[Any] | None = None,
+        arg: Any = None,
+    ) -> SendResult:
+        """Send one message. Raises SendFailed, SendOutcomeUnknown, InvalidMessage, ClientClosed.
+
+        At the in-flight limit it waits for room within `timeout_ms`, then raises TooManyInFlight.
+        `selector(queues, message, arg)` chooses the queue; it or `queue` keeps related messages
+        in one queue, and such a send is repeated only there.
+        """
+        engine = self._running()
+        deadline = engine.now() + timeout_ms / 1000
+        if selector is not None:
+            publication = await self._publication_by(message.topic, deadline)
+            queue = selector(publication.queues, message, arg)
+        item = self._outgoing(message)
+        return await self._send_item(item, message.topic, queue, deadline)
+
+    async def send_batch(
+        self,
+        messages: Sequence[Message],
+        timeout_ms: int = 3000,
+        queue: MessageQueue | None = None,
+    ) -> SendResult:
+        """Send messages of one topic to one queue, all or none. `msg_id` and `offset_msg_id` are
+        comma lists, `queue_offset` is the first one's. Errors as `send`."""
+        engine = self._running()
+        deadline = engine.now() + timeout_ms / 1000
+        keys = [message.unique_key or self._keys.next() for message in messages]
+        item = outgoing_batch(messages, keys, int(time.time() * 1000))
+        return await self._send_item(item, messages[0].topic, queue, deadline)
+
+    def send_nowait(
+        self,
+        message: Message,
+        callback: SendCallback,
+        timeout_ms: int = 3000,
+        queue: MessageQueue | None = None,
+    ) -> str:
+        """Start a send; `callback(result, None)` or `callback(None, error)` is called once, from
+        the loop, never from within this call unless the producer is being stopped.
+
+        Returns the UNIQ_KEY. Raises TooManyInFlight (nothing was sent), InvalidMessage,
+        ClientClosed. Retries as `send`, at no cost in tasks or futures.
+        """
+        engine = self._running()
+        item = self._outgoing(message)
+        topic = message.topic
+        deadline = engine.now() + timeout_ms / 1000
+        fixed = queue is not None
+        publication = None if fixed else self._publication_if_known(topic)
+        if publication is not None:
+            queue = self._choose(publication)
+            if publication.provisional:
+                self._look_for_created(topic)
+        chosen = queue or MessageQueue(topic, "", -1)
+        pending = Pending(item, chosen, fixed, deadline, callback)
+        engine.admit(pending)
+        if queue is None or (fixed and not self._group_known(queue)):
+            self._park(topic, pending)
+        else:
+            engine.submit(pending)
+        return item.unique_key
+
+    async def send_oneway(
+        self, message: Message, timeout_ms: int = 3000, queue: MessageQueue | None = None
+    ) -> None:
+        """Write one message and do not wait for an answer: it may be lost without notice.
+
+        Returns when it was handed to a connection. Raises SendFailed if that was not possible.
+        """
+        engine = self._running()
+        deadline = engine.now() + timeout_ms / 1000
+        publication = await self._publication_by(message.topic, deadline)
+        target = queue or self._choose(publication)
+        item = self._outgoing(message)
+        group = self._instance.directory.group(target.broker_name)
+        template = SendTemplate(self.group, target.topic, target.broker_name, item.code)
+        reason = "no replica is known"
+        for address in group.candidates():
+            try:
+                channel = await engine.open_channel(address)
+            except ClientError as error:
+                reason = error.message
+                continue
+            frame = template.frame(item, target.queue_id, channel.next_opaque(), ONEWAY_FLAG)
+            if channel.write(frame):
+                return
+        raise SendFailed(CODE_NO_ROUTE, f"one-way send not possible: {reason}")
+
+    async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
+        """The topic's write queues. Raises NoRoute, NameServerUnreachable."""
+        return (await self._publication(topic)).queues
+
+    # ---- inside
+
+    def _running(self) -> SendEngine:
+        if self._engine is None:
+            raise ClientClosed
+        return self._engine
+
+    def _heartbeat(self) -> Mapping[str, Any]:
+        return {"producerDataSet": [{"groupName": self.group}]}
+
+    def _outgoing(self, message: Message) -> OutgoingSend:
+        key = message.unique_key or self._keys.next()
+        return outgoing(message, key, int(time.time() * 1000))
+
+    async def _send_item(
+        self, item: OutgoingSend, topic: str, queue: MessageQueue | None, deadline: float
+    ) -> SendResult:
+        engine = self._running()
+        fixed = queue is not None
+        if queue is None or not self._group_known(queue):
+            publication = await self._publication_by(topic, deadline)
+            queue = queue or self._choose(publication)
+        elif self._publication_if_known(topic) is None:
+            await self._publication_by(topic, deadline)
+        future: asyncio.Future[SendResult] = asyncio.get_running_loop().create_future()
+
+        def settle(result: SendResult | None, error: ClientError | None) -> None:
+            if future.done():
+                return  # the caller was cancelled
+            if result is not None:
+                future.set_result(result)
+            else:
+                assert error is not None
+                future.set_exception(error)
+
+        pending = Pending(item, queue, fixed, deadline, settle)
+        while True:
+            try:
+                engine.admit(pending)
+                break
+            except TooManyInFlight:
+                remaining = deadline - engine.now()
+                if remaining <= 0:
+                    raise
+                try:
+                    async with asyncio.timeout(remaining):
+                        await engine.wait_for_room()
+                except TimeoutError:
+                    continue  # the next look raises what the limit has to say
+        engine.submit(pending)
+        return await future
+
+    def _choose(self, publication: Publication) -> MessageQueue:
+        """Round robin, past groups that are in trouble as long as there are others."""
+        engine = self._running()
+        fault = engine.fault
+        if publication.single_group or fault.quiet:
+            return publication.next()
+        now_ms = engine.now() * 1000
+        fit = publication.next_fit(lambda name: fault.available(name, now_ms))
+        return fit or publication.next()
+
+    def _alternative(self, pending: Pending) -> MessageQueue | None:
+        """A queue of another group that is in good health, for a send that failed in its own."""
+        publication = self._publications.get(pending.queue.topic)
+        engine = self._engine
+        if publication is None or publication.single_group or engine is None:
+            return None
+        failed = pending.queue.broker_name
+        now_ms = engine.now() * 1000
+        fault = engine.fault
+        is_open = engine.is_open
+        return publication.next_fit(
+            lambda name: name != failed and is_open(name) and fault.available(name, now_ms)
+        )
+
+    def _group_known(self, queue: MessageQueue) -> bool:
+        return bool(self._instance.directory.group(queue.broker_name).addresses)
+
+    def _publication_if_known(self, topic: str) -> Publication | None:
+        """What is known without asking; follows the directory's route when that changed."""
+        publication = self._publications.get(topic)
+        route = self._instance.directory.route_if_known(topic)
+        if publication is not None and (route is publication.route or route is None):
+            return publication
+        if route is None:
+            return None
+        queues = route.write_queues(topic)
+        if not queues:
+            return None
+        fresh = self._publications[topic] = Publication(queues, route)
+        return fresh
+
+    async def _publication(self, topic: str) -> Publication:
+        known = self._publication_if_known(topic)
+        if known is not None and not known.provisional:
+            return known
+        directory = self._instance.directory
+        try:
+            await directory.refresh(topic)
+        except NoRoute:
+            if known is not None:
+                return known
+            template = await directory.refresh(AUTO_CREATE_TOPIC)
+            return self._provisional(topic, template)
+        publication = self._publication_if_known(topic)
+        if publication is None:
+            raise NoRoute(topic, "it has no queue that may be written")
+        return publication
+
+    def _provisional(self, topic: str, template: TopicRouteData) -> Publication:
+        """The queues the topic will have once the first send created it (section 9.3)."""
+        queues = [
+            MessageQueue(topic, data.broker_name, number)
+            for data in template.queues
+            if data.perm & PERM_INHERIT
+            for number in range(min(AUTO_CREATE_QUEUES, data.write_count))
+        ]
+        if not queues:
+            raise NoRoute(topic, "it does not exist and no broker creates topics by itself")
+        publication = Publication(queues, template, provisional=True)
+        self._publications[topic] = publication
+        return publication
+
+    def _look_for_created(self, topic: str) -> None:
+        """The first send creates the topic; take up its real route once there is one."""
+        now = self._running().now()
+        if now - self._looked_at >= PROVISIONAL_LOOK_S:
+            self._looked_at = now
+            self._instance.directory.refresh_soon(topic)
+
+    async def _publication_by(self, topic: str, deadline: float) -> Publication:
+        """The publication, asked for until `deadline`. Raises SendFailed."""
+        known = self._publication_if_known(topic)
+        if known is not None and not known.provisional:
+            return known
+        reason = "no name server answered in time"
+        try:
+            async with asyncio.timeout_at(deadline):
+                async for attempt in CONTROL.while_retriable():
+                    with attempt:
+                        return await self._publication(topic)
+        except (NoRoute, NameServerUnreachable, RemotingError) as error:
+            reason = str(error)
+        except TimeoutError:
+            pass  # said below
+        raise SendFailed(CODE_NO_ROUTE, f"topic {topic!r}: {reason}")
+
+    def _park(self, topic: str, pending: Pending) -> None:
+        """Keep a send until the route is known; one task asks for all of the topic's."""
+        parked = self._unrouted.setdefault(topic, [])
+        parked.append(pending)
+        if len(parked) == 1:
+            self._instance.spawn(self._route_parked(topic), f"route for {topic}")
+
+    async def _route_parked(self, topic: str) -> None:
+        engine = self._running()
+        publication: Publication | None = None
+        failure: SendFailed | None = None
+        latest = max(pending.deadline for pending in self._unrouted[topic])
+        try:
+            publication = await self._publication_by(topic, latest)
+        except SendFailed as error:
+            failure = error
+        for pending in self._unrouted.pop(topic, []):
+            if publication is None:
+                engine.finish(pending, None, failure)
+                continue
+            if not pending.fixed:
+                pending.queue = self._choose(publication)
+            if not engine.expire(pending, engine.now()):
+                engine.submit(pending)

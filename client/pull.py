@@ -1,0 +1,322 @@
+"""One queue of a consumer: pulls from the leader, keeps what came, hands it to the listener.
+
+A `QueueWorker` owns one pulling task and `consume_tasks` consuming tasks. Pulling goes on while
+the process queue has room; a pull that finds nothing waits at the broker (long polling). After a
+fail-over it goes on at the new leader from its own offset.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from client.decode import decode_messages
+from client.errors import ClientError
+from client.instance import ClientInstance, leader_hint
+from client.message import MessageExt, MessageQueue
+from client.offsets import MovedAction, OffsetMoved, PullAnswer
+from client.processqueue import Batch, CacheLimits, ProcessQueue
+from client.subscription import Subscription
+from remoting.codes import RequestCode, ResponseCode
+from remoting.command import RemotingCommand
+from remoting.errors import HeaderError, RemotingError
+from remoting.headers import PullHeader, PullResponseHeader
+from store.record import RecordError
+
+logger = logging.getLogger(__name__)
+
+SUSPEND_FLAG = 0x2
+SUBSCRIPTION_FLAG = 0x4
+PAUSE_MS_FIRST = 10.0
+PAUSE_MS_MAX = 1000.0
+FAST_EMPTY_MS = 20  # a "nothing new" quicker than this was not held: do not spin on it
+
+
+@dataclass(frozen=True, slots=True)
+class PullConfig:
+    """How one queue is pulled and consumed; times in milliseconds."""
+
+    batch_size: int = 256
+    batch_bytes_max: int = 4 * 1024 * 1024
+    suspend_ms: int = 15_000
+    answer_grace_ms: int = 3_000  # an answer later than suspend_ms plus this never comes
+    consume_batch_size: int = 32
+    consume_tasks: int = 4  # per queue; 1 when orderly
+    limits: CacheLimits = field(default_factory=CacheLimits)
+    moved_pause_ms: int = 500
+    backward_confirmations: int = 10
+
+
+class WorkerOwner(Protocol):
+    """What a worker needs of its consumer."""
+
+    async def consume(self, batch: Batch) -> None:
+        """Returns when every message of the batch is dealt with; may take as long as it likes."""
+        ...
+
+    def advanced(self, queue: MessageQueue, offset: int) -> None:
+        """Everything below `offset` is finished."""
+        ...
+
+    def rewound(self, queue: MessageQueue, offset: int) -> None:
+        """The queue goes on at `offset`, which is before what was finished."""
+        ...
+
+    async def subscription_outdated(self) -> None:
+        """The broker does not know our subscription (yet)."""
+        ...
+
+
+class QueueWorker:
+    """See the module."""
+
+    def __init__(
+        self,
+        queue: MessageQueue,
+        group: str,
+        subscription: Subscription,
+        start: int,
+        instance: ClientInstance,
+        owner: WorkerOwner,
+        config: PullConfig,
+    ) -> None:
+        self.queue = queue
+        self.subscription = subscription
+        self.process_queue = ProcessQueue(start, config.limits)
+        self.last_pull_ms = 0.0
+        self._group = group
+        self._instance = instance
+        self._owner = owner
+        self._config = config
+        self._replicas = instance.directory.group(queue.broker_name)
+        self._moved = OffsetMoved(config.backward_confirmations)
+        self._wanted = subscription.wanted_tags()
+        self._arrived = asyncio.Event()
+        self._room = asyncio.Event()
+        self._pull: asyncio.Task[RemotingCommand] | None = None
+        self._pull_address = ""
+        self._tasks: list[asyncio.Task[Any]] = []
+        self._pulling: asyncio.Task[Any] | None = None
+        self._pause_ms = 0.0
+        self._stopping = False
+        self._loop = asyncio.get_running_loop()
+
+    def start(self) -> None:
+        name = f"{self.queue.topic}/{self.queue.broker_name}/{self.queue.queue_id}"
+        self._pulling = self._instance.spawn(self._pull_forever(), f"pull {name}")
+        for number in range(self._config.consume_tasks):
+            self._tasks.append(
+                self._instance.spawn(self._consume_forever(), f"consume {name} {number}")
+            )
+
+    async def stop(self, grace_ms: float) -> None:
+        """Stop pulling at once; give the listener `grace_ms` for what it has in hand."""
+        if self._pulling is not None:
+            await _cancel([self._pulling])
+        self._stopping = True
+        deadline = self._loop.time() + grace_ms / 1000
+        while self.process_queue.taken_count and self._loop.time() < deadline:
+            self._room.clear()
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self._room.wait()
+            except TimeoutError:
+                break
+        await _cancel(self._tasks)
+
+    def leader_changed(self) -> None:
+        """Another leader: a pull held by the old one (perhaps frozen) is of no use."""
+        leader = self._replicas.leader
+        if self._pull is not None and leader is not None and leader != self._pull_address:
+            self._pull.cancel()
+
+    def reset(self, offset: int) -> None:
+        """Forget what is cached and go on at `offset`. Batches in hand no longer count."""
+        self.process_queue = ProcessQueue(offset, self._config.limits)
+        self._room.set()
+        if self._pull is not None:
+            self._pull.cancel()
+
+    # ---- pulling
+
+    async def _pull_forever(self) -> None:
+        while True:
+            if self._pause_ms:
+                await asyncio.sleep(self._pause_ms / 1000)
+            process_queue = self.process_queue
+            if process_queue.full:
+                self._room.clear()
+                await self._room.wait()
+                continue
+            response = await self._request(process_queue.next_pull)
+            if response is None or process_queue is not self.process_queue:
+                continue
+            try:
+                await self._take_in(process_queue, response)
+            except (HeaderError, RecordError, ClientError) as error:
+                logger.error("pull_answer_broken queue=%s error=%s", self.queue, error)
+                self._back_off()
+
+    async def _request(self, offset: int) -> RemotingCommand | None:
+        """One pull; None if it has to be tried again (the leader is not found, or changed)."""
+        address = self._replicas.target
+        if address is None:
+            self._instance.directory.refresh_groups_soon()
+            self._back_off()
+            return None
+        header = PullHeader(
+            self._group,
+            self.queue.topic,
+            self.queue.queue_id,
+            offset,
+            self._config.batch_size,
+            SUSPEND_FLAG | SUBSCRIPTION_FLAG,
+            0,
+            self._config.suspend_ms,
+            self.subscription.expression,
+            self.subscription.version,
+            self.subscription.expression_type,
+            self._config.batch_bytes_max,
+            self.queue.broker_name,
+        )
+        command = RemotingCommand.request(RequestCode.PULL_MESSAGE, header.to_ext())
+        timeout_ms = self._config.suspend_ms + self._config.answer_grace_ms
+        self.last_pull_ms = self._loop.time() * 1000
+        self._pull_address = address
+        self._pull = self._loop.create_task(
+            self._instance.remoting.invoke(address, command, timeout_ms)
+        )
+        try:
+            await asyncio.wait((self._pull,))
+            if self._pull.cancelled():
+                return None  # leader_changed or reset
+            return self._pull.result()
+        except RemotingError as error:
+            logger.info("pull_failed queue=%s address=%s error=%s", self.queue, address, error)
+            self._instance.directory.doubt(self._replicas, address)
+            self._back_off(PAUSE_MS_FIRST * 8)
+            return None
+        finally:
+            self._pull.cancel()  # no effect unless this task itself is being cancelled
+            self._pull = None
+
+    async def _take_in(self, process_queue: ProcessQueue, response: RemotingCommand) -> None:
+        code = response.code
+        if code == ResponseCode.SUCCESS:
+            answer = PullResponseHeader.parse(response.ext)
+            messages = decode_messages(response.body, self.queue.broker_name, self._wanted)
+            fresh = self._only_new(process_queue, messages)
+            process_queue.add(fresh, max(answer.next_offset, process_queue.next_pull))
+            self._good_answer()
+            if fresh:
+                self._arrived.set()
+            else:
+                self._owner.advanced(self.queue, process_queue.committable)
+        elif code == ResponseCode.PULL_NOT_FOUND or code == ResponseCode.PULL_RETRY_IMMEDIATELY:
+            self._nothing_new(process_queue, response)
+        elif code == ResponseCode.PULL_OFFSET_MOVED:
+            await self._offset_moved(process_queue, PullResponseHeader.parse(response.ext))
+        elif code == ResponseCode.SERVICE_NOT_AVAILABLE:
+            directory = self._instance.directory
+            directory.doubt(self._replicas, self._pull_address, leader_hint(response))
+            self._back_off(PAUSE_MS_FIRST * 8)
+        elif code in (
+            ResponseCode.SUBSCRIPTION_NOT_EXIST,
+            ResponseCode.SUBSCRIPTION_NOT_LATEST,
+            ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+        ):
+            self._back_off()
+            await self._owner.subscription_outdated()
+        else:
+            logger.warning(
+                "pull_refused queue=%s code=%d remark=%s", self.queue, code, response.remark
+            )
+            self._instance.directory.refresh_groups_soon()
+            self._back_off()
+
+    def _only_new(
+        self, process_queue: ProcessQueue, messages: list[MessageExt]
+    ) -> list[MessageExt]:
+        """A broker may begin a batch before the offset asked for; never deliver those again."""
+        start = process_queue.next_pull
+        if messages and messages[0].queue_offset < start:
+            return [message for message in messages if message.queue_offset >= start]
+        return messages
+
+    def _nothing_new(self, process_queue: ProcessQueue, response: RemotingCommand) -> None:
+        """19: nothing behind the offset. 20: what there was did not match; go on behind it."""
+        answer = PullResponseHeader.parse(response.ext)
+        self._moved.clear()
+        if response.code == ResponseCode.PULL_RETRY_IMMEDIATELY:
+            if answer.next_offset > process_queue.next_pull:
+                process_queue.add([], answer.next_offset)
+                self._owner.advanced(self.queue, process_queue.committable)
+                self._pause_ms = 0.0
+                return
+            self._back_off()  # a follower answers so without moving on
+            return
+        held_ms = self._loop.time() * 1000 - self.last_pull_ms
+        if held_ms < FAST_EMPTY_MS:
+            self._back_off()
+        else:
+            self._pause_ms = 0.0
+
+    async def _offset_moved(self, process_queue: ProcessQueue, header: PullResponseHeader) -> None:
+        requested = process_queue.next_pull
+        answer = PullAnswer(
+            ResponseCode.PULL_OFFSET_MOVED,
+            header.next_offset,
+            header.offset_min,
+            header.offset_max,
+        )
+        if self._moved.judge(requested, answer) is MovedAction.KEEP:
+            self._instance.directory.refresh_groups_soon()
+            self._pause_ms = float(self._config.moved_pause_ms)
+            return
+        logger.warning(
+            "offset_moved queue=%s from=%d to=%d min=%d max=%d",
+            self.queue, requested, answer.next_begin, answer.min_offset, answer.max_offset,
+        )  # fmt: skip
+        self._pause_ms = 0.0
+        if answer.next_begin > requested:
+            process_queue.add([], answer.next_begin)
+            self._owner.advanced(self.queue, process_queue.committable)
+        else:
+            self.process_queue = ProcessQueue(answer.next_begin, self._config.limits)
+            self._room.set()
+            self._owner.rewound(self.queue, answer.next_begin)
+
+    def _good_answer(self) -> None:
+        self._pause_ms = 0.0
+        self._moved.clear()
+
+    def _back_off(self, pause_ms_max: float = PAUSE_MS_MAX) -> None:
+        """Wait before the next pull: 10 ms, doubling. A fail-over keeps the bound low."""
+        self._pause_ms = min(max(PAUSE_MS_FIRST, self._pause_ms * 2), pause_ms_max)
+
+    # ---- consuming
+
+    async def _consume_forever(self) -> None:
+        while not self._stopping:
+            process_queue = self.process_queue
+            batch = process_queue.take(self._config.consume_batch_size)
+            if batch is None:
+                self._arrived.clear()
+                await self._arrived.wait()
+                continue
+            await self._owner.consume(batch)
+            offset = process_queue.finish(batch)
+            self._room.set()
+            if process_queue is self.process_queue:  # else it was reset meanwhile
+                self._owner.advanced(self.queue, offset)
+            await asyncio.sleep(0)  # a listener that never waits must not keep the loop
+
+
+async def _cancel(tasks: list[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+

@@ -1,0 +1,79 @@
+"""Retry policies as data, and the tenacity loops made of them.
+
+Every policy is bounded: pauses by `pause_ms_max`, the whole by `time_ms_max` or `attempts_max`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tenacity import (
+    AsyncRetrying,
+    retry_if_exception,
+    retry_if_result,
+    stop_after_attempt,
+    stop_after_delay,
+    stop_never,
+    wait_exponential_jitter,
+)
+from tenacity.stop import stop_base
+
+from client.errors import ClientError
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """Pauses of first * growth^n plus up to `jitter_ms`, at most `pause_ms_max`.
+
+    `time_ms_max` and `attempts_max` bound the whole; None for a loop that its owner ends.
+    """
+
+    pause_ms_first: float
+    pause_ms_max: float
+    growth: float
+    jitter_ms: float
+    time_ms_max: float | None = None
+    attempts_max: int | None = None
+
+    def _parts(self) -> tuple[wait_exponential_jitter, stop_base]:
+        wait = wait_exponential_jitter(
+            multiplier=self.pause_ms_first / 1000,
+            max=self.pause_ms_max / 1000,
+            exp_base=self.growth,
+            jitter=self.jitter_ms / 1000,
+        )
+        stop: stop_base = stop_never
+        if self.time_ms_max is not None and self.attempts_max is not None:
+            stop = stop_after_delay(self.time_ms_max / 1000) | stop_after_attempt(self.attempts_max)
+        elif self.time_ms_max is not None:
+            stop = stop_after_delay(self.time_ms_max / 1000)
+        elif self.attempts_max is not None:
+            stop = stop_after_attempt(self.attempts_max)
+        return wait, stop
+
+    def while_retriable(self) -> AsyncRetrying:
+        """Repeats while a ClientError with `retriable` is raised; the last error comes out."""
+        wait, stop = self._parts()
+        return AsyncRetrying(
+            wait=wait, stop=stop, retry=retry_if_exception(_is_retriable), reraise=True
+        )
+
+    def until_true(self) -> AsyncRetrying:
+        """Repeats while the outcome is False; exceptions come out at once."""
+        wait, stop = self._parts()
+        return AsyncRetrying(wait=wait, stop=stop, retry=retry_if_result(_is_false), reraise=True)
+
+
+def _is_retriable(error: BaseException) -> bool:
+    return isinstance(error, ClientError) and error.retriable
+
+
+def _is_false(result: object) -> bool:
+    return result is False
+
+
+# A search round asks every replica once. A new leader needs 150-400 ms to appear; asking every
+# 10-60 ms finds it within one round of its being ready and costs a few refusals.
+LEADER_SEARCH = RetryPolicy(10, 60, 1.5, 10)
+# Admin and offset requests: a failover in the middle must not surface to the caller.
+CONTROL = RetryPolicy(15, 250, 1.6, 20, time_ms_max=5000)

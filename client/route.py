@@ -1,0 +1,208 @@
+"""The route of a topic: which broker groups hold its queues, and where their replicas are. Pure.
+
+A group's brokerId 0 is the leader, the others are followers (section 5.2). `ReplicaGroup` keeps
+what is known of one group and gives the order in which its replicas are asked for the leader:
+the hint from a refusal, then the route's id 0, then every known replica.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from client.message import MessageQueue
+
+LEADER_ID = 0
+PERM_READ = 4
+PERM_WRITE = 2
+REPLICAS_MAX = 64  # addresses remembered per group; old ones go first
+
+
+class RouteError(ValueError):
+    """A route body that is not a TopicRouteData."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueData:
+    """How many queues of the topic one broker group has, and what may be done with them."""
+
+    broker_name: str
+    read_count: int
+    write_count: int
+    perm: int
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerData:
+    """One broker group; `addresses` maps brokerId to host:port."""
+
+    cluster: str
+    broker_name: str
+    addresses: Mapping[int, str]
+
+    @property
+    def leader(self) -> str | None:
+        return self.addresses.get(LEADER_ID)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRouteData:
+    """What a name server answered for one topic."""
+
+    queues: tuple[QueueData, ...]
+    brokers: tuple[BrokerData, ...]
+
+    def write_queues(self, topic: str) -> tuple[MessageQueue, ...]:
+        """Queues that may be sent to, by group and number.
+
+        A group without a leader keeps its queues: a new leader is being elected, and a send that
+        waits for it is better than one that fails or piles onto the other groups for good.
+        """
+        known = {broker.broker_name for broker in self.brokers}
+        return tuple(
+            MessageQueue(topic, data.broker_name, number)
+            for data in sorted(self.queues, key=lambda q: q.broker_name)
+            if data.perm & PERM_WRITE and data.broker_name in known
+            for number in range(data.write_count)
+        )
+
+    def read_queues(self, topic: str) -> tuple[MessageQueue, ...]:
+        """Queues that may be pulled from, by group and number."""
+        return tuple(
+            MessageQueue(topic, data.broker_name, number)
+            for data in sorted(self.queues, key=lambda q: q.broker_name)
+            if data.perm & PERM_READ
+            for number in range(data.read_count)
+        )
+
+
+def parse_route(body: Mapping[str, Any]) -> TopicRouteData:
+    """A decoded route body → TopicRouteData. Raises RouteError."""
+    try:
+        queues = tuple(
+            QueueData(
+                data["brokerName"],
+                int(data["readQueueNums"]),
+                int(data["writeQueueNums"]),
+                int(data["perm"]),
+            )
+            for data in body.get("queueDatas") or ()
+        )
+        brokers = tuple(parse_broker(data) for data in body.get("brokerDatas") or ())
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RouteError(f"not a topic route: {error!r}") from error
+    return TopicRouteData(queues, brokers)
+
+
+def parse_broker(data: Mapping[str, Any]) -> BrokerData:
+    """One decoded BrokerData; map keys may be numbers or their text (section 1.5)."""
+    addresses = {int(key): str(value) for key, value in data["brokerAddrs"].items()}
+    return BrokerData(data.get("cluster") or "", data["brokerName"], addresses)
+
+
+class ReplicaGroup:
+    """What this client believes about one broker group: its replicas and who leads.
+
+    `leader` is the address requests go to, or None while it is unknown. `version` rises with
+    every change of leader, so that a late refusal from an old leader changes nothing.
+    """
+
+    __slots__ = (
+        "_addresses",
+        "_doubted",
+        "_hint",
+        "_route_leader",
+        "leader",
+        "name",
+        "version",
+    )
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.leader: str | None = None
+        self.version = 0
+        self._addresses: dict[str, None] = {}  # insertion-ordered set
+        self._route_leader: str | None = None
+        self._hint: str | None = None
+        self._doubted: dict[str, None] = {}  # who refused, in order: asked again after the others
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Every replica address known."""
+        return tuple(self._addresses)
+
+    @property
+    def route_leader(self) -> str | None:
+        """The route's id 0, whether or not it is believed."""
+        return self._route_leader
+
+    @property
+    def target(self) -> str | None:
+        """Whom to ask next: the leader, else the best guess. Whoever refuses goes to the end of
+        the line (`doubt`), so asking `target` again and again asks everybody in turn."""
+        return self.leader or next(iter(self.candidates()), None)
+
+    def learn(self, addresses: Mapping[int, str]) -> tuple[str, ...]:
+        """Take in a route answer; returns the addresses that were not known before.
+
+        Only a change of the route's id 0 is news and believed at once. A route that still says
+        what it said before may be older than what the replicas themselves told us since.
+        """
+        new = self._remember(addresses[key] for key in sorted(addresses))
+        route_leader = addresses.get(LEADER_ID)
+        if route_leader is not None and route_leader != self._route_leader:
+            self._route_leader = route_leader
+            self._hint = None
+            self._doubted.pop(route_leader, None)
+            if self.leader != route_leader:
+                self._lead(route_leader)
+        return new
+
+    def accepted(self, address: str) -> None:
+        """`address` answered as a leader does."""
+        self._hint = None
+        self._doubted.clear()
+        if self.leader != address:
+            self._remember((address,))
+            self._lead(address)
+
+    def doubt(self, address: str, hint: str | None = None) -> bool:
+        """`address` refused or broke; True if it was the believed leader until now."""
+        if hint is not None and hint != address:
+            self._remember((hint,))
+            self._hint = hint
+            self._doubted.pop(hint, None)
+        self._doubted.pop(address, None)
+        self._doubted[address] = None
+        if self.leader == address:
+            self._lead(None)
+            return True
+        return False
+
+    def candidates(self) -> tuple[str, ...]:
+        """Whom to ask for leadership, best guess first, each address once."""
+        order = dict.fromkeys(
+            address
+            for address in (self._hint, self.leader, self._route_leader, *self._addresses)
+            if address is not None
+        )
+        for doubted in self._doubted:
+            if doubted in order and doubted != self.leader:
+                del order[doubted]
+                order[doubted] = None
+        return tuple(order)
+
+    def _lead(self, address: str | None) -> None:
+        self.leader = address
+        self.version += 1
+
+    def _remember(self, addresses: Iterable[str]) -> tuple[str, ...]:
+        new = tuple(address for address in addresses if address not in self._addresses)
+        for address in new:
+            self._addresses[address] = None
+        while len(self._addresses) > REPLICAS_MAX:
+            oldest = next(iter(self._addresses))
+            del self._addresses[oldest]
+            self._doubted.pop(oldest, None)
+        return new

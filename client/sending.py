@@ -1,0 +1,426 @@
+"""The producer's engine: every undecided send, the lanes to the broker groups, retries, time-outs.
+
+One attempt costs no task, future or timer. A sweep every `sweep_interval_ms` looks only at attempts
+that are old: it ends what is out of time, repeats what got no answer within `attempt_timeout_ms`,
+and asks for the route when a leader has been silent for `silence_ms` (a frozen leader keeps its
+connections open, so nothing else would tell).
+
+Limits: `in_flight_max` undecided sends and `in_flight_bytes_max` of their bodies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from client.channel import Channel
+from client.errors import (
+    CODE_TIMEOUT,
+    BrokerUnreachable,
+    ClientClosed,
+    ClientError,
+    SendFailed,
+    TooManyInFlight,
+)
+from client.fault import FaultAvoidance, FaultPolicy
+from client.instance import ClientInstance
+from client.lane import Lane
+from client.message import MessageQueue, SendResult
+from client.pending import STORED, Pending, Verdict, judge
+from client.route import ReplicaGroup
+from client.sendframe import SendTemplate
+from remoting.errors import RemotingError
+
+logger = logging.getLogger(__name__)
+
+LOOK_FROM_S = 0.1  # attempts younger than this are not looked at: the most a time-out is late
+SLOW_MS = 550  # below this, an answer needs no entry in the fault table
+
+
+@dataclass(frozen=True, slots=True)
+class SendConfig:
+    """Times in milliseconds. `retry_unknown` False: an attempt with an unknown outcome ends the
+    send instead of being repeated, so nothing is ever stored twice."""
+
+    attempt_timeout_ms: int = 1000
+    scout_timeout_ms: int = 300
+    silence_ms: int = 300
+    sweep_interval_ms: int = 25
+    connect_timeout_ms: int = 250
+    busy_pause_ms: int = 20  # doubles per attempt, up to busy_pause_ms_max
+    busy_pause_ms_max: int = 300
+    in_flight_max: int = 65_536
+    in_flight_bytes_max: int = 48 * 1024 * 1024  # below the connection's bound on unsent bytes
+    retry_unknown: bool = True
+
+
+class SendEngine:
+    """See the module. `alternative(pending)` names another queue for a send that may go elsewhere,
+    or None; the producer decides it, for only the producer knows routes."""
+
+    def __init__(
+        self,
+        instance: ClientInstance,
+        producer_group: str,
+        config: SendConfig,
+        alternative: Callable[[Pending], MessageQueue | None],
+    ) -> None:
+        self.config = config
+        self.fault = FaultAvoidance(FaultPolicy())
+        self.in_flight = 0
+        self.in_flight_bytes = 0
+        self.stopped = False
+        self._instance = instance
+        self._producer_group = producer_group
+        self._alternative = alternative
+        self._lanes: dict[str, Lane] = {}
+        self._channels: dict[str, Channel] = {}
+        self._templates: dict[tuple[str, str, int], SendTemplate] = {}
+        self._room: asyncio.Future[None] | None = None
+        self._loop = asyncio.get_running_loop()
+        self.now = self._loop.time
+        self._asked_route_at = 0.0
+        instance.directory.watch_leaders(self._leader_changed)
+        instance.spawn(self._sweep(), "send sweep")
+
+    # ---- taking in
+
+    def admit(self, pending: Pending) -> None:
+        """Count a send in. Raises TooManyInFlight at the limits, ClientClosed after stop."""
+        if self.stopped:
+            raise ClientClosed
+        size = len(pending.item.body)
+        if self.in_flight >= self.config.in_flight_max:
+            raise TooManyInFlight(f"{self.in_flight} sends are in flight")
+        if self.in_flight and self.in_flight_bytes + size > self.config.in_flight_bytes_max:
+            raise TooManyInFlight(f"{self.in_flight_bytes} bytes are in flight")
+        self.in_flight += 1
+        self.in_flight_bytes += size
+
+    async def wait_for_room(self) -> None:
+        """Until some send in flight is decided."""
+        if self._room is None or self._room.done():
+            self._room = self._loop.create_future()
+        await asyncio.shield(self._room)
+
+    def submit(self, pending: Pending) -> None:
+        """First attempt of an admitted send."""
+        self.lane(pending.queue.broker_name).submit(pending)
+
+    def lane(self, broker_name: str) -> Lane:
+        found = self._lanes.get(broker_name)
+        if found is None:
+            group = self._instance.directory.group(broker_name)
+            found = Lane(group, self, self.now, self.config.scout_timeout_ms)
+            self._lanes[broker_name] = found
+        return found
+
+    def is_open(self, broker_name: str) -> bool:
+        """The group's leader is known and connected."""
+        lane = self._lanes.get(broker_name)
+        return lane is not None and lane.open
+
+    def stop(self) -> None:
+        """End every undecided send now."""
+        self.stopped = True
+        for lane in self._lanes.values():
+            waiting, lane.waiting = list(lane.waiting), type(lane.waiting)()
+            for pending in waiting:
+                self.finish(pending, None, pending.error())
+        for channel in list(self._channels.values()):
+            for pending in list(channel.outstanding.values()):
+                self.finish(pending, None, pending.error())
+            channel.outstanding.clear()
+
+    # ---- what lanes need
+
+    async def open_channel(self, address: str) -> Channel:
+        channel = self._channels.get(address)
+        if channel is not None and channel.is_open:
+            return channel
+        try:
+            async with asyncio.timeout(self.config.connect_timeout_ms / 1000):
+                connection = await self._instance.remoting.connect(address)
+        except (RemotingError, TimeoutError) as error:
+            raise BrokerUnreachable(f"{address}: {error or 'no connection in time'}") from error
+        channel = self._channels.get(address)
+        if channel is None or not channel.is_open:
+            channel = Channel(address, connection, self._answered, self._lost)
+            self._channels[address] = channel
+        return channel
+
+    def write(self, pending: Pending, channel: Channel) -> None:
+        queue = pending.queue
+        item = pending.item
+        key = (queue.topic, queue.broker_name, item.code)
+        template = self._templates.get(key)
+        if template is None:
+            template = self._templates[key] = SendTemplate(self._producer_group, *key)
+        opaque = channel.next_opaque()
+        pending.channel = channel
+        pending.opaque = opaque
+        pending.attempts += 1
+        pending.sent_at = self.now()
+        channel.outstanding[opaque] = pending
+        if not channel.write(template.frame(item, queue.queue_id, opaque)):
+            # Closed a moment ago, and its close callback is still to come. Not from within this
+            # call: the caller is in the middle of its own bookkeeping.
+            channel.forget(opaque)
+            pending.attempts -= 1
+            pending.failed_attempt(pending.code, f"{channel.address} closed", False)
+            self._loop.call_soon(self._unwritten, channel, pending)
+
+    def expire(self, pending: Pending, now: float) -> bool:
+        if not pending.done and pending.deadline <= now:
+            self.finish(pending, None, pending.error())
+        return pending.done
+
+    def doubt(self, group: ReplicaGroup, address: str, hint: str | None) -> None:
+        self.fault.failed(group.name, self.now() * 1000)
+        if self._instance.running:
+            self._instance.directory.doubt(group, address, hint)
+
+    def accepted(self, group: ReplicaGroup, address: str) -> None:
+        logger.info("leader_found group=%s address=%s", group.name, address)
+        self._instance.directory.accepted(group, address)
+
+    def ask_route(self) -> None:
+        self._instance.directory.refresh_groups_soon()
+
+    def spawn_search(self, lane: Lane) -> None:
+        if not self.stopped:
+            self._instance.spawn(lane.search(), f"leader search {lane.group.name}")
+
+    # ---- what comes back
+
+    def finish(
+        self, pending: Pending, result: SendResult | None, error: ClientError | None
+    ) -> None:
+        """Decide `pending`, once."""
+        if pending.done:
+            return
+        pending.done = True
+        self.in_flight -= 1
+        self.in_flight_bytes -= len(pending.item.body)
+        if pending.channel is not None:
+            pending.channel.forget(pending.opaque)
+        if pending.earlier is not None:
+            for channel, opaque in pending.earlier:
+                channel.forget(opaque)
+        if pending.scout is not None and not pending.scout.done():
+            pending.scout.set_result(False)
+        if self._room is not None and not self._room.done():
+            self._room.set_result(None)
+        try:
+            pending.callback(result, error)
+        except Exception:
+            logger.exception("send_callback_failed")  # the user's mistake must not stop the others
+
+    def _answered(
+        self, channel: Channel, pending: Pending, code: int, remark: str, ext: dict[str, str]
+    ) -> None:
+        if pending.done:
+            return
+        if code in STORED:
+            self._stored(channel, pending, code, ext)
+            return
+        if pending.channel is not channel:
+            return  # a late refusal of an attempt that was given up
+        verdict = judge(code, remark)
+        unknown = verdict is Verdict.UNKNOWN
+        pending.failed_attempt(code, f"{channel.address}: {remark or code}", unknown)
+        lane = self.lane(pending.queue.broker_name)
+        if verdict is Verdict.NOT_LEADER:
+            hint = ext.get("leaderAddr") or None
+            if pending.scout is not None:
+                lane.waiting.appendleft(pending)
+                _settle(pending.scout, False)
+            lane.lost(channel, hint)
+            if pending.scout is None:
+                self._again(lane, [pending])
+            return
+        _settle(pending.scout, True)
+        if verdict is Verdict.REFUSED:
+            refused = SendFailed(code, pending.reason, pending.attempts, False)
+            self.finish(pending, None, pending.error() if pending.unknown else refused)
+        elif unknown and not self.config.retry_unknown:
+            self.finish(pending, None, pending.error())
+        else:
+            self.fault.failed(pending.queue.broker_name, self.now() * 1000)
+            self._later(pending)
+
+    def _stored(
+        self, channel: Channel, pending: Pending, code: int, ext: dict[str, str]
+    ) -> None:
+        if pending.scout is not None:
+            _settle(pending.scout, pending.channel is channel)
+        queue = pending.queue
+        if pending.channel is not channel:
+            queue = self._queue_of_late_answer(pending, channel)
+        try:
+            queue_id = int(ext["queueId"])
+            queue_offset = int(ext["queueOffset"])
+            offset_msg_id = ext["msgId"]
+        except (KeyError, ValueError) as error:
+            pending.failed_attempt(code, f"{channel.address}: broken answer {error!r}", True)
+            self.finish(pending, None, pending.error())
+            return
+        if queue_id != queue.queue_id:
+            queue = MessageQueue(queue.topic, queue.broker_name, queue_id)
+        latency_ms = (self.now() - pending.sent_at) * 1000
+        if latency_ms >= SLOW_MS or not self.fault.quiet:
+            self.fault.answered(queue.broker_name, latency_ms, self.now() * 1000)
+        key = pending.item.unique_key
+        status = STORED[code]
+        self.finish(
+            pending,
+            SendResult(status, key, offset_msg_id, queue, queue_offset, pending.attempts),
+            None,
+        )
+
+    def _queue_of_late_answer(self, pending: Pending, channel: Channel) -> MessageQueue:
+        """An attempt that was given up succeeded after all, perhaps in another group."""
+        for name, lane in self._lanes.items():
+            if channel.address in lane.group.addresses:
+                return pending.queue._replace(broker_name=name)
+        return pending.queue
+
+    def _lost(self, channel: Channel, pendings: list[Pending]) -> None:
+        """The connection ended: what was outstanding there has an unknown outcome."""
+        if self._channels.get(channel.address) is channel:
+            del self._channels[channel.address]
+        if self.stopped:
+            for pending in pendings:
+                self.finish(pending, None, pending.error())
+            return
+        for lane in self._lanes.values():
+            if channel.address in lane.group.addresses:
+                lane.lost(channel)
+        self._give_up(channel, [p for p in pendings if p.channel is channel and not p.done])
+
+    def _unwritten(self, channel: Channel, pending: Pending) -> None:
+        lane = self.lane(pending.queue.broker_name)
+        lane.lost(channel)
+        if pending.done:
+            return
+        if pending.scout is not None:
+            lane.waiting.appendleft(pending)
+            _settle(pending.scout, False)
+        else:
+            self._again(lane, [pending])
+
+    def unanswered(self, pending: Pending, channel: Channel) -> None:
+        if not pending.done and pending.channel is channel:
+            channel.abandon(pending)
+            self._give_up(channel, [pending])
+
+    def _give_up(self, channel: Channel, pendings: list[Pending]) -> None:
+        """Attempts over `channel` that will not be waited for: repeat them."""
+        by_lane: dict[str, list[Pending]] = {}
+        for pending in pendings:
+            pending.failed_attempt(CODE_TIMEOUT, f"{channel.address} did not answer", True)
+            if not self.config.retry_unknown:
+                self.finish(pending, None, pending.error())
+                continue
+            if pending.scout is not None:
+                self.lane(pending.queue.broker_name).waiting.appendleft(pending)
+                _settle(pending.scout, False)
+            else:
+                by_lane.setdefault(pending.queue.broker_name, []).append(pending)
+        for name, items in by_lane.items():
+            self._again(self.lane(name), items)
+
+    def _again(self, lane: Lane, pendings: Sequence[Pending]) -> None:
+        """Once more: over another group where that is allowed and one is fit, else here."""
+        stay: list[Pending] = []
+        now = self.now()
+        for pending in pendings:
+            if self.expire(pending, now):
+                continue
+            queue = None if pending.fixed else self._alternative(pending)
+            if queue is None:
+                stay.append(pending)
+            else:
+                pending.queue = queue
+                self.lane(queue.broker_name).submit(pending)
+        if stay:
+            lane.again(stay)
+
+    def _later(self, pending: Pending) -> None:
+        """Once more, elsewhere at once or here after a pause."""
+        queue = None if pending.fixed else self._alternative(pending)
+        if queue is not None:
+            pending.queue = queue
+            self.lane(queue.broker_name).submit(pending)
+            return
+        pause_ms = min(
+            self.config.busy_pause_ms * 2 ** min(pending.attempts - 1, 8),
+            self.config.busy_pause_ms_max,
+        )
+        when = min(self.now() + pause_ms / 1000, pending.deadline)
+        self._loop.call_at(when, self._resume, pending)
+
+    def _resume(self, pending: Pending) -> None:
+        if not self.stopped and not self.expire(pending, self.now()):
+            self.lane(pending.queue.broker_name).submit(pending)
+        elif self.stopped:
+            self.finish(pending, None, pending.error())
+
+    def _leader_changed(self, group: ReplicaGroup) -> None:
+        lane = self._lanes.get(group.name)
+        if lane is not None:
+            lane.leader_changed()
+
+    # ---- time
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(self.config.sweep_interval_ms / 1000)
+            if self.in_flight:
+                self._sweep_once(self.now())
+
+    def _sweep_once(self, now: float) -> None:
+        for lane in self._lanes.values():
+            lane.drop_expired(now)
+        current = {lane.channel for lane in self._lanes.values()}
+        for channel in list(self._channels.values()):
+            self._sweep_channel(channel, now, channel in current)
+
+    def _sweep_channel(self, channel: Channel, now: float, current: bool) -> None:
+        """Oldest first; stops at the first attempt that is young enough for everything."""
+        silence = self.config.silence_ms / 1000
+        patience = self.config.attempt_timeout_ms / 1000 if current else silence
+        overdue: list[Pending] = []
+        expired: list[Pending] = []
+        silent = False
+        for pending in channel.outstanding.values():
+            if pending.channel is not channel:
+                if pending.deadline <= now:
+                    expired.append(pending)
+                continue  # given up before; kept for a late answer
+            if pending.deadline <= now:
+                expired.append(pending)
+                continue
+            age = now - pending.sent_at
+            if age < LOOK_FROM_S:
+                break
+            silent = silent or age >= silence
+            if age >= patience and pending.scout is None:
+                overdue.append(pending)
+        for pending in expired:
+            self.expire(pending, now)
+        if silent and now - self._asked_route_at >= 0.1:
+            self._asked_route_at = now
+            self.ask_route()
+        if overdue:
+            for pending in overdue:
+                channel.abandon(pending)
+            logger.warning("sends_unanswered address=%s count=%d", channel.address, len(overdue))
+            self._give_up(channel, overdue)
+
+
+def _settle(scout: asyncio.Future[bool] | None, leads: bool) -> None:
+    if scout is not None and not scout.done():
+        scout.set_result(leads)

@@ -1,0 +1,69 @@
+"""What a consumer wants of a topic: tags or a SQL92 expression. Pure.
+
+The broker filters by the hash of the tag; two tags may share a hash, so the client compares the
+string again (section 10).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from client.errors import ClientError
+from store.properties import tags_code
+
+ALL = "*"
+_TAGS = re.compile(rb"(?:^|\x02)TAGS\x01([^\x02]*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """`expression` as given; `tags` empty means every message; `version` is its time in ms."""
+
+    topic: str
+    expression: str
+    expression_type: str
+    tags: frozenset[str]
+    version: int
+
+    def to_json(self) -> dict[str, Any]:
+        """SubscriptionData of a heartbeat (section 5.1)."""
+        return {
+            "classFilterMode": False,
+            "codeSet": sorted(tags_code(tag) for tag in self.tags),
+            "expressionType": self.expression_type,
+            "subString": self.expression,
+            "subVersion": self.version,
+            "tagsSet": sorted(self.tags),
+            "topic": self.topic,
+        }
+
+    def wanted_tags(self) -> frozenset[bytes] | None:
+        """The tags to compare with on the bytes of a record, or None if every message is wanted."""
+        if not self.tags:
+            return None
+        return frozenset(tag.encode() for tag in self.tags)
+
+
+def subscribe(
+    topic: str, expression: str, version: int, expression_type: str = "TAG"
+) -> Subscription:
+    """Parse a subscription expression. Raises ClientError for one with an empty tag."""
+    if expression_type == "SQL92":
+        return Subscription(topic, expression, "SQL92", frozenset(), version)
+    if expression_type != "TAG":
+        raise ClientError(23, f"unknown expression type {expression_type!r}")
+    text = expression.strip()
+    if text in ("", ALL):
+        return Subscription(topic, ALL, "TAG", frozenset(), version)
+    tags = [tag.strip() for tag in text.split("||")]
+    if not all(tags):
+        raise ClientError(23, f"empty tag in expression {expression!r}")
+    return Subscription(topic, text, "TAG", frozenset(tags), version)
+
+
+def tag_of(properties_raw: bytes) -> bytes:
+    """The TAGS value in a stored properties string, b"" if it has none."""
+    found = _TAGS.search(properties_raw)
+    return found.group(1) if found else b""

@@ -1,0 +1,412 @@
+"""A scripted cluster over real sockets: one name server, replicas that share one message log.
+
+A `FakeBroker` answers sends by its `mode`, or by the next entry of `script` if there is one:
+"ok", "silent" (never answers), "close" (breaks the connection, message stored), "refuse" (14 with
+the `hint`), or a pair (code, remark).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict, deque
+from typing import Any
+
+from client.message import MessageQueue
+from remoting.codes import RequestCode, ResponseCode
+from remoting.command import RemotingCommand
+from remoting.connection import Connection
+from remoting.fastjson import dumps, loads_object
+from remoting.headers import (
+    ConsumerOffsetHeader,
+    PullHeader,
+    PullResponseHeader,
+    QueueOffsetHeader,
+    SendHeader,
+)
+from remoting.server import RemotingServer
+from store.record import MessageRecord, decode_record, encode_record, offset_message_id
+
+Script = str | tuple[int, str]
+
+
+class SharedLog:
+    """What the replicas of a group have in common."""
+
+    def __init__(self) -> None:
+        self.records: dict[tuple[str, int], list[bytes]] = defaultdict(list)
+        self.offsets: dict[tuple[str, str, int], int] = {}
+        self.first: dict[tuple[str, int], int] = {}
+        self.position = 0
+
+    def append(
+        self, topic: str, queue_id: int, body: bytes, properties: str = "", sys_flag: int = 0
+    ) -> tuple[int, int]:
+        """(queue offset, position)."""
+        key = (topic, queue_id)
+        offset = self.first.get(key, 0) + len(self.records[key])
+        record = MessageRecord(
+            topic=topic,
+            body=body,
+            properties=properties.encode(),
+            queue_id=queue_id,
+            flag=0,
+            queue_offset=offset,
+            physical_offset=self.position,
+            sys_flag=sys_flag,
+            born_timestamp_ms=1,
+            born_host=("127.0.0.1", 1),
+            store_timestamp_ms=2,
+            store_host=("127.0.0.1", 10911),
+            reconsume_times=0,
+            prepared_transaction_offset=0,
+        )
+        data = encode_record(record)
+        self.records[key].append(data)
+        position = self.position
+        self.position += len(data)
+        return offset, position
+
+    def bodies(self, topic: str) -> list[bytes]:
+        """Stored bodies of a topic, every queue."""
+        return [
+            decode_record(data).body
+            for (name, _), items in self.records.items()
+            if name == topic
+            for data in items
+        ]
+
+    def unique_keys(self, topic: str) -> list[str]:
+        keys = []
+        for (name, _), items in self.records.items():
+            for data in items if name == topic else []:
+                text = decode_record(data).properties.decode()
+                keys.append(text.partition("UNIQ_KEY\x01")[2].partition("\x02")[0])
+        return keys
+
+
+class FakeBroker:
+    """One replica."""
+
+    def __init__(self, log: SharedLog, members: dict[str, set[str]] | None = None) -> None:
+        self.log = log
+        self.mode: Script = "ok"
+        self.script: deque[Script] = deque()
+        self.hint: str | None = None
+        self.pull_refused = False
+        self.pull_answers: deque[tuple[int, int, int, int]] = deque()  # code, next, min, max
+        self.send_back_code = int(ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
+        self.requests: list[RemotingCommand] = []
+        self.members = members if members is not None else defaultdict(set)
+        self.changed = asyncio.Event()
+        self.server = self._new_server()
+        self.port = 0
+
+    def _new_server(self) -> RemotingServer:
+        return RemotingServer(
+            {
+                RequestCode.SEND_MESSAGE_V2: self._send,
+                RequestCode.SEND_BATCH_MESSAGE: self._send,
+                RequestCode.PULL_MESSAGE: self._pull,
+                RequestCode.HEART_BEAT: self._heartbeat,
+                RequestCode.UNREGISTER_CLIENT: self._unregister,
+                RequestCode.QUERY_CONSUMER_OFFSET: self._query_offset,
+                RequestCode.UPDATE_CONSUMER_OFFSET: self._update_offset,
+                RequestCode.GET_MAX_OFFSET: self._max_offset,
+                RequestCode.GET_MIN_OFFSET: self._min_offset,
+                RequestCode.GET_CONSUMER_LIST_BY_GROUP: self._members,
+                RequestCode.CONSUMER_SEND_MSG_BACK: self._send_back,
+                RequestCode.UPDATE_AND_CREATE_TOPIC: self._create_topic,
+                RequestCode.VIEW_MESSAGE_BY_ID: self._view,
+                RequestCode.GET_BROKER_RUNTIME_INFO: self._runtime,
+            }
+        )
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        await self.server.start("127.0.0.1", self.port)
+        self.port = self.server.port
+
+    async def stop(self) -> None:
+        await self.server.stop(0.1)
+
+    async def restart(self) -> None:
+        """Up again at the same address."""
+        self.server = self._new_server()
+        await self.start()
+
+    def count(self, code: int) -> int:
+        return sum(1 for request in self.requests if request.code == code)
+
+    def push(self, command: RemotingCommand) -> None:
+        """Send a one-way request to every client."""
+        for connection in list(self.server.connections):
+            connection.invoke_oneway(command)
+
+    def appended(self) -> None:
+        """Wake held pulls."""
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    # ---- handlers
+
+    def _send(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
+        self.requests.append(request)
+        mode = self.script.popleft() if self.script else self.mode
+        if mode == "silent":
+            return None
+        if mode == "refuse":
+            ext = {"leaderAddr": self.hint} if self.hint else {}
+            remark = "[NOT_LEADER] not me"
+            return RemotingCommand.response_to(
+                request, ResponseCode.SERVICE_NOT_AVAILABLE, remark, ext
+            )
+        if isinstance(mode, tuple) and mode[0] not in (10, 11, 12):
+            return RemotingCommand.response_to(request, mode[0], mode[1], {})
+        header = SendHeader.parse(request.ext, request.code)
+        offset, position = self.log.append(
+            header.topic, header.queue_id, request.body, header.properties, header.sys_flag
+        )
+        self.appended()
+        if mode == "close":
+            connection.abort("scripted")
+            return None
+        ext = {
+            "msgId": offset_message_id(("127.0.0.1", self.port), position),
+            "queueId": str(header.queue_id),
+            "queueOffset": str(offset),
+        }
+        code = mode[0] if isinstance(mode, tuple) else 0  # 10, 11, 12: stored, with a reservation
+        return RemotingCommand.response_to(request, code, None, ext)
+
+    async def _pull(self, _c: Connection, request: RemotingCommand) -> RemotingCommand:
+        self.requests.append(request)
+        if self.pull_refused:
+            ext = {"leaderAddr": self.hint} if self.hint else {}
+            return RemotingCommand.response_to(
+                request, ResponseCode.SERVICE_NOT_AVAILABLE, "[NOT_LEADER]", ext
+            )
+        header = PullHeader.parse(request.ext)
+        if self.pull_answers:
+            code, following, low, high = self.pull_answers.popleft()
+            return _pull_answer(request, code, following, low, high)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + header.suspend_timeout_ms / 1000
+        key = (header.topic, header.queue_id)
+        while True:
+            first = self.log.first.get(key, 0)
+            items = self.log.records[key]
+            end = first + len(items)
+            at = header.queue_offset
+            if at < end:
+                chosen = items[max(0, at - first) : max(0, at - first) + header.message_count_max]
+                following = max(at, first) + len(chosen)
+                return _pull_answer(request, 0, following, first, end, b"".join(chosen))
+            changed = self.changed
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await changed.wait()
+            except TimeoutError:
+                return _pull_answer(request, ResponseCode.PULL_NOT_FOUND, at, first, end)
+
+    def _heartbeat(self, _c: Connection, request: RemotingCommand) -> RemotingCommand:
+        self.requests.append(request)
+        body = loads_object(request.body)
+        for data in body["consumerDataSet"]:
+            self.members[data["groupName"]].add(body["clientID"])
+        return RemotingCommand.response_to(request, ResponseCode.SUCCESS, None, {})
+
+    def _unregister(self, _c: Connection, request: RemotingCommand) -> RemotingCommand:
+        self.requests.append(request)
+        ext = request.ext or {}
+        if "consumerGroup" in ext:
+            self.members[ext["consumerGroup"]].discard(ext["clientID"])
+        return RemotingCommand.response_to(request, ResponseCode.SUCCESS, None, {})
+
+    def _query_offset(self, _c: Connection, request: RemotingCommand) -> RemotingCommand:
+        header = ConsumerOffsetHeader.parse(request.ext)
+        found = self.log.offsets.get((header.consumer_group, header.topic, header.queue_id))
+        if found is None:
+            return RemotingCommand.response_to(request, ResponseCode.QUERY_NOT_FOUND, "none", {})
+        return _offset_answer(request, found)
+
+    def _update_offset(self, _c: Connection, request: RemotingCommand) -> RemotingCommand:
+        self.requests.append(request)
+        header = ConsumerOffsetHeader.parse(request.ext)
+        assert header.commit_offset is not None
+        key = (header.consumer_group, header.topic, header.queue_id)
+        self.log.offsets[key] = header.commit_offset
+        return RemotingCommand.response_to(request, ResponseCode.SUCCESS, None, {})
+
+    def _max_offset(self, _c: Connection, request: RemotingCommand) -> RemotingCommand:
+        header = QueueOffsetHeader.parse(request.ext)
+        key = (header.topic, header.queue_id)
+        return _offset_answer(request, self.log.first.get(key, 0) + len(self.log.records[key]))
+
+    def _min_offset(self, _c: Connection, request: RemotingCommand) -> RemotingCommand:
+        header = QueueOffsetHeader.parse(request.ext)
+        return _offset_answer(request, self.log.first.get((header.topic, header.queue_id), 0))
+
+    def _members(self, _c: Connection, request: RemotingCommand) -> RemotingCommand:
+        ids = sorted(self.members[(request.ext or {})["consumerGroup"]])
+        body = dumps({"consumerIdList": ids})
+        return RemotingCommand.response_to(request, ResponseCode.SUCCESS, None, {}, body)
+
+    def _send_back(self, _c: Connection, request: RemotingCommand) -> RemotingCommand:
+        self.requests.append(request)
+        return RemotingCommand.response_to(request, self.send_back_code, "scripted")
+
+    def _create_topic(self, _c: Connection, request: RemotingCommand) -> RemotingCommand:
+        self.requests.append(request)
+        if self.mode == "refuse":
+            return RemotingCommand.response_to(
+                request, ResponseCode.SERVICE_NOT_AVAILABLE, "[NOT_LEADER]", {}
+            )
+        return RemotingCommand.response_to(request, ResponseCode.SUCCESS, None, {})
+
+    def _view(self, _c: Connection, request: RemotingCommand) -> RemotingCommand:
+        position = int((request.ext or {})["offset"])
+        for items in self.log.records.values():
+            for data in items:
+                if decode_record(data).physical_offset == position:
+                    return RemotingCommand.response_to(request, 0, None, {}, data)
+        return RemotingCommand.response_to(request, ResponseCode.SYSTEM_ERROR, "not found", {})
+
+    def _runtime(self, _c: Connection, request: RemotingCommand) -> RemotingCommand:
+        body = dumps({"table": {"raftRole": "leader", "raftTerm": "3"}})
+        return RemotingCommand.response_to(request, 0, None, {}, body)
+
+
+class FakeNameServer:
+    """Answers 105, 106 and 206 from `groups`: name → {brokerId: broker}, and `topics`."""
+
+    def __init__(self) -> None:
+        self.groups: dict[str, dict[int, FakeBroker]] = {}
+        self.topics: dict[str, dict[str, tuple[int, int]]] = {}  # topic → group → queues, perm
+        self.requests: list[RemotingCommand] = []
+        self.silent = False
+        self.server = RemotingServer(
+            {
+                RequestCode.GET_ROUTEINFO_BY_TOPIC: self._route,
+                RequestCode.GET_BROKER_CLUSTER_INFO: self._cluster,
+                RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: self._topics,
+            }
+        )
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.server.port}"
+
+    def count(self, code: int) -> int:
+        return sum(1 for request in self.requests if request.code == code)
+
+    def _broker_data(self, name: str) -> dict[str, Any]:
+        addresses = {key: broker.address for key, broker in self.groups[name].items()}
+        return {"cluster": "c", "brokerName": name, "brokerAddrs": addresses}
+
+    def _route(self, _c: Connection, request: RemotingCommand) -> RemotingCommand | None:
+        self.requests.append(request)
+        if self.silent:
+            return None
+        topic = self.topics.get((request.ext or {})["topic"])
+        if topic is None:
+            return RemotingCommand.response_to(request, ResponseCode.TOPIC_NOT_EXIST, "no route")
+        queues = [
+            {"brokerName": n, "readQueueNums": c, "writeQueueNums": c, "perm": p, "topicSysFlag": 0}
+            for n, (c, p) in topic.items()
+        ]
+        body = {"queueDatas": queues, "brokerDatas": [self._broker_data(n) for n in topic]}
+        return RemotingCommand.response_to(request, 0, None, None, dumps(body))
+
+    def _cluster(self, _c: Connection, request: RemotingCommand) -> RemotingCommand | None:
+        self.requests.append(request)
+        if self.silent:
+            return None
+        # The map keys of this one are unquoted numbers, as Apache's name server writes them.
+        parts = []
+        for name, group in self.groups.items():
+            addresses = ",".join(f'{key}:"{b.address}"' for key, b in group.items())
+            parts.append(f'"{name}":{{"brokerName":"{name}","brokerAddrs":{{{addresses}}}}}')
+        clusters = '"clusterAddrTable":{"c":["g0"]}'
+        body = f'{{"brokerAddrTable":{{{",".join(parts)}}},{clusters}}}'
+        return RemotingCommand.response_to(request, 0, None, None, body.encode())
+
+    def _topics(self, _c: Connection, request: RemotingCommand) -> RemotingCommand:
+        body = dumps({"topicList": sorted(self.topics)})
+        return RemotingCommand.response_to(request, 0, None, None, body)
+
+
+class FakeCluster:
+    """`async with FakeCluster({"g0": 3}) as cluster`: groups with so many replicas each."""
+
+    def __init__(self, groups: dict[str, int], topic: str = "T", queues: int = 4) -> None:
+        self.name_server = FakeNameServer()
+        self.logs: dict[str, SharedLog] = {}
+        self.brokers: dict[str, list[FakeBroker]] = {}
+        self._shape = groups
+        self._topic = topic
+        self._queues = queues
+
+    async def __aenter__(self) -> FakeCluster:
+        await self.name_server.server.start("127.0.0.1")
+        for name, count in self._shape.items():
+            log = self.logs[name] = SharedLog()
+            members: dict[str, set[str]] = defaultdict(set)
+            self.brokers[name] = [FakeBroker(log, members) for _ in range(count)]
+            for broker in self.brokers[name]:
+                await broker.start()
+            self.lead(name, 0, tell_route=True)
+        self.name_server.topics[self._topic] = {n: (self._queues, 6) for n in self._shape}
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for brokers in self.brokers.values():
+            for broker in brokers:
+                await broker.stop()
+        await self.name_server.server.stop(0.1)
+
+    @property
+    def namesrv(self) -> str:
+        return self.name_server.address
+
+    def lead(self, name: str, index: int, *, tell_route: bool, hint: bool = False) -> None:
+        """Make a replica the leader; the others refuse, with its address if `hint`."""
+        brokers = self.brokers[name]
+        for number, broker in enumerate(brokers):
+            leads = number == index
+            broker.mode = "ok" if leads else "refuse"
+            broker.pull_refused = not leads
+            broker.hint = brokers[index].address if hint else None
+        if tell_route:
+            others = [b for number, b in enumerate(brokers) if number != index]
+            self.name_server.groups[name] = dict(enumerate([brokers[index], *others]))
+
+    def no_leader(self, name: str) -> None:
+        for broker in self.brokers[name]:
+            broker.mode = "refuse"
+            broker.pull_refused = True
+            broker.hint = None
+
+
+def queue(queue_id: int = 0, name: str = "g0", topic: str = "T") -> MessageQueue:
+    return MessageQueue(topic, name, queue_id)
+
+
+def _offset_answer(request: RemotingCommand, offset: int) -> RemotingCommand:
+    return RemotingCommand.response_to(request, 0, None, {"offset": str(offset)})
+
+
+def _pull_answer(
+    request: RemotingCommand, code: int, following: int, low: int, high: int, body: bytes = b""
+) -> RemotingCommand:
+    ext = PullResponseHeader(0, following, low, high).to_ext()
+    return RemotingCommand.response_to(request, code, None, ext, body)
+
+
+async def until(condition: Any, timeout_s: float = 10.0) -> None:
+    """Wait until `condition()` holds; the time only bounds a failing test."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110 - the condition is any state, nobody signals it
+            await asyncio.sleep(0.005)

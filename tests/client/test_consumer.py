@@ -1,0 +1,431 @@
+"""The push consumer against a scripted cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from client import (
+    CacheLimits,
+    ConsumeFrom,
+    ConsumerConfig,
+    ConsumeResult,
+    FailurePolicy,
+    InstanceConfig,
+    MessageExt,
+    MessageQueue,
+    PullConfig,
+    PushConsumer,
+)
+from remoting.codes import RequestCode, ResponseCode
+from remoting.command import RemotingCommand
+from remoting.fastjson import MessageQueue as WireQueue
+from remoting.fastjson import dumps, loads_object
+from tests.client.fakes import FakeCluster, queue, until
+
+QUICK = ConsumerConfig(
+    consume_from=ConsumeFrom.FIRST_OFFSET,
+    commit_interval_ms=20,
+    rebalance_interval_ms=60_000,
+    stop_grace_ms=200,
+    pull=PullConfig(suspend_ms=300, moved_pause_ms=5, backward_confirmations=3),
+    failure=FailurePolicy(retry_pause_ms_first=5, retry_pause_ms_max=20),
+)
+
+
+class Seen:
+    """A listener that remembers; fails as often as `failures` says."""
+
+    def __init__(self, failures: int = 0) -> None:
+        self.messages: list[MessageExt] = []
+        self.batches: list[int] = []
+        self.failures = failures
+
+    def __call__(self, messages: list[MessageExt]) -> ConsumeResult | None:
+        self.batches.append(len(messages))
+        if self.failures:
+            self.failures -= 1
+            if self.failures % 2:
+                raise RuntimeError("the user's listener is broken today")
+            return ConsumeResult.RECONSUME_LATER
+        self.messages.extend(messages)
+        return ConsumeResult.SUCCESS
+
+    @property
+    def bodies(self) -> list[bytes]:
+        return [message.body for message in self.messages]
+
+
+def consumer_of(
+    cluster: FakeCluster, listener: object, config: ConsumerConfig = QUICK, expression: str = "*"
+) -> PushConsumer:
+    consumer = PushConsumer("g", cluster.namesrv, listener, config=config)  # type: ignore[arg-type]
+    consumer.subscribe("T", expression)
+    return consumer
+
+
+def fill(cluster: FakeCluster, count: int, queues: int = 4, tags: str = "") -> None:
+    properties = f"TAGS\x01{tags}\x02" if tags else ""
+    for number in range(count):
+        cluster.logs["g0"].append("T", number % queues, b"%d" % number, properties)
+    for broker in cluster.brokers["g0"]:
+        broker.appended()
+
+
+def committed(cluster: FakeCluster) -> list[int]:
+    return [cluster.logs["g0"].offsets.get(("g", "T", n), -1) for n in range(4)]
+
+
+async def test_old_and_new_messages_arrive_and_are_committed() -> None:
+    async with FakeCluster({"g0": 3}) as cluster:
+        fill(cluster, 100)
+        seen = Seen()
+        async with consumer_of(cluster, seen) as consumer:
+            await until(lambda: len(seen.messages) == 100)
+            assert consumer.queues == tuple(queue(n) for n in range(4))
+            fill(cluster, 8)
+            await until(lambda: len(seen.messages) == 108)
+            await until(lambda: committed(cluster) == [27] * 4)
+        per_queue: dict[int, list[int]] = {}
+        for message in seen.messages:
+            per_queue.setdefault(message.queue_id, []).append(message.queue_offset)
+        assert per_queue == {n: list(range(27)) for n in range(4)}
+
+
+async def test_async_listener_and_none_mean_success() -> None:
+    async with FakeCluster({"g0": 1}) as cluster:
+        fill(cluster, 10)
+        seen: list[bytes] = []
+
+        async def listen(messages: list[MessageExt]) -> None:
+            await asyncio.sleep(0)
+            seen.extend(message.body for message in messages)
+
+        async with consumer_of(cluster, listen):
+            await until(lambda: len(seen) == 10)
+
+
+async def test_shutdown_commits_confirmed_and_says_goodbye() -> None:
+    config = replace(QUICK, commit_interval_ms=60_000)
+    async with FakeCluster({"g0": 3}) as cluster:
+        fill(cluster, 40)
+        seen = Seen()
+        async with consumer_of(cluster, seen, config):
+            await until(lambda: len(seen.messages) == 40)
+            assert committed(cluster) == [-1] * 4
+        assert committed(cluster) == [10] * 4
+        assert not cluster.brokers["g0"][0].members["g"]
+        commits = [
+            r
+            for r in cluster.brokers["g0"][0].requests
+            if r.code == RequestCode.UPDATE_CONSUMER_OFFSET
+        ]
+        assert commits and not any(r.is_oneway for r in commits)
+
+
+async def test_next_consumer_goes_on_where_the_last_one_stopped() -> None:
+    async with FakeCluster({"g0": 1}) as cluster:
+        fill(cluster, 20)
+        first, second = Seen(), Seen()
+        async with consumer_of(cluster, first):
+            await until(lambda: len(first.messages) == 20)
+        fill(cluster, 4)
+        async with consumer_of(cluster, second):
+            await until(lambda: len(second.messages) == 4)
+        assert sorted(second.bodies) == [b"0", b"1", b"2", b"3"]
+
+
+async def test_on_commit_reports_what_was_confirmed() -> None:
+    config = replace(QUICK, confirm_commits=True)
+    async with FakeCluster({"g0": 1}) as cluster:
+        fill(cluster, 20)
+        reported: dict[MessageQueue, int] = {}
+        consumer = PushConsumer(
+            "g", cluster.namesrv, Seen(), config=config, on_commit=reported.__setitem__
+        )
+        consumer.subscribe("T")
+        async with consumer:
+            await until(lambda: [reported.get(queue(n)) for n in range(4)] == [5] * 4)
+        assert committed(cluster) == [5] * 4
+
+
+@pytest.mark.parametrize(
+    ("start", "expected"), [(ConsumeFrom.FIRST_OFFSET, 24), (ConsumeFrom.LAST_OFFSET, 4)]
+)
+async def test_where_a_new_group_begins(start: ConsumeFrom, expected: int) -> None:
+    async with FakeCluster({"g0": 1}) as cluster:
+        fill(cluster, 20)
+        seen = Seen()
+        async with consumer_of(cluster, seen, replace(QUICK, consume_from=start)) as consumer:
+            await until(lambda: len(consumer.queues) == 4)
+            fill(cluster, 4)
+            await until(lambda: len(seen.messages) == expected)
+
+
+async def test_tag_is_checked_again_as_text() -> None:
+    async with FakeCluster({"g0": 1}) as cluster:
+        fill(cluster, 8, tags="Aa")
+        fill(cluster, 8, tags="BB")  # same hash
+        seen = Seen()
+        async with consumer_of(cluster, seen, expression="BB || CC"):
+            await until(lambda: committed(cluster) == [4] * 4)
+        assert {message.tags for message in seen.messages} == {"BB"}
+        assert len(seen.messages) == 8
+
+
+async def test_queues_are_shared_and_taken_over() -> None:
+    async with FakeCluster({"g0": 1}) as cluster:
+        fill(cluster, 8)
+        one, two = Seen(), Seen()
+        first = consumer_of(cluster, one)
+        await first.start()
+        await until(lambda: len(first.queues) == 4)
+        second = consumer_of(cluster, two)
+        await second.start()
+        broker = cluster.brokers["g0"][0]
+        await until(lambda: len(broker.members["g"]) == 2)
+        changed = RemotingCommand.request(
+            RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": "g"}
+        )
+        broker.push(changed)
+        await until(lambda: len(first.queues) == 2 and len(second.queues) == 2)
+        assert set(first.queues) | set(second.queues) == {queue(n) for n in range(4)}
+        await first.stop()
+        broker.push(
+            RemotingCommand.request(
+                RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": "g"}
+            )
+        )
+        await until(lambda: len(second.queues) == 4)
+        before = len(two.messages)
+        fill(cluster, 4)
+        await until(lambda: len(two.messages) == before + 4)
+        await second.stop()
+
+
+async def test_failed_messages_come_again_here_when_the_broker_cannot_take_them() -> None:
+    async with FakeCluster({"g0": 1}, queues=1) as cluster:
+        fill(cluster, 3, queues=1)
+        seen = Seen(failures=4)
+        async with consumer_of(cluster, seen):
+            await until(lambda: len(seen.messages) == 3)
+        assert seen.bodies == [b"0", b"1", b"2"]
+        assert {message.reconsume_times for message in seen.messages} == {4}
+        assert cluster.logs["g0"].offsets[("g", "T", 0)] == 3
+        assert cluster.brokers["g0"][0].count(RequestCode.CONSUMER_SEND_MSG_BACK) == 1
+
+
+async def test_offset_stays_while_messages_fail() -> None:
+    async with FakeCluster({"g0": 1}, queues=1) as cluster:
+        fill(cluster, 3, queues=1)
+        seen = Seen(failures=10**6)
+        async with consumer_of(cluster, seen):
+            await until(lambda: len(seen.batches) > 5)
+        assert cluster.logs["g0"].offsets.get(("g", "T", 0), 0) == 0
+
+
+async def test_failed_messages_go_back_to_a_broker_that_takes_them() -> None:
+    async with FakeCluster({"g0": 1}, queues=1) as cluster:
+        cluster.brokers["g0"][0].send_back_code = int(ResponseCode.SUCCESS)
+        fill(cluster, 3, queues=1)
+        seen = Seen(failures=1)
+        async with consumer_of(cluster, seen):
+            await until(lambda: cluster.logs["g0"].offsets.get(("g", "T", 0)) == 3)
+        back = [
+            r
+            for r in cluster.brokers["g0"][0].requests
+            if r.code == RequestCode.CONSUMER_SEND_MSG_BACK
+        ]
+        assert len(back) == 3 and seen.messages == []
+        assert (back[0].ext or {})["group"] == "g" and (back[0].ext or {})["offset"] == "0"
+
+
+async def test_retry_topic_is_consumed_with_the_topic_restored() -> None:
+    async with FakeCluster({"g0": 1}) as cluster:
+        cluster.name_server.topics["%RETRY%g"] = {"g0": (1, 6)}
+        cluster.logs["g0"].append("%RETRY%g", 0, b"again", "RETRY_TOPIC\x01T\x02")
+        seen = Seen()
+        async with consumer_of(cluster, seen):
+            await until(lambda: len(seen.messages) == 1)
+            await until(lambda: cluster.logs["g0"].offsets.get(("g", "%RETRY%g", 0)) == 1)
+        assert seen.messages[0].topic == "T"
+
+
+async def test_orderly_delivers_a_queue_in_order_one_batch_at_a_time() -> None:
+    config = replace(QUICK, orderly=True, pull=replace(QUICK.pull, consume_batch_size=3))
+    async with FakeCluster({"g0": 1}, queues=1) as cluster:
+        fill(cluster, 30, queues=1)
+        got: list[int] = []
+        running = 0
+
+        async def listen(messages: list[MessageExt]) -> ConsumeResult:
+            nonlocal running
+            running += 1
+            assert running == 1
+            await asyncio.sleep(0.001)
+            running -= 1
+            if len(got) == 9 and messages[0].reconsume_times < 2:
+                return ConsumeResult.RECONSUME_LATER
+            got.extend(message.queue_offset for message in messages)
+            return ConsumeResult.SUCCESS
+
+        async with consumer_of(cluster, listen, config):
+            await until(lambda: len(got) == 30)
+        assert got == list(range(30))
+        assert cluster.brokers["g0"][0].count(RequestCode.CONSUMER_SEND_MSG_BACK) == 0
+
+
+async def test_pulling_stops_at_the_cache_limit() -> None:
+    limits = CacheLimits(messages_max=10)
+    config = replace(
+        QUICK, pull=replace(QUICK.pull, batch_size=5, consume_batch_size=1, limits=limits)
+    )
+    async with FakeCluster({"g0": 1}, queues=1) as cluster:
+        fill(cluster, 100, queues=1)
+        gate = asyncio.Event()
+        got: list[int] = []
+
+        async def listen(messages: list[MessageExt]) -> None:
+            await gate.wait()
+            got.extend(message.queue_offset for message in messages)
+
+        async with consumer_of(cluster, listen, config):
+            broker = cluster.brokers["g0"][0]
+            await until(lambda: broker.count(RequestCode.PULL_MESSAGE) == 2)
+            await asyncio.sleep(0.05)
+            assert broker.count(RequestCode.PULL_MESSAGE) == 2, "10 cached: no further pull"
+            gate.set()
+            await until(lambda: sorted(got) == list(range(100)))
+
+
+@pytest.mark.parametrize("hint", [False, True])
+async def test_pulls_follow_the_leader(hint: bool) -> None:
+    async with FakeCluster({"g0": 3}) as cluster:
+        fill(cluster, 8)
+        seen = Seen()
+        async with consumer_of(cluster, seen):
+            await until(lambda: len(seen.messages) == 8)
+            cluster.lead("g0", 1, tell_route=not hint, hint=hint)
+            await cluster.brokers["g0"][0].stop()
+            fill(cluster, 8)
+            await until(lambda: len(seen.messages) == 16)
+            assert len(set(seen.messages)) == 16
+            await until(lambda: committed(cluster) == [4] * 4)
+
+
+async def test_frozen_leader_is_left_when_the_route_changes() -> None:
+    config = replace(QUICK, pull=replace(QUICK.pull, suspend_ms=60_000))
+    async with FakeCluster({"g0": 3}) as cluster:
+        seen = Seen()
+        consumer = PushConsumer(
+            "g",
+            cluster.namesrv,
+            seen,
+            config=config,
+            instance_config=InstanceConfig(route_interval_ms=30),
+        )
+        consumer.subscribe("T")
+        async with consumer:
+            old, new = cluster.brokers["g0"][:2]
+            await until(lambda: old.count(RequestCode.PULL_MESSAGE) == 4)
+            for n in range(4):  # only the new leader wakes its pulls
+                cluster.logs["g0"].append("T", n, b"x")
+            cluster.lead("g0", 1, tell_route=True)
+            await until(lambda: len(seen.messages) == 4)
+            assert new.count(RequestCode.PULL_MESSAGE) >= 4
+
+
+async def test_connection_breaks_and_comes_back() -> None:
+    async with FakeCluster({"g0": 1}) as cluster:
+        fill(cluster, 4)
+        seen = Seen()
+        async with consumer_of(cluster, seen):
+            await until(lambda: len(seen.messages) == 4)
+            await cluster.brokers["g0"][0].stop()
+            fill(cluster, 4)
+            await asyncio.sleep(0.05)
+            await cluster.brokers["g0"][0].restart()
+            await until(lambda: len(seen.messages) == 8)
+        assert sorted(m.queue_offset for m in seen.messages) == [0] * 4 + [1] * 4
+
+
+async def test_stale_replica_cannot_make_the_consumer_go_back() -> None:
+    async with FakeCluster({"g0": 1}, queues=1) as cluster:
+        fill(cluster, 10, queues=1)
+        seen = Seen()
+        async with consumer_of(cluster, seen):
+            await until(lambda: len(seen.messages) == 10)
+            broker = cluster.brokers["g0"][0]
+            broker.pull_answers.extend([(21, 3, 0, 3), (21, 3, 0, 3)])  # one short of belief
+            broker.appended()
+            await until(lambda: not broker.pull_answers)
+            fill(cluster, 1, queues=1)
+            await until(lambda: len(seen.messages) == 11)
+        assert [m.queue_offset for m in seen.messages] == list(range(11))
+
+
+async def test_retention_moves_the_consumer_forward() -> None:
+    async with FakeCluster({"g0": 1}, queues=1) as cluster:
+        fill(cluster, 1, queues=1)
+        seen = Seen()
+        async with consumer_of(cluster, seen):
+            await until(lambda: len(seen.messages) == 1)
+            broker, log = cluster.brokers["g0"][0], cluster.logs["g0"]
+            broker.pull_answers.extend([(21, 50, 50, 51), (21, 50, 50, 51)])
+            log.records[("T", 0)] = []
+            log.first[("T", 0)] = 50
+            log.append("T", 0, b"after the gap")
+            broker.appended()
+            await until(lambda: len(seen.messages) == 2)
+            await until(lambda: log.offsets.get(("g", "T", 0)) == 51)
+        assert seen.messages[1].queue_offset == 50
+
+
+async def test_reset_by_an_administrator() -> None:
+    async with FakeCluster({"g0": 1}, queues=1) as cluster:
+        fill(cluster, 10, queues=1)
+        seen = Seen()
+        async with consumer_of(cluster, seen):
+            await until(lambda: committed(cluster)[0] == 10)
+            body = dumps({"offsetTable": {WireQueue("T", "g0", 0): 7}})
+            ext = {"topic": "T", "group": "g", "timestamp": "0", "isForce": "true"}
+            cluster.brokers["g0"][0].push(
+                RemotingCommand.request(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, ext, body)
+            )
+            await until(lambda: len(seen.messages) == 13)
+            assert [m.queue_offset for m in seen.messages[10:]] == [7, 8, 9]
+
+
+async def test_running_info_is_told() -> None:
+    async with FakeCluster({"g0": 1}) as cluster:
+        fill(cluster, 4)
+        async with consumer_of(cluster, Seen()) as consumer:
+            await until(lambda: len(consumer.queues) == 4)
+            connections = list(cluster.brokers["g0"][0].server.connections)
+            answer = await connections[0].invoke(
+                RemotingCommand.request(
+                    RequestCode.GET_CONSUMER_RUNNING_INFO,
+                    {"consumerGroup": "g", "clientId": consumer.client_id},
+                ),
+                3000,
+            )
+            info = loads_object(answer.body)
+            assert set(info["mqTable"]) == {WireQueue("T", "g0", n) for n in range(4)}
+            assert info["properties"]["PROP_CONSUME_TYPE"] == "CONSUME_PASSIVELY"
+
+
+async def test_damaged_pull_body_is_not_skipped() -> None:
+    async with FakeCluster({"g0": 1}, queues=1) as cluster:
+        fill(cluster, 2, queues=1)
+        log = cluster.logs["g0"]
+        good = log.records[("T", 0)][0]
+        log.records[("T", 0)][0] = good[:-1] + b"\xff" + b"tail"
+        seen = Seen()
+        async with consumer_of(cluster, seen):
+            broker = cluster.brokers["g0"][0]
+            await until(lambda: broker.count(RequestCode.PULL_MESSAGE) >= 3)
+            assert seen.messages == []
+            log.records[("T", 0)][0] = good
+            await until(lambda: len(seen.messages) == 2)

@@ -1,0 +1,415 @@
+"""The producer against a scripted cluster: every outcome, and how it gets past trouble."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+
+import pytest
+
+from client import (
+    Message,
+    Producer,
+    SendConfig,
+    SendFailed,
+    SendOutcomeUnknown,
+    SendStatus,
+    TooManyInFlight,
+)
+from client.errors import ClientClosed, InvalidMessage
+from client.message import SendResult
+from remoting.codes import RequestCode
+from remoting.command import RemotingCommand
+from remoting.headers import SendHeader
+from tests.client.fakes import FakeCluster, queue, until
+
+QUICK = SendConfig(attempt_timeout_ms=150, scout_timeout_ms=100, silence_ms=100)
+
+
+async def test_a_send_is_acknowledged_with_where_it_is() -> None:
+    async with FakeCluster({"g0": 3}) as cluster, Producer("p", cluster.namesrv) as producer:
+        result = await producer.send(Message("T", b"hello", tags="A", keys="k1 k2"))
+        assert result.status is SendStatus.OK
+        assert result.queue.broker_name == "g0" and result.queue_offset == 0
+        assert result.attempts == 1
+        assert len(result.msg_id) == 32 and len(result.offset_msg_id) == 32
+        leader = cluster.brokers["g0"][0]
+        header = SendHeader.parse(leader.requests[-1].ext)
+        assert header.properties == (
+            f"UNIQ_KEY\x01{result.msg_id}\x02WAIT\x01true\x02TAGS\x01A\x02KEYS\x01k1 k2\x02"
+        )
+        assert cluster.logs["g0"].unique_keys("T") == [result.msg_id]
+
+
+async def test_sends_go_round_the_queues() -> None:
+    async with FakeCluster({"g0": 1}) as cluster, Producer("p", cluster.namesrv) as producer:
+        results = [await producer.send(Message("T", b"x")) for _ in range(8)]
+        assert sorted(r.queue.queue_id for r in results) == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+async def test_queue_and_selector_are_obeyed() -> None:
+    async with FakeCluster({"g0": 1}) as cluster, Producer("p", cluster.namesrv) as producer:
+        result = await producer.send(Message("T", b"x"), queue=queue(2))
+        assert result.queue == queue(2)
+        chosen = await producer.send(
+            Message("T", b"x"), selector=lambda queues, _m, arg: queues[arg % len(queues)], arg=7
+        )
+        assert chosen.queue == queue(3)
+
+
+@pytest.mark.parametrize("status", [s for s in SendStatus if s is not SendStatus.OK])
+async def test_stored_with_a_reservation_is_not_an_error(status: SendStatus) -> None:
+    async with FakeCluster({"g0": 1}) as cluster, Producer("p", cluster.namesrv) as producer:
+        cluster.brokers["g0"][0].script.append((int(status), "slow disk"))
+        result = await producer.send(Message("T", b"x"), queue=queue(0))
+        assert result.status is status and result.attempts == 1
+
+
+async def test_success_that_says_not_where_is_unknown() -> None:
+    async with FakeCluster({"g0": 1}) as cluster, Producer("p", cluster.namesrv) as producer:
+        cluster.brokers["g0"][0].script.append((0, "no fields"))
+        with pytest.raises(SendOutcomeUnknown):
+            await producer.send(Message("T", b"x"), queue=queue(0))
+
+
+# What the leader does to every attempt → the error, whether it is retriable, at least so many tries
+OUTCOMES = [
+    ((13, "message too big"), SendFailed, False, 1, 1),
+    ((29, "bad queue"), SendFailed, False, 1, 1),
+    ((2, "[BUSY] later"), SendFailed, True, 3, 60),
+    ((14, "[DISK_FULL] no room"), SendFailed, True, 3, 60),
+    ("refuse", SendFailed, True, 3, 100),
+    ((1, "[OUTCOME_UNKNOWN] quorum"), SendOutcomeUnknown, True, 3, 60),
+    ("silent", SendOutcomeUnknown, True, 2, 20),
+    ("close", SendOutcomeUnknown, True, 3, 100),
+]
+
+
+@pytest.mark.parametrize(("mode", "error", "retriable", "least", "most"), OUTCOMES)
+async def test_outcome_at_the_end_of_the_time(
+    mode: object, error: type[Exception], retriable: bool, least: int, most: int
+) -> None:
+    async with FakeCluster({"g0": 1}) as cluster:
+        broker = cluster.brokers["g0"][0]
+        broker.mode = mode  # type: ignore[assignment]
+        async with Producer("p", cluster.namesrv, config=QUICK) as producer:
+            loop = asyncio.get_running_loop()
+            started = loop.time()
+            with pytest.raises(error) as raised:
+                await producer.send(Message("T", b"x"), timeout_ms=600)
+            assert loop.time() - started < 5
+            assert type(raised.value) is error
+            assert raised.value.retriable is retriable  # type: ignore[attr-defined]
+            attempts = raised.value.attempts  # type: ignore[attr-defined]
+            sends = broker.count(RequestCode.SEND_MESSAGE_V2)
+            assert least <= attempts <= most
+            assert attempts == sends
+            assert producer.in_flight == 0
+
+
+async def test_every_retry_carries_the_same_unique_key() -> None:
+    async with FakeCluster({"g0": 1}) as cluster:
+        broker = cluster.brokers["g0"][0]
+        broker.script.extend(["close", (1, "[OUTCOME_UNKNOWN]"), (2, "[BUSY]")])
+        async with Producer("p", cluster.namesrv, config=QUICK) as producer:
+            result = await producer.send(Message("T", b"x"))
+        assert result.attempts == 4
+        sends = [r for r in broker.requests if r.code == RequestCode.SEND_MESSAGE_V2]
+        keys = {SendHeader.parse(r.ext).properties for r in sends}
+        assert len(sends) == 4 and len(keys) == 1
+        # The broken attempt was stored, and so was the last: at most once per attempt.
+        assert cluster.logs["g0"].unique_keys("T") == [result.msg_id] * 2
+
+
+async def test_unknown_is_final_when_retrying_it_is_forbidden() -> None:
+    config = SendConfig(retry_unknown=False)
+    async with FakeCluster({"g0": 1}) as cluster:
+        broker = cluster.brokers["g0"][0]
+        for mode in ("close", (1, "[OUTCOME_UNKNOWN]"), "silent"):
+            broker.script.append(mode)  # type: ignore[arg-type]
+            async with Producer("p", cluster.namesrv, config=config) as producer:
+                with pytest.raises(SendOutcomeUnknown) as raised:
+                    await producer.send(Message("T", b"x"))
+                assert raised.value.attempts == 1
+
+
+@pytest.mark.parametrize("hint", [False, True])
+async def test_refusal_moves_to_the_new_leader_at_once(hint: bool) -> None:
+    async with FakeCluster({"g0": 3}) as cluster, Producer("p", cluster.namesrv) as producer:
+        await producer.send(Message("T", b"before"))
+        cluster.lead("g0", 2, tell_route=False, hint=hint)
+        result = await producer.send(Message("T", b"after"))
+        assert result.attempts == (2 if hint else 3)
+        assert result.offset_msg_id[8:16] == f"{cluster.brokers['g0'][2].port:08X}"
+        assert cluster.logs["g0"].bodies("T").count(b"after") == 1
+
+
+async def test_leader_dies_and_a_new_one_appears_later() -> None:
+    async with FakeCluster({"g0": 3}) as cluster, Producer("p", cluster.namesrv) as producer:
+        await producer.send(Message("T", b"before"))
+        cluster.no_leader("g0")
+        await cluster.brokers["g0"][0].stop()
+        asked = cluster.name_server.count(RequestCode.GET_BROKER_CLUSTER_INFO)
+        sends = [asyncio.create_task(producer.send(Message("T", b"%d" % n))) for n in range(50)]
+        await until(lambda: cluster.brokers["g0"][1].count(RequestCode.SEND_MESSAGE_V2) >= 3)
+        assert cluster.name_server.count(RequestCode.GET_BROKER_CLUSTER_INFO) > asked
+        probes = sum(b.count(RequestCode.SEND_MESSAGE_V2) for b in cluster.brokers["g0"][1:])
+        assert probes < 50, "one message probes for the others"
+        cluster.lead("g0", 2, tell_route=False)
+        loop = asyncio.get_running_loop()
+        ready_at = loop.time()
+        results = await asyncio.gather(*sends)
+        assert loop.time() - ready_at < 2  # generous; measured: a few tens of ms
+        assert all(r.status is SendStatus.OK for r in results)
+        assert sorted(cluster.logs["g0"].bodies("T")) == sorted(
+            [b"before", *(b"%d" % n for n in range(50))]
+        )
+
+
+async def test_connection_broken_with_sends_in_flight() -> None:
+    async with FakeCluster({"g0": 3}) as cluster, Producer("p", cluster.namesrv) as producer:
+        await producer.send(Message("T", b"before"))
+        leader = cluster.brokers["g0"][0]
+        leader.mode = "silent"
+        sends = [asyncio.create_task(producer.send(Message("T", b"x"))) for _ in range(20)]
+        await until(lambda: leader.count(RequestCode.SEND_MESSAGE_V2) == 21)
+        cluster.lead("g0", 1, tell_route=True)
+        for connection in list(leader.server.connections):
+            connection.abort("killed")
+        results = await asyncio.gather(*sends)
+        assert {r.attempts for r in results} <= {2, 3}
+        assert {r.offset_msg_id[8:16] for r in results} == {f"{cluster.brokers['g0'][1].port:08X}"}
+
+
+async def test_silent_leader_is_left_when_the_route_names_another() -> None:
+    async with FakeCluster({"g0": 3}) as cluster:
+        config = SendConfig(attempt_timeout_ms=60_000, silence_ms=50)
+        async with Producer("p", cluster.namesrv, config=config) as producer:
+            await producer.send(Message("T", b"before"))
+            cluster.brokers["g0"][0].mode = "silent"
+            send = asyncio.create_task(producer.send(Message("T", b"x"), timeout_ms=20_000))
+            leader = cluster.brokers["g0"][0]
+            await until(lambda: leader.count(RequestCode.SEND_MESSAGE_V2) == 2)
+            cluster.lead("g0", 1, tell_route=True)
+            leader.mode = "silent"  # frozen, connection open
+            result = await send
+            assert result.attempts == 2
+            assert leader.count(RequestCode.SEND_MESSAGE_V2) == 2
+
+
+async def test_late_answer_of_an_attempt_that_was_given_up_counts() -> None:
+    async with FakeCluster({"g0": 1}) as cluster:
+        broker = cluster.brokers["g0"][0]
+        async with Producer("p", cluster.namesrv, config=QUICK) as producer:
+            await producer.send(Message("T", b"before"))
+            broker.mode = "silent"
+            send = asyncio.create_task(producer.send(Message("T", b"x"), timeout_ms=20_000))
+            await until(lambda: broker.count(RequestCode.SEND_MESSAGE_V2) >= 3)
+            first = next(r for r in broker.requests if r.code == 310 and r.body == b"x")
+            connection = next(iter(broker.server.connections))
+            ext = {"msgId": "0" * 32, "queueId": "1", "queueOffset": "9"}
+            connection.reply(first, RemotingCommand.response_to(first, 0, None, ext))
+            result = await send
+            assert result.queue_offset == 9 and result.attempts >= 2
+            assert producer.in_flight == 0
+
+
+async def test_other_group_takes_over_and_the_bad_one_is_avoided() -> None:
+    async with FakeCluster({"g0": 1, "g1": 1}) as cluster:
+        async with Producer("p", cluster.namesrv) as producer:
+            for _ in range(8):
+                await producer.send(Message("T", b"warm"))
+            cluster.no_leader("g0")
+            results = [await producer.send(Message("T", b"x")) for _ in range(10)]
+            assert {r.queue.broker_name for r in results} == {"g1"}
+            # The first that met the trouble went on elsewhere; the rest never went there.
+            assert sum(r.attempts for r in results) <= 12
+            fixed = asyncio.create_task(
+                producer.send(Message("T", b"fixed"), queue=queue(1), timeout_ms=20_000)
+            )
+            await asyncio.sleep(0.05)
+            cluster.lead("g0", 0, tell_route=True)
+            assert (await fixed).queue == queue(1), "a chosen queue is never changed"
+
+
+async def test_busy_group_is_avoided() -> None:
+    async with FakeCluster({"g0": 1, "g1": 1}) as cluster:
+        async with Producer("p", cluster.namesrv) as producer:
+            for _ in range(8):
+                await producer.send(Message("T", b"warm"))
+            cluster.brokers["g0"][0].mode = (2, "[BUSY]")
+            results = [await producer.send(Message("T", b"x")) for _ in range(6)]
+            assert {r.queue.broker_name for r in results} == {"g1"}
+
+
+async def test_send_nowait_calls_back_once_each_in_order_of_the_queue() -> None:
+    async with FakeCluster({"g0": 1}) as cluster, Producer("p", cluster.namesrv) as producer:
+        outcomes: list[tuple[SendResult | None, object]] = []
+        keys = [
+            producer.send_nowait(
+                Message("T", b"%d" % n), lambda r, e: outcomes.append((r, e)), queue=queue(0)
+            )
+            for n in range(300)
+        ]
+        await until(lambda: len(outcomes) == 300)
+        assert all(error is None for _, error in outcomes)
+        results = [result for result, _ in outcomes if result is not None]
+        assert {r.msg_id: r.queue_offset for r in results} == {k: n for n, k in enumerate(keys)}
+        assert producer.in_flight == 0
+
+
+async def test_in_flight_limit() -> None:
+    config = SendConfig(in_flight_max=10)
+    async with FakeCluster({"g0": 1}) as cluster:
+        broker = cluster.brokers["g0"][0]
+        async with Producer("p", cluster.namesrv, config=config) as producer:
+            await producer.send(Message("T", b"first"))
+            broker.mode = "silent"
+            outcomes: list[object] = []
+            for _ in range(10):
+                producer.send_nowait(
+                    Message("T", b"x"), lambda r, e: outcomes.append(r or e), timeout_ms=60_000
+                )
+            with pytest.raises(TooManyInFlight):
+                producer.send_nowait(Message("T", b"x"), lambda r, e: None)
+            with pytest.raises(TooManyInFlight) as raised:
+                await producer.send(Message("T", b"x"), timeout_ms=100)
+            assert raised.value.attempts == 0 and not raised.value.outcome_unknown
+            waiting = asyncio.create_task(producer.send(Message("T", b"waits"), timeout_ms=20_000))
+            await asyncio.sleep(0.01)
+            assert not waiting.done() and producer.in_flight == 10
+            broker.mode = "ok"
+            await waiting  # went in as soon as there was room
+            await until(lambda: len(outcomes) == 10)
+
+
+async def test_in_flight_bytes_limit() -> None:
+    config = SendConfig(in_flight_bytes_max=100)
+    async with FakeCluster({"g0": 1}) as cluster:
+        cluster.brokers["g0"][0].mode = "silent"
+        async with Producer("p", cluster.namesrv, config=config) as producer:
+            producer.send_nowait(Message("T", b"x" * 90), lambda r, e: None)
+            with pytest.raises(TooManyInFlight):
+                producer.send_nowait(Message("T", b"x" * 11), lambda r, e: None)
+            producer.send_nowait(Message("T", b"x" * 10), lambda r, e: None)
+
+
+async def test_unknown_topic_is_certainly_not_stored() -> None:
+    async with FakeCluster({"g0": 1}) as cluster, Producer("p", cluster.namesrv) as producer:
+        with pytest.raises(SendFailed) as raised:
+            await producer.send(Message("missing", b"x"), timeout_ms=150)
+        assert raised.value.attempts == 0
+        outcomes: list[object] = []
+        producer.send_nowait(Message("missing", b"x"), lambda r, e: outcomes.append(e), 150)
+        await until(lambda: bool(outcomes))
+        assert isinstance(outcomes[0], SendFailed)
+
+
+async def test_topic_that_appears_while_waiting_is_used() -> None:
+    async with FakeCluster({"g0": 1}) as cluster, Producer("p", cluster.namesrv) as producer:
+        send = asyncio.create_task(producer.send(Message("new", b"x"), timeout_ms=10_000))
+        await until(lambda: cluster.name_server.count(RequestCode.GET_ROUTEINFO_BY_TOPIC) >= 2)
+        cluster.name_server.topics["new"] = {"g0": (2, 6)}
+        assert (await send).queue.topic == "new"
+
+
+async def test_topic_is_created_by_the_first_send_where_brokers_do_that() -> None:
+    async with FakeCluster({"g0": 1}) as cluster, Producer("p", cluster.namesrv) as producer:
+        cluster.name_server.topics["TBW102"] = {"g0": (8, 7)}
+        result = await producer.send(Message("auto", b"x"))
+        assert result.queue.topic == "auto" and result.queue.queue_id < 4
+        cluster.name_server.topics["auto"] = {"g0": (1, 6)}
+        later = await producer.send(Message("auto", b"x"))
+        assert later.queue.queue_id == 0
+
+
+async def test_second_name_server_answers_when_the_first_is_gone() -> None:
+    async with FakeCluster({"g0": 1}) as cluster:
+        async with Producer("p", f"127.0.0.1:1;{cluster.namesrv}") as producer:
+            assert (await producer.send(Message("T", b"x"))).status is SendStatus.OK
+
+
+async def test_batch_is_one_request_with_a_key_per_message() -> None:
+    async with FakeCluster({"g0": 1}) as cluster, Producer("p", cluster.namesrv) as producer:
+        result = await producer.send_batch([Message("T", b"a"), Message("T", b"bb", tags="t")])
+        assert len(result.msg_id.split(",")) == 2
+        request = cluster.brokers["g0"][0].requests[-1]
+        assert request.code == RequestCode.SEND_BATCH_MESSAGE
+        header = SendHeader.parse(request.ext, request.code)
+        assert header.batch
+        sizes = int.from_bytes(request.body[:4], "big")
+        assert request.body[20:21] == b"a" and request.body[sizes + 20 : sizes + 22] == b"bb"
+        for key in result.msg_id.split(","):
+            assert key.encode() in request.body
+
+
+async def test_oneway_is_written_without_an_answer() -> None:
+    async with FakeCluster({"g0": 1}) as cluster, Producer("p", cluster.namesrv) as producer:
+        await producer.send_oneway(Message("T", b"fire"))
+        await until(lambda: cluster.logs["g0"].bodies("T") == [b"fire"])
+        assert cluster.brokers["g0"][0].requests[-1].is_oneway
+
+
+async def test_large_body_travels_compressed() -> None:
+    async with FakeCluster({"g0": 1}) as cluster, Producer("p", cluster.namesrv) as producer:
+        body = b"abc" * 2000
+        await producer.send(Message("T", body))
+        request = cluster.brokers["g0"][0].requests[-1]
+        assert SendHeader.parse(request.ext).sys_flag == 0x301
+        assert zlib.decompress(request.body) == body
+
+
+BAD = [
+    Message("T", b""),
+    Message("T", b"x" * (4 * 1024 * 1024 + 1)),
+    Message("T", b"x", properties={"TAGS": "no"}),
+    Message("T", b"x", properties={"a": "b\x01c"}),
+    Message("T", b"x", properties={"a": "b" * 40_000}),
+    Message("T", b"x", tags="a\x02b"),
+]
+
+
+@pytest.mark.parametrize("message", BAD, ids=range(len(BAD)))
+async def test_broken_message_is_refused_before_it_is_sent(message: Message) -> None:
+    async with FakeCluster({"g0": 1}) as cluster, Producer("p", cluster.namesrv) as producer:
+        with pytest.raises(InvalidMessage):
+            await producer.send(message)
+        with pytest.raises(InvalidMessage):
+            producer.send_nowait(message, lambda r, e: None)
+        assert producer.in_flight == 0
+
+
+async def test_stop_ends_what_is_undecided_truthfully() -> None:
+    async with FakeCluster({"g0": 1}) as cluster:
+        cluster.brokers["g0"][0].mode = "silent"
+        outcomes: list[object] = []
+        producer = Producer("p", cluster.namesrv)
+        await producer.start()
+        producer.send_nowait(Message("T", b"written"), lambda r, e: outcomes.append(e), 60_000)
+        await until(lambda: cluster.brokers["g0"][0].count(RequestCode.SEND_MESSAGE_V2) == 1)
+        producer.send_nowait(Message("T", b"not"), lambda r, e: outcomes.append(e), 60_000)
+        producer.send_nowait(Message("nowhere", b"x"), lambda r, e: outcomes.append(e), 60_000)
+        await producer.stop()
+        kinds = sorted(type(error).__name__ for error in outcomes)
+        assert kinds == ["SendFailed", "SendFailed", "SendOutcomeUnknown"]
+        with pytest.raises(ClientClosed):
+            await producer.send(Message("T", b"x"))
+
+
+async def test_heartbeat_goes_to_every_replica() -> None:
+    async with FakeCluster({"g0": 3}) as cluster, Producer("p", cluster.namesrv) as producer:
+        await producer.send(Message("T", b"x"))
+        brokers = cluster.brokers["g0"]
+        await until(lambda: all(b.count(RequestCode.HEART_BEAT) == 1 for b in brokers))
+
+
+async def test_callback_that_raises_does_not_stop_the_others() -> None:
+    async with FakeCluster({"g0": 1}) as cluster, Producer("p", cluster.namesrv) as producer:
+        seen: list[object] = []
+
+        def bad(_result: object, _error: object) -> None:
+            raise RuntimeError("user bug")
+
+        producer.send_nowait(Message("T", b"x"), bad)
+        producer.send_nowait(Message("T", b"x"), lambda r, e: seen.append(r))
+        await until(lambda: len(seen) == 1 and producer.in_flight == 0)

@@ -1,0 +1,417 @@
+"""The client's pure parts, by table."""
+
+from __future__ import annotations
+
+import random
+import struct
+import zlib
+
+import pytest
+
+from client.decode import decode_messages
+from client.errors import ClientError, SendFailed, SendOutcomeUnknown, UnsupportedCompression
+from client.fault import FaultAvoidance, FaultPolicy
+from client.message import Message, MessageExt, MessageQueue, UniqueKeys
+from client.offsets import MovedAction, OffsetMoved, OffsetTable, PullAnswer
+from client.pending import Pending, Verdict, judge
+from client.processqueue import CacheLimits, ProcessQueue
+from client.rebalance import allocate_averagely, assignment_change
+from client.route import REPLICAS_MAX, ReplicaGroup, RouteError, parse_route
+from client.sendframe import SendTemplate, outgoing, outgoing_batch
+from client.subscription import subscribe, tag_of
+from remoting.codec import FrameReader, decode_command
+from remoting.headers import SendHeader
+from store.record import RecordError
+from tests.client.fakes import SharedLog, queue
+
+# ---- unique keys
+
+
+def test_unique_keys_never_repeat_even_if_the_clock_stands_still_or_goes_back() -> None:
+    times = iter([5, 5, 5, 3])
+    last = 5
+
+    def clock() -> int:
+        nonlocal last
+        last = next(times, last)
+        return last
+
+    keys = UniqueKeys(b"\x7f\x00\x00\x01", 0x1234, 0xCAFE0001, clock)
+    made = [keys.next() for _ in range(200_000)]
+    assert len(set(made)) == len(made)
+    assert made[0] == "7F0000011234CAFE0001000000050000"
+    assert all(len(key) == 32 for key in made)
+
+
+# ---- judgement
+
+JUDGED = [
+    (0, "", Verdict.STORED),
+    (10, "", Verdict.STORED),
+    (11, "", Verdict.STORED),
+    (12, "", Verdict.STORED),
+    (14, "[NOT_LEADER] x", Verdict.NOT_LEADER),
+    (14, "service not available", Verdict.NOT_LEADER),
+    (14, "[DISK_FULL] x", Verdict.LATER),
+    (1500, "", Verdict.NOT_LEADER),
+    (1, "[OUTCOME_UNKNOWN]", Verdict.UNKNOWN),
+    (1, "in-sync replicas not enough", Verdict.UNKNOWN),
+    (2, "[BUSY]", Verdict.LATER),
+    (16, "", Verdict.LATER),
+    (17, "", Verdict.LATER),
+    (13, "", Verdict.REFUSED),
+    (29, "", Verdict.REFUSED),
+    (3, "", Verdict.REFUSED),
+]
+
+
+@pytest.mark.parametrize(("code", "remark", "verdict"), JUDGED)
+def test_judge(code: int, remark: str, verdict: Verdict) -> None:
+    assert judge(code, remark) is verdict
+
+
+def test_error_is_unknown_if_any_attempt_was() -> None:
+    item = outgoing(Message("T", b"x"), "K" * 32, 1)
+    pending = Pending(item, queue(), False, 1.0, lambda r, e: None)
+    assert type(pending.error()) is SendFailed
+    pending.failed_attempt(14, "refused", False)
+    assert type(pending.error()) is SendFailed
+    pending.failed_attempt(-1, "broken", True)
+    pending.failed_attempt(14, "refused", False)
+    assert type(pending.error()) is SendOutcomeUnknown
+
+
+# ---- rebalance
+
+QUEUES = [queue(n) for n in range(8)]
+ALLOCATED = [
+    (8, ["a"], "a", [0, 1, 2, 3, 4, 5, 6, 7]),
+    (8, ["a", "b"], "a", [0, 1, 2, 3]),
+    (8, ["b", "a"], "b", [4, 5, 6, 7]),
+    (8, ["a", "b", "c"], "a", [0, 1, 2]),
+    (8, ["a", "b", "c"], "b", [3, 4, 5]),
+    (8, ["a", "b", "c"], "c", [6, 7]),
+    (2, ["a", "b", "c"], "c", []),
+    (8, ["a", "b"], "stranger", []),
+    (8, ["a", "a", "b"], "b", [4, 5, 6, 7]),
+    (0, ["a"], "a", []),
+]
+
+
+@pytest.mark.parametrize(("count", "clients", "me", "expected"), ALLOCATED)
+def test_allocate_averagely(count: int, clients: list[str], me: str, expected: list[int]) -> None:
+    got = allocate_averagely(list(reversed(QUEUES[:count])), clients, me)
+    assert [q.queue_id for q in got] == expected
+
+
+@pytest.mark.parametrize("count", range(0, 9))
+@pytest.mark.parametrize("clients", range(1, 12))
+def test_every_queue_has_exactly_one_owner(count: int, clients: int) -> None:
+    names = [f"c{n:02}" for n in range(clients)]
+    owned = [q for name in names for q in allocate_averagely(QUEUES[:count], names, name)]
+    assert sorted(owned) == sorted(QUEUES[:count])
+
+
+def test_assignment_change_leaves_other_topics_alone() -> None:
+    other = MessageQueue("other", "g0", 0)
+    change = assignment_change("T", [queue(0), queue(1), other], [queue(1), queue(2)])
+    assert change.dropped == (queue(0),) and change.added == (queue(2),)
+
+
+# ---- route
+
+
+def test_route_is_read_and_a_group_without_leader_keeps_its_queues() -> None:
+    body = {
+        "queueDatas": [
+            {"brokerName": "b", "readQueueNums": 3, "writeQueueNums": 2, "perm": 6},
+            {"brokerName": "a", "readQueueNums": 1, "writeQueueNums": 1, "perm": 4},
+        ],
+        "brokerDatas": [
+            {"cluster": "c", "brokerName": "b", "brokerAddrs": {"1": "h:1"}},
+            {"cluster": "c", "brokerName": "a", "brokerAddrs": {"0": "h:2"}},
+        ],
+    }
+    route = parse_route(body)
+    assert [(q.broker_name, q.queue_id) for q in route.write_queues("T")] == [("b", 0), ("b", 1)]
+    assert [q.broker_name for q in route.read_queues("T")] == ["a", "b", "b", "b"]
+    assert route.brokers[0].leader is None and route.brokers[1].leader == "h:2"
+
+
+@pytest.mark.parametrize("body", [{"queueDatas": [{}]}, {"brokerDatas": [{"brokerName": 1}]}])
+def test_broken_route(body: dict[str, object]) -> None:
+    with pytest.raises(RouteError):
+        parse_route(body)
+
+
+def test_replica_group_script() -> None:
+    group = ReplicaGroup("g")
+    assert group.candidates() == ()
+    assert group.learn({0: "a", 1: "b", 2: "c"}) == ("a", "b", "c")
+    assert group.leader == "a" and group.candidates() == ("a", "b", "c")
+    assert group.doubt("a", "c")
+    assert group.leader is None and group.candidates() == ("c", "b", "a")
+    assert not group.doubt("b"), "a follower's refusal is no news"
+    group.learn({0: "a", 1: "b", 2: "c"})
+    assert group.leader is None, "an unchanged route is not news"
+    group.accepted("c")
+    version = group.version
+    group.learn({0: "a", 1: "b", 2: "c"})
+    assert group.leader == "c" and group.version == version
+    group.learn({0: "b", 1: "a", 2: "c"})
+    assert group.leader == "b", "a changed route is believed at once"
+    group.doubt("b", "new:1")
+    assert group.candidates()[0] == "new:1"
+
+
+def test_replica_group_forgets_the_oldest_address_at_the_limit() -> None:
+    group = ReplicaGroup("g")
+    for number in range(REPLICAS_MAX + 5):
+        group.learn({1: f"h:{number}"})
+    assert len(group.addresses) == REPLICAS_MAX and "h:0" not in group.addresses
+
+
+# ---- fault avoidance
+
+
+def test_fault_avoidance() -> None:
+    fault = FaultAvoidance(FaultPolicy(((100, 1000),), 500))
+    assert fault.quiet and fault.available("g", 0)
+    fault.failed("g", 0)
+    assert not fault.quiet and not fault.available("g", 499) and fault.available("g", 500)
+    fault.answered("g", 150, 1000)
+    assert not fault.available("g", 1999)
+    fault.answered("g", 5, 1500)
+    assert fault.quiet
+
+
+# ---- send frames
+
+
+@pytest.mark.parametrize("topic", ["T", "%RETRY%g%d", 'q"uote', "標題"])
+def test_frame_is_what_the_codec_reads(topic: str) -> None:
+    item = outgoing(Message(topic, b"body", tags="a%d", properties={"ключ": '"v\\'}), "K" * 32, 7)
+    frame = SendTemplate("grp%s", topic, "b-0", item.code).frame(item, 3, 99, 2)
+    reader = FrameReader()
+    reader.receive_data(frame)
+    raw = reader.next_frame()
+    assert raw is not None and reader.next_frame() is None
+    command = decode_command(raw)
+    assert (command.code, command.opaque, command.flag, command.body) == (310, 99, 2, b"body")
+    header = SendHeader.parse(command.ext)
+    assert (header.producer_group, header.topic, header.broker_name) == ("grp%s", topic, "b-0")
+    assert (header.queue_id, header.born_timestamp_ms, header.sys_flag) == (3, 7, 0)
+    assert header.properties == (
+        f"UNIQ_KEY\x01{'K' * 32}\x02WAIT\x01true\x02TAGS\x01a%d\x02ключ\x01\"v\\\x02"
+    )
+
+
+def test_batch_body_by_bytes() -> None:
+    item = outgoing_batch([Message("T", b"ab", flag=5), Message("T", b"c")], ["K1", "K2"], 1)
+    properties = b"UNIQ_KEY\x01K1\x02WAIT\x01true\x02"
+    size = 22 + 2 + len(properties)
+    first = struct.pack(">iiiii", size, 0, 0, 5, 2) + b"ab"
+    assert item.body.startswith(first + struct.pack(">h", len(properties)) + properties)
+    assert item.unique_key == "K1,K2" and item.code == 320
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [[], [Message("T", b"")], [Message("T", b"x"), Message("U", b"x")],
+     [Message("T", b"x", delay_level=1)]],
+)
+def test_broken_batch(messages: list[Message]) -> None:
+    with pytest.raises(ClientError):
+        outgoing_batch(messages, ["K"] * len(messages), 1)
+
+
+def test_incompressible_body_stays_as_it_is() -> None:
+    body = random.Random(1).randbytes(5000)
+    item = outgoing(Message("T", body), "K", 1)
+    assert item.body == body and item.sys_flag == 0
+
+
+# ---- decoding
+
+
+def body_of(log: SharedLog) -> bytes:
+    return b"".join(data for items in log.records.values() for data in items)
+
+
+def test_decode_messages() -> None:
+    log = SharedLog()
+    log.append("T", 3, b"one", "TAGS\x01A\x02UNIQ_KEY\x01U1\x02KEYS\x01k\x02")
+    log.append("T", 3, b"two", "")
+    messages = decode_messages(body_of(log), "g0")
+    assert [m.body for m in messages] == [b"one", b"two"]
+    first, second = messages
+    assert (first.topic, first.queue, first.queue_offset) == ("T", queue(3), 0)
+    assert (first.tags, first.keys, first.msg_id) == ("A", "k", "U1")
+    assert second.queue_offset == 1 and second.properties == {} and second.tags is None
+    assert second.msg_id == second.offset_msg_id
+    assert second.offset_msg_id == f"7F00000100002A9F{first.store_size_bytes:016X}"
+    assert first.born_host == ("127.0.0.1", 1) and first.store_host == ("127.0.0.1", 10911)
+
+
+def test_tags_are_compared_as_strings() -> None:
+    # "Aa" and "BB" have the same Java hash: the broker lets both through.
+    log = SharedLog()
+    for tags in ("Aa", "BB", "", "xAa"):
+        log.append("T", 0, b"b", f"OTHERTAGS\x01Aa\x02TAGS\x01{tags}\x02" if tags else "")
+    wanted = subscribe("T", "Aa", 1).wanted_tags()
+    assert [m.tags for m in decode_messages(body_of(log), "g", wanted)] == ["Aa"]
+    assert subscribe("T", "Aa", 1).to_json()["codeSet"] == subscribe("T", "BB", 1).to_json()[
+        "codeSet"
+    ]
+
+
+@pytest.mark.parametrize("cut", [1, 5, 87, 90, -1, -2])
+def test_damaged_body_is_an_error(cut: int) -> None:
+    log = SharedLog()
+    log.append("T", 0, b"hello", "TAGS\x01A\x02")
+    with pytest.raises(RecordError):
+        decode_messages(body_of(log)[:cut], "g")
+
+
+@pytest.mark.parametrize("position", [8, 90, 87, 93, 95, 96])
+def test_flipped_byte_is_an_error(position: int) -> None:
+    log = SharedLog()
+    log.append("T", 0, b"hello", "TAGS\x01A\x02")
+    data = bytearray(body_of(log))
+    data[position] ^= 0x55
+    with pytest.raises(RecordError):
+        decode_messages(bytes(data), "g")
+
+
+def test_long_topic_and_compressed_bodies() -> None:
+    log = SharedLog()
+    log.append("L" * 200, 0, b"v2")
+    log.append("T", 0, zlib.compress(b"plain"), sys_flag=0x301)
+    log.append("T", 0, zlib.compress(b"old"), sys_flag=0x1)
+    assert [m.body for m in decode_messages(body_of(log), "g")] == [b"v2", b"plain", b"old"]
+
+
+@pytest.mark.parametrize(
+    ("body", "sys_flag", "error"),
+    [
+        (b"x", 0x101, UnsupportedCompression),
+        (b"x", 0x201, UnsupportedCompression),
+        (b"not zlib", 0x301, RecordError),
+        (zlib.compress(b"cut short")[:-3], 0x301, RecordError),
+    ],
+)
+def test_bodies_that_cannot_be_decompressed(
+    body: bytes, sys_flag: int, error: type[Exception]
+) -> None:
+    log = SharedLog()
+    log.append("T", 0, body, sys_flag=sys_flag)
+    with pytest.raises(error):
+        decode_messages(body_of(log), "g")
+
+
+def test_tag_of_does_not_find_a_name_inside_a_value() -> None:
+    assert tag_of(b"A\x01TAGS\x02TAGS\x01x") == b"x"
+    assert tag_of(b"A\x01b\x02") == b""
+
+
+@pytest.mark.parametrize("expression", ["A||", "||", "A|| ||B"])
+def test_empty_tag_is_refused(expression: str) -> None:
+    with pytest.raises(ClientError):
+        subscribe("T", expression, 1)
+
+
+# ---- process queue
+
+
+def messages_at(*offsets: int) -> list[MessageExt]:
+    return [
+        MessageExt("T", b"b", b"", "g0", 0, o, o, 0, 0, 0, b"", 0, b"", 0, 0, 100) for o in offsets
+    ]
+
+
+def test_process_queue_commits_only_behind_the_first_unfinished() -> None:
+    pq = ProcessQueue(10, CacheLimits())
+    assert pq.committable == 10
+    pq.add(messages_at(10, 11, 12, 13), 20)
+    assert pq.committable == 10
+    first, second = pq.take(2), pq.take(5)
+    assert first is not None and second is not None and pq.take(1) is None
+    assert (first.first, first.end) == (10, 12) and (second.first, second.end) == (12, 20)
+    assert pq.finish(second) == 10, "the first batch holds it back"
+    pq.add([], 25)
+    assert pq.finish(first) == 25, "filtered offsets behind the last one count as done"
+    assert pq.cached_count == 0 and pq.cached_bytes == 0
+
+
+def test_process_queue_of_filtered_pulls_only() -> None:
+    pq = ProcessQueue(0, CacheLimits())
+    pq.add([], 7)
+    assert pq.committable == 7
+
+
+@pytest.mark.parametrize(
+    ("limits", "full_after"), [(CacheLimits(3, 10**9), 3), (CacheLimits(10**9, 250), 3)]
+)
+def test_process_queue_limits(limits: CacheLimits, full_after: int) -> None:
+    pq = ProcessQueue(0, limits)
+    for offset in range(full_after):
+        assert not pq.full
+        pq.add(messages_at(offset), offset + 1)
+    assert pq.full
+    batch = pq.take(1)
+    assert batch is not None and pq.full, "what is with the listener still counts"
+    pq.finish(batch)
+    assert not pq.full
+
+
+# ---- offsets
+
+
+def test_offset_table() -> None:
+    table = OffsetTable()
+    table.begin(queue(0), 5, told=True)
+    table.begin(queue(1), 0, told=False)
+    assert table.dirty() == {queue(1): 0}
+    table.advance(queue(0), 9)
+    table.advance(queue(0), 7)
+    assert table.dirty([queue(0)]) == {queue(0): 9}, "never back"
+    table.told(queue(0), 9)
+    assert queue(0) not in table.dirty()
+    table.forget_told("g0")
+    assert table.dirty() == {queue(0): 9, queue(1): 0}
+    table.begin(queue(0), 2, told=False)
+    assert table.dirty()[queue(0)] == 2, "a reset does go back"
+    table.drop(queue(0))
+    table.advance(queue(0), 50)
+    table.told(queue(0), 50)
+    assert table.finished() == {queue(1): 0}
+
+
+MOVED = [
+    # requested, (next, min, max) each time → action each time
+    (5, [(50, 50, 90), (50, 50, 90)], ["keep", "move"]),
+    (5, [(50, 50, 90), (60, 60, 90), (60, 60, 90)], ["keep", "keep", "move"]),
+    (100, [(90, 50, 90)] * 3, ["keep", "keep", "move"]),
+    (100, [(90, 50, 90), (90, 50, 90), (95, 50, 95), (95, 50, 95)], ["keep"] * 4),
+    (100, [(0, 0, 0)] * 2, ["keep"] * 2),
+    (100, [(0, 70, 50)] * 5, ["keep"] * 5),
+    (100, [(200, 0, 50)] * 5, ["keep"] * 5),
+    (100, [(-1, -1, 50)] * 5, ["keep"] * 5),
+]
+
+
+@pytest.mark.parametrize(("requested", "answers", "actions"), MOVED)
+def test_offset_moved(
+    requested: int, answers: list[tuple[int, int, int]], actions: list[str]
+) -> None:
+    moved = OffsetMoved(backward_confirmations=3)
+    got = [moved.judge(requested, PullAnswer(21, *answer)) for answer in answers]
+    assert [action.value for action in got] == actions
+
+
+def test_a_good_answer_in_between_ends_the_row() -> None:
+    moved = OffsetMoved(backward_confirmations=2)
+    answer = PullAnswer(21, 0, 0, 10)
+    assert moved.judge(50, answer) is MovedAction.KEEP
+    moved.clear()
+    assert moved.judge(50, answer) is MovedAction.KEEP

@@ -6,7 +6,7 @@ side by side with ours. A code listed here is a number with a name, not a promis
 
 from enum import IntEnum
 
-MQ_VERSION = 409  # ordinal of V4_9_8: what we tell peers we are; gates are in docs of each use
+MQ_VERSION = 409  # ordinal of V4_9_8; peers choose by it what they may ask of us
 SUCCESS = 0  # ResponseCode.SUCCESS as a plain int, for hot paths
 
 

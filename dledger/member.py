@@ -229,12 +229,10 @@ class RaftMember:
     def delete_before(self, position: int) -> int:
         """Retention: drop whole segments below the CommitLog offset `position`, applied frames
         only. Returns the new first offset. Raises OSError."""
-        applied = self._applier.applied_index
         index = self.log.index
-        if applied < index.first_index:
-            return self._commitlog.min_offset
-        first_index = self.log.trim(min(position, index.end_of(applied)))
-        self.core.trim(first_index)
+        settled = min(self._applier.applied_index, self.core.commit_index, self.log.durable_index)
+        if settled >= index.first_index:
+            self.core.trim(self.log.trim(min(position, index.end_of(settled))))
         return self._commitlog.min_offset
 
     @property

@@ -79,6 +79,7 @@ class LinkConfig:
     connect_timeout_ms: int = 1_000  # resolve, connect and hello together
     unacknowledged_ms_max: int = 2_000  # after that TCP gives up: its own back-off is far longer
     send_buffer_bytes_max: int = 32 << 20  # 4 times what the core keeps in flight to a peer
+    listen_host: str | None = None  # None: the host of this node's own entry among the peers
 
 
 class LinkHandler(Protocol):
@@ -140,7 +141,9 @@ class PeerLinks:
             )
         else:
             self._server = await loop.create_server(
-                lambda: _Accepted(self), self._address.host, self._address.port
+                lambda: _Accepted(self),
+                self.config.listen_host or self._address.host,
+                self._address.port,
             )
         for dialer in self._dialers.values():
             dialer.start()

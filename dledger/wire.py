@@ -176,13 +176,14 @@ class MessageReader:
         messages: list[Message] = []
         at = 0
         end = len(data)
-        while True:
+        size = _HEAD.size
+        while at < end:
             size = self._message_size(data, at, end)
             if end - at < size:
                 break
             messages.append(self._parse(data, at, at + size))
             at += size
-        self._need = size
+        self._need = size if at < end else _HEAD.size
         self._have = end - at
         if at < end:
             self._parts.append(data[at:] if at else data)

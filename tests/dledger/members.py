@@ -60,10 +60,11 @@ class TroubledFile:
 
 
 class TroubledDisk(OsDisk):
-    """A real disk whose CommitLog can be made to fail, or to hang in fdatasync."""
+    """A real disk that can be made to fail, or to hang in fdatasync, below one directory."""
 
     def __init__(self, root: str) -> None:
         super().__init__(root)
+        self.trouble_below = "commitlog/"
         self.fail_writes = False
         self.fail_syncs = False
         self.let_sync = threading.Event()
@@ -73,11 +74,11 @@ class TroubledDisk(OsDisk):
         return TroubledFile(self, path, super().open(path, allocate_bytes=allocate_bytes))
 
     def before_write(self, path: str) -> None:
-        if self.fail_writes and path.startswith("commitlog/"):
+        if self.fail_writes and path.startswith(self.trouble_below):
             raise OSError(28, "no space left, says the test")
 
     def before_sync(self, path: str) -> None:
-        if path.startswith("commitlog/"):
+        if path.startswith(self.trouble_below):
             assert self.let_sync.wait(WAIT_S)
             if self.fail_syncs:
                 raise OSError(5, "input/output error, says the test")

@@ -338,6 +338,20 @@ async def test_a_failed_write_ends_the_node_and_nothing_of_it_is_sent(tmp_path: 
         assert leader.member.status()["failure"] == leader.fatal[0]
 
 
+async def test_a_vote_that_cannot_be_saved_is_not_given(tmp_path: Path) -> None:
+    async with Group(tmp_path) as group:
+        leader = await group.leader()
+        await group.all_applied()
+        broken, sound = group.others(leader)
+        broken.disk.trouble_below = "raft/"
+        broken.disk.fail_syncs = True
+        await leader.kill()
+        await group.until(lambda: bool(broken.fatal))  # as a candidate or as a voter
+        assert "input/output error" in broken.fatal[0]
+        await asyncio.sleep(0.1)  # its vote would have arrived
+        assert sound.member.core.role is not Role.LEADER
+
+
 async def test_an_application_that_raises_ends_the_node(tmp_path: Path) -> None:
     async with Group(tmp_path) as group:
         leader = await group.leader()

@@ -235,6 +235,10 @@ class RaftMember:
             self.core.trim(self.log.trim(min(position, index.end_of(settled))))
         return self._commitlog.min_offset
 
+    def abandon(self, reason: str) -> None:
+        """Fall silent at once, as after a failed disk; `stop` has to follow."""
+        self._fail("abandoned", RuntimeError(reason))
+
     @property
     def leader(self) -> NodeId | None:
         """Who leads, as far as this node knows."""

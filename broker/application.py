@@ -25,10 +25,13 @@ log = logging.getLogger("broker.application")
 class Dispatch(Protocol):
     """The ConsumeQueue side of the store."""
 
+    dispatched_offset: int  # end of the last frame that the ConsumeQueues hold whole
+
     def dispatch_frame(
         self, frame: Frame, units: Sequence[QueueUnits] | None = None
     ) -> Sequence[QueueUnits]:
-        """Index the frame's records; `units` are ready-made ones. Returns what was appended."""
+        """Index the frame's records; `units` are ready-made ones. Returns what was appended,
+        nothing if the frame was dispatched before. Wants every frame, of whatever kind."""
         ...
 
 
@@ -42,17 +45,14 @@ class BrokerApplication:
         store: Dispatch,
         *,
         log_index: Callable[[], LogIndex],
-        store_index: Callable[[LogIndex], int],
         on_units: Callable[[str, int, bytes], None],
         on_topics: Callable[[Sequence[str]], None],
         on_role: Callable[[RoleEvent], None],
     ) -> None:
-        """`store_index(index)` is the last frame that the recovered ConsumeQueues hold whole."""
         self._state = state
         self._sends = sends
         self._store = store
         self._log_index = log_index
-        self._store_index = store_index
         self._on_units = on_units
         self._on_topics = on_topics
         self._on_role = on_role
@@ -77,7 +77,7 @@ class BrokerApplication:
                 f"config/ reflects frame {tables}, but the log ends at {index.last_index}: "
                 "the log lost its tail, or config/ is not this log's"
             )
-        start = min(tables, self._store_index(index))
+        start = min(tables, index.last_ending_by(self._store.dispatched_offset))
         oldest = index.first_index - 1
         if start < oldest:
             log.warning(
@@ -99,13 +99,14 @@ class BrokerApplication:
         touched: list[QueueUnits] = []
         topics: list[str] = []
         for frame in frames:
+            pending = None
             if frame.kind == FrameKind.MESSAGES:
                 pending = self._sends.applied(frame)
-                ready_made = None if pending is None else pending.units
-                touched += self._store.dispatch_frame(frame, ready_made)
                 if pending is not None:
                     answers.append(pending)
-            elif frame.kind == FrameKind.COMMAND:
+            ready_made = None if pending is None else pending.units
+            touched += self._store.dispatch_frame(frame, ready_made)
+            if frame.kind == FrameKind.COMMAND:
                 change = self._state.apply(frame.index, frame.timestamp_ms, frame.payload)
                 topics += change.topics
             self._state.advance(frame.index)
@@ -124,3 +125,4 @@ class BrokerApplication:
 
     def role_changed(self, event: RoleEvent) -> None:
         self._on_role(event)
+

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 
 from broker.errors import Refused
 from broker.offsets import PENDING_COMMITS_MAX, OffsetCommits
@@ -83,7 +84,7 @@ class CommitService:
             keys = [(topic, group, queue_id) for topic, group, queue_id, _ in commits]
             for key in keys:
                 self._under_way[key] = future
-            future.add_done_callback(lambda done, k=keys, w=waiters: self._done(done, k, w))
+            future.add_done_callback(partial(self._done, keys, waiters))
 
     def leadership_lost(self) -> None:
         """Drop what was not proposed; who waits is told."""
@@ -97,9 +98,9 @@ class CommitService:
 
     def _done(
         self,
-        future: asyncio.Future[int],
         keys: list[tuple[str, str, int]],
         waiters: list[asyncio.Future[None]],
+        future: asyncio.Future[int],
     ) -> None:
         for key in keys:
             if self._under_way.get(key) is future:

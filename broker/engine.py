@@ -19,8 +19,9 @@ from broker.errors import EngineError
 from dledger.applier import Application
 from dledger.flusher import FlushMode
 from dledger.index import LogIndex
-from dledger.member import MemberConfig, RaftMember
+from dledger.member import RaftMember
 from dledger.peers import PeerAddress
+from dledger.settings import MemberConfig
 from dledger.state import CoreConfig
 from store.commitlog import CommitLog
 from store.disk import Disk
@@ -43,6 +44,8 @@ class Engine(Protocol):
 
     def delete_before(self, position: int) -> int: ...
 
+    def abandon(self, reason: str) -> None: ...
+
     def status(self) -> dict[str, object]: ...
 
     @property
@@ -54,6 +57,10 @@ class Engine(Protocol):
 
 class RaftEngine(RaftMember):
     """RaftMember, with the two views of its log that snapshots and recovery need."""
+
+    def abandon(self, reason: str) -> None:
+        """Fall silent at once, as a crash would; `stop` has to follow."""
+        self._fail("abandoned", RuntimeError(reason))
 
     @property
     def log_index(self) -> LogIndex:

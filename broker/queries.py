@@ -1,4 +1,4 @@
-"""What consumers and tools ask about offsets and messages: 14, 15, 29, 30, 31, 32, 33, 34, 35, 38, 46.
+"""What consumers and tools ask: offsets (14, 15, 29-32), messages (33), clients (34, 35, 38, 46).
 
 Offsets are served by the ready leader behind a read barrier, so that a deposed one cannot answer
 with an old value; everything else is served from what this replica has applied.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import orjson
 
@@ -21,7 +21,7 @@ from broker.state import BrokerState
 from broker.topics import TopicConfig
 from remoting.codes import RequestCode, ResponseCode
 from remoting.command import RemotingCommand
-from remoting.connection import Connection, Handler
+from remoting.connection import Answer, Connection, Handler
 from remoting.fastjson import loads_object
 from remoting.fields import integer, text
 from remoting.headers import ConsumerOffsetHeader, QueueOffsetHeader, UnregisterClientHeader
@@ -81,7 +81,7 @@ class Queries:
 
     def _whole_queue_hot(self, topic: str, queue_id: int) -> bool:
         """Whether a new group may as well begin at 0: nothing was deleted, all is in memory."""
-        queue = self.store.queue(topic, queue_id)
+        queue = self.store.queues.queue(topic, queue_id)
         if queue is None or queue.min_offset > 0 or queue.max_offset == 0:
             return False
         first = int.from_bytes(queue.units(0, 1)[:8], "big", signed=True)
@@ -89,7 +89,7 @@ class Queries:
 
     def update_offset(
         self, _: Connection, request: RemotingCommand
-    ) -> RemotingCommand | None | Awaitable[Any]:
+    ) -> Answer:
         header = ConsumerOffsetHeader.parse(request.ext)
         offset = integer(request.ext, "commitOffset")
         if offset < 0 or header.queue_id < 0:
@@ -124,12 +124,12 @@ class Queries:
     async def max_offset(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         header = self._queue_header(request)
         await self.barrier()
-        queue = self.store.queue(header.topic, header.queue_id)
+        queue = self.store.queues.queue(header.topic, header.queue_id)
         return _offset_answer(request, 0 if queue is None else queue.max_offset)
 
     def min_offset(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         header = self._queue_header(request)
-        queue = self.store.queue(header.topic, header.queue_id)
+        queue = self.store.queues.queue(header.topic, header.queue_id)
         return _offset_answer(request, 0 if queue is None else queue.min_offset)
 
     def search_offset(self, _: Connection, request: RemotingCommand) -> RemotingCommand:

@@ -1,4 +1,4 @@
-"""Registration with the name servers: who this replica is, in which role and term, with what topics.
+"""Registration with the name servers: who this replica is, its role, its term, its topics.
 
 One task per name server, so that one that is down delays nobody: at start, every
 `registerNameServerPeriod`, and at once whenever `trigger` says that the role or a topic changed.

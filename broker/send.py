@@ -430,6 +430,17 @@ class SendPath:
                 )
                 pending.group.replies = []
 
+    def close(self) -> None:
+        """The broker stops: whoever still waits is told what is known."""
+        self.leadership(self._term, False, self.leader_address)
+        for pending in self._pending.values():
+            self._fail(
+                pending.group,
+                ResponseCode.SYSTEM_ERROR,
+                "[OUTCOME_UNKNOWN] the broker stops before the message was known committed",
+            )
+        self._pending.clear()
+
     # ---- refusals -------------------------------------------------------------------------
 
     def _not_leader_remark(self) -> str:

@@ -1,0 +1,543 @@
+"""One broker: store, replicated state, engine, server and registration wired together.
+
+Start: open the store, load the snapshots, listen, start the engine (which recovers the log and
+replays what is committed above the snapshots), register. Stop: hand leadership over, answer who
+waits, leave the routes, close the connections, flush, write the snapshots, remove the abort file.
+A failure (`failed`) ends in the same `stop`, without its last three steps: the next start then
+recovers from the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from broker import snapshot
+from broker.admin import Admin
+from broker.application import BrokerApplication
+from broker.clients import ClientTable
+from broker.commits import CommitService
+from broker.config import BrokerConfig
+from broker.engine import Engine, make_engine
+from broker.errors import OutcomeUnknown, Refused
+from broker.groups import SubscriptionGroup
+from broker.housekeeping import Chore, Housekeeper
+from broker.processor import Processor
+from broker.pull import PullService
+from broker.queries import Queries, not_leader
+from broker.registration import Registrar
+from broker.roles import RoleView
+from broker.runtime import runtime_info
+from broker.send import NOT_LEADER, SendPath
+from broker.sendrequest import SendRules
+from broker.state import BrokerState, announce, put_group, put_topic
+from broker.topics import DEFAULT_TOPIC, RETRY_PREFIX, TopicConfig, retry_topic
+from dledger.errors import Busy, NotLeader, RaftError
+from dledger.errors import OutcomeUnknown as CommandOutcomeUnknown
+from dledger.messages import RoleEvent
+from remoting.address import format_address
+from remoting.codec import FRAME_SIZE_BYTES_MAX
+from remoting.codes import RequestCode, ResponseCode
+from remoting.command import RemotingCommand
+from remoting.connection import Connection, ConnectionLimits, Handler
+from remoting.errors import RemotingError
+from remoting.registration import DataVersion
+from remoting.registration import TopicConfig as RegisteredTopic
+from remoting.server import RemotingServer
+from store.config import StoreConfig, StoreMode
+from store.disk import Disk
+from store.frame import HEADER_SIZE_BYTES
+from store.messagestore import MessageStore
+from store.record import BLANK_SIZE_BYTES, pack_host
+from store.retention import RetentionPolicy
+
+log = logging.getLogger("broker")
+
+GROUPS_BEING_CREATED_MAX = 10_000
+DURABLE_POLL_MS = 20
+DURABLE_WAIT_MS = 5_000  # then this round's snapshot is left out
+
+
+class Broker:
+    """A broker of one process (tests run several on one loop). `start` once, `stop` once."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        disk: Disk,
+        *,
+        raft_socket: socket.socket | None = None,
+        wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        """`disk` is rooted at storePathRootDir. `raft_socket` is bound already (tests)."""
+        self.config = config
+        self.disk = disk
+        self.state = BrokerState()
+        self.roles = RoleView(config, self.state)
+        self.store = MessageStore(disk, _store_config(config))
+        self.failed: asyncio.Future[str] | None = None
+        self._raft_socket = raft_socket
+        self._wall_ms = wall_ms
+        self._started = False
+        self._creating_groups: set[str] = set()
+        self._covered_index = 0  # frames up to here are in durable snapshots
+        self._stopping = False
+        self.boot_ms = wall_ms()
+
+    # ---- life -----------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Raises ConfigError, EngineError, StoreError, RaftError, StateError, OSError."""
+        loop = asyncio.get_running_loop()
+        self.failed = loop.create_future()
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="broker-disk")
+        await loop.run_in_executor(self._pool, self.store.open)
+        self._covered_index = await loop.run_in_executor(
+            self._pool, snapshot.load, self.disk, self.state
+        )
+        self.port = self.config.listen_port or _free_port()
+        self.address = format_address(self.config.broker_ip1, self.port)
+        self._build(await self._store_host())
+        await self.server.start("0.0.0.0", self.port)
+        self._started = True
+        self.registrar.start()
+        await self.engine.start()
+        self._housekeeper.start()
+        log.info(
+            "listening address=%s broker=%s node=%s group=%s",
+            self.address,
+            self.config.broker_name,
+            self.config.dleger_self_id,
+            self.config.group_name,
+        )
+
+    async def stop(self) -> None:
+        """Stop for good; also after a failure and after a `start` that raised."""
+        self._stopping = True
+        if self._started:
+            await self._housekeeper.stop()
+            self.commits.flush()
+            await self.engine.stop()  # hands leadership over first
+            self.sends.close()
+            await self.registrar.stop()
+            self.pulls.holds.release_all()
+            await self.server.stop()
+        loop = asyncio.get_running_loop()
+        assert self.failed is not None
+        if self._started and not self.failed.done():
+            await loop.run_in_executor(self._pool, self._close_clean)
+            log.info("stopped applied=%d", self.state.applied_index)
+        else:
+            await loop.run_in_executor(self._pool, self._close_unclean)
+        self._pool.shutdown()
+
+    def abandon(self, reason: str) -> None:
+        """Fall silent at once, as a crash would: no hand-over, nothing flushed. `stop` after."""
+        self.engine.abandon(reason)
+        for connection in list(self.server.connections):
+            connection.abort(reason)
+
+    def _close_clean(self) -> None:
+        copies = snapshot.capture(self.state)
+        self.store.flush()
+        snapshot.write(self.disk, copies)
+        self.store.close()
+
+    def _close_unclean(self) -> None:
+        """Close the files as they are; the abort file stays."""
+        self.store.queues.close()
+        self.store.commitlog.close()
+        self.store.checkpoint.close()
+
+    def _on_fatal(self, reason: str) -> None:
+        log.critical("broker_failed reason=%s", reason)
+        if self.failed is not None and not self.failed.done():
+            self.failed.set_result(reason)
+
+    # ---- wiring ---------------------------------------------------------------------------
+
+    async def _store_host(self) -> bytes:
+        """STOREHOST of our records. A brokerIP1 that is a name is resolved once."""
+        host = self.config.broker_ip1
+        try:
+            return pack_host((host, self.port))
+        except ValueError:
+            loop = asyncio.get_running_loop()
+            found = await loop.getaddrinfo(host, self.port, type=socket.SOCK_STREAM)
+            return pack_host((str(found[0][4][0]), self.port))
+
+    def _build(self, store_host: bytes) -> None:
+        config, state = self.config, self.state
+        rules = SendRules(
+            cluster=config.broker_cluster_name,
+            region=config.region_id,
+            trace_on=config.trace_on,
+            store_host=store_host,
+            message_size_max=config.max_message_size,
+            record_bytes_max=min(
+                FRAME_SIZE_BYTES_MAX,
+                config.mapped_file_size_commit_log - HEADER_SIZE_BYTES - BLANK_SIZE_BYTES,
+            ),
+        )
+        self.sends = SendPath(
+            config,
+            state,
+            rules,
+            queue_end=self._queue_end,
+            request_cut=lambda: self.engine.request_cut(),
+            propose=self._propose_then,
+            now_ms=self._wall_ms,
+        )
+        self.application = BrokerApplication(
+            state,
+            self.sends,
+            self.store,
+            log_index=lambda: self.engine.log_index,
+            on_units=self._units_arrived,
+            on_topics=self._topics_changed,
+            on_role=self._role_changed,
+        )
+        self.engine: Engine = make_engine(
+            config,
+            self.disk,
+            self.store.commitlog,
+            self.application,
+            wall_ms=self._wall_ms,
+            on_fatal=self._on_fatal,
+            listen_socket=self._raft_socket,
+        )
+        self.commits = CommitService(self.engine.propose_command, self._is_leading)
+        self.clients = ClientTable(
+            clients_max=config.clients_max,
+            expiry_ms=config.client_expiry_ms,
+            notify_enabled=self._notify_enabled,
+            on_consumer_group=self._ensure_group,
+        )
+        self.pulls = PullService(
+            config,
+            state,
+            self.clients,
+            get_messages=self.store.get_messages,
+            commit_offset=self.commits.commit,
+            ensure_group=self._ensure_group,
+            leading=self._is_leading,
+            now_ms=self._wall_ms,
+        )
+        self._build_edges()
+
+    def _build_edges(self) -> None:
+        """What talks to the outside: handlers, server, registration, chores."""
+        config = self.config
+        template = (
+            TopicConfig(
+                DEFAULT_TOPIC,
+                config.default_topic_queue_nums,
+                config.default_topic_queue_nums,
+                config.broker_permission | 1,
+            )
+            if config.auto_create_topic_enable
+            else None
+        )
+        self._template = template
+        queries = Queries(
+            config,
+            self.state,
+            self.store,
+            self.clients,
+            self.commits,
+            self._barrier,
+            self._is_leading,
+            self._wall_ms,
+            self.store.config.hot_span_bytes,
+        )
+        admin = Admin(
+            config, self.state, self.clients, self._propose, template, lambda: runtime_info(self)
+        )
+        handlers: dict[int, Handler] = {**queries.handlers(), **admin.handlers()}
+        for code in (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE):
+            handlers[int(code)] = self.pulls.handle
+        guarded = {code: self._guarded(handler) for code, handler in handlers.items()}
+        self.processor = Processor(self.sends, guarded)
+        self.server = RemotingServer(
+            guarded,
+            limits=ConnectionLimits(write_bytes_max=config.write_buffer_bytes_max),
+            on_raw=self.processor.on_raw,
+            on_connection_closed=lambda connection, _: self.clients.closed(connection),
+        )
+        self.registrar = Registrar(
+            config.name_servers,
+            cluster=config.broker_cluster_name,
+            broker_name=config.broker_name,
+            address=lambda: self.address,
+            identity=lambda: self.roles.identity,
+            topics=self._registered_topics,
+            on_master=self.roles.hint_master,
+            period_ms=config.register_name_server_period,
+            timeout_ms=config.register_broker_timeout_mills,
+        )
+        quick = [
+            Chore("holds", 0, lambda: self.pulls.holds.expire(self._wall_ms())),
+            Chore("offset_commits", config.offset_commit_interval_ms, self.commits.flush),
+            Chore("outcomes", max(50, config.outcome_timeout_ms // 10), self.sends.sweep),
+            Chore(
+                "client_expiry",
+                max(100, config.client_expiry_ms // 12),
+                lambda: self.clients.expire(self._wall_ms()),
+            ),
+            Chore("disk_usage", 1_000, self._look_at_disk),
+        ]
+        slow = [
+            Chore("snapshot", config.snapshot_interval_ms, self.write_snapshot),
+            Chore("retention", 10_000, self._retain),
+        ]
+        self._housekeeper = Housekeeper(self._wall_ms, quick, slow, self.fail)
+
+    def fail(self, reason: str) -> None:
+        self.abandon(reason)
+        self._on_fatal(reason)
+
+    def _guarded(self, handler: Handler) -> Handler:
+        """`handler`, whose refusals for want of leadership name the leader."""
+
+        def guarded(
+            connection: Connection, request: RemotingCommand
+        ) -> RemotingCommand | Coroutine[Any, Any, RemotingCommand | None] | None:
+            try:
+                answer = handler(connection, request)
+            except RemotingError as error:
+                return self._refusal(request, error)
+            if answer is None or isinstance(answer, RemotingCommand):
+                return answer
+            return self._guarded_slow(request, answer)
+
+        return guarded
+
+    async def _guarded_slow(
+        self,
+        request: RemotingCommand,
+        answer: Coroutine[Any, Any, RemotingCommand | None],
+    ) -> RemotingCommand | None:
+        try:
+            return await answer
+        except RaftError as error:
+            return self._refusal(request, _translated(error))
+        except RemotingError as error:
+            return self._refusal(request, error)
+
+    def _refusal(self, request: RemotingCommand, error: RemotingError) -> RemotingCommand:
+        remark = str(error)
+        ext: dict[str, str] = {}
+        if remark.startswith(NOT_LEADER) and self.roles.leader_address:
+            ext["leaderAddr"] = self.roles.leader_address
+        return RemotingCommand.response_to(request, error.code, remark, ext)
+
+    # ---- the log --------------------------------------------------------------------------
+
+    def _is_leading(self) -> bool:
+        return self.roles.leading
+
+    def _queue_end(self, topic: str, queue_id: int) -> int:
+        queue = self.store.queues.queue(topic, queue_id)
+        return 0 if queue is None else queue.max_offset
+
+    async def _barrier(self) -> None:
+        """Return once this replica is proven to lead. Raises Refused, RaftError."""
+        if not self.roles.leading:
+            raise not_leader()
+        await self.engine.read_barrier()
+
+    async def _propose(self, payload: bytes) -> int:
+        if not self.roles.leading:
+            raise not_leader()
+        return await self.engine.propose_command(payload)
+
+    def _propose_then(self, payload: bytes, done: Callable[[Exception | None], None]) -> None:
+        """Propose, and have `done` called with how it went."""
+        try:
+            future = self.engine.propose_command(payload)
+        except RaftError as error:
+            asyncio.get_running_loop().call_soon(done, error)
+            return
+
+        def finished(result: asyncio.Future[int]) -> None:
+            error = None if result.cancelled() else result.exception()
+            done(error if isinstance(error, Exception) else None)
+
+        future.add_done_callback(finished)
+
+    # ---- what happens ---------------------------------------------------------------------
+
+    def _units_arrived(self, topic: str, queue_id: int, units: bytes) -> None:
+        self.pulls.holds.arrived(topic, queue_id, units)
+
+    def _topics_changed(self, names: Sequence[str]) -> None:
+        self.registrar.trigger()
+
+    def _role_changed(self, event: RoleEvent) -> None:
+        was_leading = self.roles.leading
+        before = self.roles.identity
+        self.roles.change(event)
+        leading = self.roles.leading
+        self.sends.leadership(event.term, leading, self.roles.leader_address)
+        if was_leading and not leading:
+            self.commits.leadership_lost()
+        if leading and not was_leading:
+            self._announce()
+            self.clients.notify_all()
+            for group in list(self.clients.consumers):
+                self._ensure_group(group)
+        if self.roles.identity != before and not self._stopping:
+            self.registrar.trigger()
+
+    def _announce(self) -> None:
+        def done(error: Exception | None) -> None:
+            if error is not None:
+                log.info("announce_failed: %s", error)
+
+        self._propose_then(announce(self.config.dleger_self_id, self.address), done)
+
+    def _notify_enabled(self, group: str) -> bool:
+        config = self.state.groups.get(group)
+        return config is None or config.notify_enable
+
+    def _ensure_group(self, name: str) -> None:
+        """A consumer group is used: have it and its retry topic created if that is allowed."""
+        if not self.roles.leading or name in self._creating_groups:
+            return
+        commands: list[bytes] = []
+        group = self.state.groups.get(name)
+        if group is None and self.config.auto_create_subscription_group:
+            group = SubscriptionGroup(name)
+            commands.append(put_group(group, if_absent=True))
+        if group is None:
+            return
+        retry = retry_topic(name, max(1, group.retry_queue_count))
+        if self.state.topics.get(RETRY_PREFIX + name) is None:
+            commands.append(put_topic(retry, if_absent=True))
+        if not commands or len(self._creating_groups) >= GROUPS_BEING_CREATED_MAX:
+            return
+        self._creating_groups.add(name)
+
+        def done(error: Exception | None) -> None:
+            self._creating_groups.discard(name)
+            if error is not None:  # the group's next heartbeat or pull tries again
+                log.info("group_not_created group=%s: %s", name, error)
+
+        for command in commands:
+            self._propose_then(command, done)
+
+    def _registered_topics(self) -> tuple[DataVersion, list[RegisteredTopic]]:
+        table = self.state.topics
+        topics = list(table.topics.values())
+        if self._template is not None:
+            topics.append(self._template)
+        version = DataVersion(table.counter, 0, table.timestamp_ms)
+        return version, [
+            RegisteredTopic(
+                t.name,
+                t.read_queue_count,
+                t.write_queue_count,
+                t.perm,
+                t.sys_flag,
+                t.filter_type,
+                t.order,
+            )
+            for t in topics
+        ]
+
+    # ---- chores ---------------------------------------------------------------------------
+
+    def _look_at_disk(self) -> None:
+        total, available = self.disk.usage()
+        percent = 100 - available * 100 // total if total else 0
+        full = percent >= self.config.disk_space_warning_level_ratio
+        text = f"the disk is {percent} percent full; the message was not stored" if full else ""
+        if bool(text) != bool(self.sends.disk_full):
+            log.warning("disk_full=%s percent=%d", full, percent)
+        self.sends.disk_full = text
+
+    async def write_snapshot(self) -> None:
+        """See broker.housekeeping. Raises OSError."""
+        copies = snapshot.capture(self.state)
+        if copies.applied_index <= self._covered_index:
+            return
+        waited_ms = 0
+        while self.engine.durable_index < copies.applied_index:
+            if waited_ms >= DURABLE_WAIT_MS:
+                log.warning("snapshot_skipped index=%d: log not durable", copies.applied_index)
+                return
+            await asyncio.sleep(DURABLE_POLL_MS / 1000)
+            waited_ms += DURABLE_POLL_MS
+        loop = asyncio.get_running_loop()
+        flush = self.store.begin_flush()
+        synced = False
+        try:
+            await _finished(loop.run_in_executor(self._pool, flush.run))
+            synced = True
+        finally:
+            self.store.finish_flush(flush, synced=synced)
+        self._covered_index = await _finished(
+            loop.run_in_executor(self._pool, snapshot.write, self.disk, copies)
+        )
+
+    def _retain(self) -> None:
+        """Let old segments go, as far as snapshots cover them."""
+        position = self.store.expired_before(self._wall_ms())
+        index = self.engine.log_index
+        if position <= self.store.commitlog.min_offset or self._covered_index < index.first_index:
+            return
+        position = min(position, index.end_of(min(self._covered_index, index.last_index)))
+        before = self.store.commitlog.min_offset
+        after = self.engine.delete_before(position)
+        if after != before:
+            self.store.correct_min_offset()
+            log.info("log_trimmed from=%d to=%d", before, after)
+
+
+async def _finished(work: Awaitable[Any]) -> Any:
+    """The result of work in the pool; a cancellation waits for it, because a thread cannot be
+    stopped and the files must not be closed under it."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
+
+
+def _translated(error: RaftError) -> RemotingError:
+    """The engine's refusals as what goes over the wire."""
+    if isinstance(error, NotLeader):
+        return not_leader()
+    if isinstance(error, Busy):
+        return Refused(ResponseCode.SYSTEM_BUSY, f"[BUSY] {error}", retriable=True)
+    if isinstance(error, CommandOutcomeUnknown):
+        return OutcomeUnknown(str(error))
+    return Refused(ResponseCode.SYSTEM_ERROR, str(error))
+
+
+def _store_config(config: BrokerConfig) -> StoreConfig:
+    return StoreConfig(
+        mode=StoreMode.RAFT,
+        segment_size_bytes=config.mapped_file_size_commit_log,
+        units_per_file=config.mapped_file_size_consume_queue // 20,
+        cold_count_max=config.max_transfer_count_on_message_in_disk,
+        cold_bytes_max=config.max_transfer_bytes_on_message_in_disk,
+        retention=RetentionPolicy(
+            reserved_hours=config.file_reserved_time,
+            delete_when=frozenset(int(hour) for hour in config.delete_when.split(";")),
+            disk_ratio_max=config.disk_max_used_space_ratio / 100,
+        ),
+    )
+
+
+def _free_port() -> int:
+    """A port nobody listens on right now; for listenPort=0."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,135 @@
+"""`mqbroker`: one broker process.
+
+Exit status: 0 stopped as asked, 1 the broker failed, 2 the command line or configuration is wrong.
+Logs are events on standard error; the one line on standard output says that it listens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import signal
+import sys
+from typing import Any
+
+import click
+import uvloop
+
+from broker.broker import Broker
+from broker.config import BrokerConfig, load_config
+from broker.errors import ConfigError, EngineError, StateError
+from dledger.errors import RaftError
+from remoting.errors import RemotingError
+from store.disk import OsDisk
+from store.errors import StoreError
+
+log = logging.getLogger("broker.cli")
+
+# The hot path makes tuples, not cycles: collecting young objects every 700 of them, as by default,
+# costs a leader several percent and frees nothing that reference counts did not.
+GC_THRESHOLDS = (50_000, 20, 50)
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "-c",
+    "--config",
+    "path",
+    type=click.Path(dir_okay=False),
+    help="broker.conf in Apache RocketMQ's format.",
+)
+@click.option(
+    "-n", "--namesrvAddr", "name_servers", help="Name servers, host:port;host:port."
+)
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Override one key of the configuration; may be repeated.",
+)
+@click.option("-p", "--print-config", is_flag=True, help="Print the configuration and exit.")
+@click.option(
+    "--log-level",
+    default="INFO",
+    show_default=True,
+    type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=False),
+)
+def main(
+    path: str | None,
+    name_servers: str | None,
+    settings: tuple[str, ...],
+    print_config: bool,
+    log_level: str,
+) -> None:
+    """Run one broker: a replica of a Raft group that speaks RocketMQ's protocol.
+
+    \b
+    Example:
+      mqbroker -c broker.conf --set listenPort=10921 --set dLegerSelfId=n1
+
+    SIGTERM or SIGINT stop it in order: leadership is handed over, what is known is written down.
+    """
+    overrides = list(settings)
+    if name_servers:
+        overrides.append(f"namesrvAddr={name_servers}")
+    try:
+        config = load_config(path, overrides)
+    except ConfigError as error:
+        click.echo(f"mqbroker: {error}", err=True)
+        sys.exit(2)
+    if print_config:
+        click.echo(config.properties_text(), nl=False)
+        return
+    logging.basicConfig(
+        level=log_level.upper(),
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+    )
+    sys.exit(uvloop.run(run(config)))
+
+
+async def run(config: BrokerConfig) -> int:
+    """Run a broker until a signal or a failure; returns the exit status."""
+    loop = asyncio.get_running_loop()
+    wanted = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, wanted.set)
+    broker = Broker(config, OsDisk(config.store_path_root_dir))
+    loop.set_exception_handler(lambda _, context: _on_exception(broker, context))
+    try:
+        await broker.start()
+    except (EngineError, StateError, StoreError, RaftError, RemotingError, OSError) as error:
+        log.critical("start_failed %s: %s", type(error).__name__, error)
+        click.echo(f"mqbroker: cannot start: {error}", err=True)
+        await broker.stop()
+        return 2 if isinstance(error, EngineError) else 1
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
+    click.echo(f"mqbroker {config.broker_name}/{config.dleger_self_id} listens on {broker.address}")
+    sys.stdout.flush()
+    assert broker.failed is not None
+    stopping = asyncio.ensure_future(wanted.wait())
+    ends: list[asyncio.Future[Any]] = [stopping, broker.failed]
+    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    reason = broker.failed.result() if broker.failed.done() else ""
+    log.info("stopping reason=%s", reason or "signal")
+    await broker.stop()
+    if reason:
+        click.echo(f"mqbroker: failed: {reason}", err=True)
+    return 1 if reason else 0
+
+
+def _on_exception(broker: Broker, context: dict[str, object]) -> None:
+    """A callback raised. A broken invariant ends the broker; anything else is logged."""
+    error = context.get("exception")
+    log.error("loop_exception %s", context.get("message"), exc_info=error)  # type: ignore[arg-type]
+    if isinstance(error, AssertionError):
+        broker.fail(f"broken invariant: {error!r}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""GET_BROKER_RUNTIME_INFO (28): the numbers tools and the dashboard read, all as strings."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from remoting.codes import MQ_VERSION
+
+if TYPE_CHECKING:
+    from broker.broker import Broker
+
+
+def runtime_info(broker: Broker) -> dict[str, str]:
+    """Apache's keys as far as they mean something here, and this replica's own view of Raft."""
+    config, store = broker.config, broker.store
+    status = broker.engine.status()
+    total, available = broker.disk.usage()
+    used = f"{1 - available / total:.4f}" if total else "0"
+    now_ms = time.time_ns() // 1_000_000
+    log = store.commitlog
+    info = {
+        "brokerVersionDesc": "V4_9_8",
+        "brokerVersion": str(MQ_VERSION),
+        "brokerActive": "true",
+        "brokerRole": "SYNC_MASTER" if broker.roles.leading else "SLAVE",
+        "flushDiskType": config.flush_disk_type,
+        "bootTimestamp": str(broker.boot_ms),
+        "runtime": _duration(now_ms - broker.boot_ms),
+        "msgPutTotalTodayNow": str(broker.sends.put_count),
+        "msgGetTotalTodayNow": str(broker.pulls.get_count),
+        "msgPutTotalTodayMorning": "0",
+        "msgPutTotalYesterdayMorning": "0",
+        "msgGetTotalTodayMorning": "0",
+        "msgGetTotalYesterdayMorning": "0",
+        "putTps": "0.0 0.0 0.0",
+        "getTransferedTps": "0.0 0.0 0.0",
+        "commitLogMinOffset": str(log.min_offset),
+        "commitLogMaxOffset": str(log.max_offset),
+        "commitLogDiskRatio": used,
+        "consumeQueueDiskRatio": used,
+        "earliestMessageTimeStamp": str(store.log_start_time()),
+        "remainHowManyDataToFlush": f"{log.max_offset - log.durable_offset} B",
+        "dispatchBehindBytes": str(max(0, log.max_offset - store.dispatched_offset)),
+        "pageCacheLockTimeMills": "0",
+        "sendThreadPoolQueueSize": str(broker.sends.pending_count),
+        "sendThreadPoolQueueCapacity": str(config.frames_in_flight_max),
+        "sendThreadPoolQueueHeadWaitTimeMills": "0",
+        "sendWaitingBytes": str(broker.sends.held_bytes),
+        "sendWaitingBytesMax": str(config.waiting_bytes_max),
+        "pullThreadPoolQueueSize": str(broker.pulls.holds.count),
+        "pullThreadPoolQueueCapacity": str(config.held_pulls_max),
+        "pullThreadPoolQueueHeadWaitTimeMills": "0",
+        "clientCount": str(broker.clients.count),
+    }
+    names = {
+        "node_id": "raftSelfId",
+        "role": "raftRole",
+        "term": "raftTerm",
+        "leader": "raftLeader",
+        "leader_ready": "raftLeaderReady",
+        "commit_index": "raftCommitIndex",
+        "applied_index": "raftAppliedIndex",
+        "first_index": "raftFirstIndex",
+        "last_index": "raftLastIndex",
+        "durable_index": "raftDurableIndex",
+        "voted_for": "raftVotedFor",
+    }
+    for name, key in names.items():
+        info[key] = _text(status.get(name))
+    return info
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return ""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _duration(milliseconds: int) -> str:
+    seconds = max(0, milliseconds) // 1000
+    days, seconds = divmod(seconds, 86_400)
+    hours, seconds = divmod(seconds, 3_600)
+    minutes, seconds = divmod(seconds, 60)
+    return f"[ {days} days, {hours} hours, {minutes} minutes, {seconds} seconds ]"

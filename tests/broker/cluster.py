@@ -1,0 +1,132 @@
+"""Brokers of one group on this loop, on loopback ports nobody chose; and a raw client for them."""
+
+import asyncio
+import socket
+
+from broker.broker import Broker
+from broker.config import Setting, build_config
+from remoting.admin_headers import TopicHeader
+from remoting.client import RemotingClient
+from remoting.codes import RequestCode
+from remoting.command import RemotingCommand
+from remoting.headers import PullHeader, SendHeader
+from store.disk import OsDisk
+
+PATIENCE_S = 20.0  # nothing here takes so long unless it is broken
+
+
+class Group:
+    """`count` replicas below `root`. They keep their directories and ports over restarts."""
+
+    def __init__(self, root, count=1, **settings):
+        self.root = root
+        self.settings = settings
+        self.names = [f"n{number}" for number in range(count)]
+        self.sockets = {name: _bound() for name in self.names}
+        self.ports = {name: s.getsockname()[1] for name, s in self.sockets.items()}
+        self.brokers = {}
+        self.client = None
+
+    async def __aenter__(self):
+        self.client = RemotingClient()
+        for name in self.names:
+            await self.start(name)
+        return self
+
+    async def __aexit__(self, *_):
+        for name in list(self.brokers):
+            await self.stop(name)
+        for listener in self.sockets.values():
+            listener.close()
+        await self.client.close()
+
+    def config(self, name):
+        peers = ";".join(f"{n}-127.0.0.1:{port}" for n, port in self.ports.items())
+        values = {
+            "brokerName": "group-a",
+            "brokerClusterName": "TestCluster",
+            "listenPort": "0",
+            "enableDLegerCommitLog": "true",
+            "dLegerPeers": peers,
+            "dLegerSelfId": name,
+            "mappedFileSizeCommitLog": str(8 << 20),
+            "mappedFileSizeConsumeQueue": "20000",
+            "electionTimeoutMinMs": "200",
+            "electionTimeoutMaxMs": "400",
+            "heartbeatIntervalMs": "40",
+            "offsetCommitIntervalMs": "20",
+            "diskSpaceWarningLevelRatio": "100",
+        }
+        values |= {key: str(value) for key, value in self.settings.items()}
+        return build_config([Setting(key, value, "test") for key, value in values.items()])
+
+    async def start(self, name):
+        listener = self.sockets.pop(name, None) or _bound(self.ports[name])
+        broker = Broker(self.config(name), OsDisk(str(self.root / name)), raft_socket=listener)
+        self.brokers[name] = broker
+        await broker.start()
+        return broker
+
+    async def stop(self, name):
+        await self.brokers.pop(name).stop()
+
+    async def kill(self, name):
+        """As a crash: nothing is handed over or flushed."""
+        broker = self.brokers.pop(name)
+        broker.abandon("killed by the test")
+        await broker.stop()
+
+    async def leader(self):
+        """The name of the ready leader, once there is one."""
+        found = []
+
+        def look():
+            found[:] = [name for name, b in self.brokers.items() if b.roles.leading]
+            return bool(found)
+
+        await until(look)
+        return found[0]
+
+    async def leading(self):
+        return self.brokers[await self.leader()]
+
+    async def ask(self, broker, code, ext=None, body=b"", timeout_ms=10_000):
+        command = RemotingCommand.request(code, ext, body)
+        return await self.client.invoke(broker.address, command, timeout_ms)
+
+    async def create_topic(self, broker, topic, queues=4):
+        header = TopicHeader(topic, queues, queues, 6)
+        return await self.ask(broker, RequestCode.UPDATE_AND_CREATE_TOPIC, header.to_ext())
+
+    async def send(self, broker, topic, body=b"hello", queue=0, properties="", **options):
+        header = SendHeader("pg", topic, "TBW102", 4, queue, 0, 1_700_000_000_000, 0, properties)
+        ext = header.to_ext(310)
+        return await self.ask(broker, RequestCode.SEND_MESSAGE_V2, ext, body, **options)
+
+    async def pull(self, broker, topic, offset, queue=0, flags=0x4, wait_ms=10_000, tags="*", **o):
+        header = PullHeader("cg", topic, queue, offset, 32, flags, 0, wait_ms, tags, 0)
+        return await self.ask(broker, RequestCode.PULL_MESSAGE, header.to_ext(), **o)
+
+    async def commit(self, broker, topic, queue, offset, group="cg"):
+        ext = {"consumerGroup": group, "topic": topic, "queueId": str(queue)}
+        ext["commitOffset"] = str(offset)
+        return await self.ask(broker, RequestCode.UPDATE_CONSUMER_OFFSET, ext)
+
+    async def committed(self, broker, topic, queue, group="cg"):
+        ext = {"consumerGroup": group, "topic": topic, "queueId": str(queue)}
+        ext["setZeroIfNotFound"] = "false"
+        return await self.ask(broker, RequestCode.QUERY_CONSUMER_OFFSET, ext)
+
+
+async def until(condition):
+    """Wait for something that will come."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def _bound(port=0):
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(("127.0.0.1", port))
+    return listener

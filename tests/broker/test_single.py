@@ -1,0 +1,269 @@
+"""A group of one voter, end to end over loopback."""
+
+import asyncio
+
+import orjson
+import pytest
+
+from remoting.codes import RequestCode, ResponseCode
+from remoting.headers import PullResponseHeader, SendResponseHeader
+from store.record import decode_record, walk_records
+from tests.broker.cluster import Group, until
+
+
+@pytest.fixture
+async def group(tmp_path):
+    async with Group(tmp_path) as one:
+        yield one
+
+
+def records(body):
+    return [decode_record(body, at) for at, _ in walk_records(body)]
+
+
+async def test_create_send_pull(group):
+    broker = await group.leading()
+    assert (await group.create_topic(broker, "T")).code == 0
+    for number in range(5):
+        response = await group.send(broker, "T", b"m%d" % number, queue=1)
+        assert response.code == 0
+        header = SendResponseHeader.parse(response.ext)
+        assert (header.queue_id, header.queue_offset) == (1, number)
+    pulled = await group.pull(broker, "T", 2, queue=1)
+    assert (pulled.code, pulled.remark) == (0, "FOUND")
+    header = PullResponseHeader.parse(pulled.ext)
+    assert (header.next_offset, header.offset_min, header.offset_max) == (5, 0, 5)
+    found = records(pulled.body)
+    assert [record.body for record in found] == [b"m2", b"m3", b"m4"]
+    viewed = await group.ask(
+        broker, RequestCode.VIEW_MESSAGE_BY_ID, {"offset": str(found[0].physical_offset)}
+    )
+    assert decode_record(viewed.body).body == b"m2"
+    for code, answer in ((RequestCode.GET_MAX_OFFSET, "5"), (RequestCode.GET_MIN_OFFSET, "0")):
+        response = await group.ask(broker, code, {"topic": "T", "queueId": "1"})
+        assert response.ext["offset"] == answer
+    ext = {"topic": "T", "queueId": "1", "timestamp": "0"}
+    assert (await group.ask(broker, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, ext)).ext[
+        "offset"
+    ] == "0"
+    ext["timestamp"] = str(found[-1].store_timestamp_ms + 1)
+    assert (await group.ask(broker, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, ext)).ext[
+        "offset"
+    ] == "5"
+    earliest = await group.ask(
+        broker, RequestCode.GET_EARLIEST_MSG_STORETIME, {"topic": "T", "queueId": "1"}
+    )
+    assert 0 < int(earliest.ext["timestamp"]) <= found[0].store_timestamp_ms
+
+
+async def test_auto_created_topic_and_many_sends_at_once(group):
+    broker = await group.leading()
+    responses = await asyncio.gather(*(group.send(broker, "New", b"x", queue=2) for _ in range(50)))
+    offsets = sorted(SendResponseHeader.parse(r.ext).queue_offset for r in responses)
+    assert offsets == list(range(50))
+    topic = await group.ask(broker, RequestCode.GET_TOPIC_CONFIG, {"topic": "New"})
+    assert orjson.loads(topic.body)["writeQueueNums"] == 4
+
+
+async def test_pull_statuses(group):
+    broker = await group.leading()
+    await group.create_topic(broker, "T")
+    await group.send(broker, "T", properties="TAGS\x01a\x02")
+    for offset, code, remark, following in (
+        (1, ResponseCode.PULL_NOT_FOUND, "OFFSET_OVERFLOW_ONE", 1),
+        (9, ResponseCode.PULL_OFFSET_MOVED, "OFFSET_OVERFLOW_BADLY", 1),
+    ):
+        response = await group.pull(broker, "T", offset)
+        assert (response.code, response.remark) == (code, remark)
+        assert PullResponseHeader.parse(response.ext).next_offset == following
+    assert (await group.pull(broker, "T", 0, tags="b")).code == ResponseCode.PULL_RETRY_IMMEDIATELY
+    assert (await group.pull(broker, "T", 0, tags="b || a")).code == 0
+    assert (await group.pull(broker, "T", 0, queue=3)).code == ResponseCode.PULL_NOT_FOUND
+    assert (await group.pull(broker, "T", 5, queue=3)).code == ResponseCode.PULL_OFFSET_MOVED
+    assert (await group.pull(broker, "T", 0, queue=4)).code == ResponseCode.SYSTEM_ERROR
+    assert (await group.pull(broker, "None", 0)).code == ResponseCode.TOPIC_NOT_EXIST
+    no_group = await group.pull(broker, "T", 0, flags=0)
+    assert no_group.code == ResponseCode.SUBSCRIPTION_NOT_EXIST
+
+
+async def test_long_polling_wakes_for_its_tag_only_and_times_out(group):
+    broker = await group.leading()
+    await group.create_topic(broker, "T")
+    held = asyncio.ensure_future(group.pull(broker, "T", 0, flags=0x6, tags="wanted"))
+    await until(lambda: broker.pulls.holds.count == 1)
+    await group.send(broker, "T", properties="TAGS\x01other\x02")
+    assert broker.pulls.holds.count == 1
+    await group.send(broker, "T", b"this", properties="TAGS\x01wanted\x02")
+    response = await held
+    assert [record.body for record in records(response.body)] == [b"this"]
+    short = await group.pull(broker, "T", 2, flags=0x6, wait_ms=30)
+    assert short.code == ResponseCode.PULL_NOT_FOUND
+    assert broker.pulls.holds.count == 0
+
+
+async def test_offsets_are_answered_once_committed(group):
+    broker = await group.leading()
+    await group.create_topic(broker, "T")
+    assert (await group.committed(broker, "T", 0)).code == ResponseCode.QUERY_NOT_FOUND
+    assert (await group.commit(broker, "T", 0, 7)).code == 0
+    assert broker.state.offsets.get("T", "cg", 0) == 7
+    connection = await group.client.connect(broker.address)
+    for offset in (8, 9):
+        from remoting.command import RemotingCommand
+
+        ext = {"consumerGroup": "cg", "topic": "T", "queueId": "0", "commitOffset": str(offset)}
+        command = RemotingCommand.request(RequestCode.UPDATE_CONSUMER_OFFSET, ext)
+        connection.invoke_oneway(command)
+    assert (await group.committed(broker, "T", 0)).ext["offset"] == "9"
+
+
+async def test_new_group_begins_at_zero_of_a_whole_hot_queue(group):
+    broker = await group.leading()
+    await group.create_topic(broker, "T")
+    await group.send(broker, "T")
+    ext = {"consumerGroup": "g", "topic": "T", "queueId": "0"}
+    assert (await group.ask(broker, RequestCode.QUERY_CONSUMER_OFFSET, ext)).ext["offset"] == "0"
+    ext["queueId"] = "1"
+    unset = await group.ask(broker, RequestCode.QUERY_CONSUMER_OFFSET, ext)
+    assert unset.code == ResponseCode.QUERY_NOT_FOUND
+
+
+async def test_limits_and_unsupported(tmp_path):
+    async with Group(tmp_path, maxMessageSize=2048, waitingBytesMax=16384) as group:
+        broker = await group.leading()
+        await group.create_topic(broker, "T")
+        assert (await group.send(broker, "T", b"x" * 2048)).code == 0
+        big = await group.send(broker, "T", b"x" * 2049)
+        assert big.code == ResponseCode.MESSAGE_ILLEGAL
+        delayed = await group.send(broker, "T", properties="DELAY\x013\x02")
+        assert delayed.code == ResponseCode.MESSAGE_ILLEGAL
+        sends = await asyncio.gather(*(group.send(broker, "T", b"x" * 1500) for _ in range(40)))
+        codes = {response.code for response in sends}
+        assert codes == {0, ResponseCode.SYSTEM_BUSY}
+        busy = next(r for r in sends if r.code)
+        assert busy.remark.startswith("[BUSY]")
+        back = await group.ask(broker, RequestCode.CONSUMER_SEND_MSG_BACK, {})
+        assert back.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+
+
+async def test_administration(group):
+    broker = await group.leading()
+    await group.create_topic(broker, "T", 2)
+    await group.send(broker, "T", queue=1)
+    await group.commit(broker, "T", 1, 1)
+    table = orjson.loads((await group.ask(broker, RequestCode.GET_ALL_TOPIC_CONFIG)).body)
+    assert table["topicConfigTable"]["T"]["readQueueNums"] == 2
+    assert table["topicConfigTable"]["TBW102"]["perm"] == 7
+    body = orjson.dumps({"groupName": "g", "retryMaxTimes": 3, "consumeTimeoutMinute": 5})
+    response = await group.ask(broker, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, body)
+    assert response.code == 0
+    groups = orjson.loads(
+        (await group.ask(broker, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)).body
+    )["subscriptionGroupTable"]
+    assert (groups["g"]["retryMaxTimes"], groups["g"]["consumeTimeoutMinute"]) == (3, 5)
+    info = orjson.loads((await group.ask(broker, RequestCode.GET_BROKER_RUNTIME_INFO)).body)
+    table = info["table"]
+    assert (table["raftSelfId"], table["raftRole"], table["raftLeader"]) == ("n0", "leader", "n0")
+    assert table["raftLeaderReady"] == "true"
+    assert int(table["raftCommitIndex"]) == int(table["raftAppliedIndex"]) > 0
+    assert table["msgPutTotalTodayNow"] == "1"
+    config = await group.ask(broker, RequestCode.GET_BROKER_CONFIG)
+    assert b"brokerName=group-a\n" in config.body
+    response = await group.ask(broker, RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"})
+    assert response.code == 0
+    assert broker.state.topics.get("T") is None
+    assert broker.state.offsets.get("T", "cg", 1) is None
+
+
+async def test_heartbeats_make_groups_and_tell_members(group):
+    broker = await group.leading()
+    told = []
+    other = type(group.client)(
+        {int(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED): lambda _, c: told.append(c.ext)}
+    )
+    try:
+        for client, name in ((other, "c1"), (group.client, "c2")):
+            body = orjson.dumps(
+                {
+                    "clientID": name,
+                    "producerDataSet": [{"groupName": "pg"}],
+                    "consumerDataSet": [
+                        {
+                            "groupName": "cg2",
+                            "consumeType": "CONSUME_PASSIVELY",
+                            "messageModel": "CLUSTERING",
+                            "consumeFromWhere": "CONSUME_FROM_FIRST_OFFSET",
+                            "subscriptionDataSet": [
+                                {"topic": "T", "subString": "a", "codeSet": [], "subVersion": 1}
+                            ],
+                        }
+                    ],
+                }
+            )
+            from remoting.command import RemotingCommand
+
+            command = RemotingCommand.request(RequestCode.HEART_BEAT, None, body)
+            assert (await client.invoke(broker.address, command)).code == 0
+        await until(lambda: len(told) >= 2)
+        assert told[-1] == {"consumerGroup": "cg2"}
+        ext = {"consumerGroup": "cg2"}
+        listed = await group.ask(broker, RequestCode.GET_CONSUMER_LIST_BY_GROUP, ext)
+        assert orjson.loads(listed.body) == {"consumerIdList": ["c1", "c2"]}
+        await until(lambda: broker.state.topics.get("%RETRY%cg2") is not None)
+        assert broker.state.groups.get("cg2") is not None
+        assert broker.clients.subscription("cg2", "T").codes == frozenset({97})
+        connections = await group.ask(broker, RequestCode.GET_CONSUMER_CONNECTION_LIST, ext)
+        assert len(orjson.loads(connections.body)["connectionSet"]) == 2
+    finally:
+        await other.close()
+    await until(lambda: broker.clients.client_ids("cg2") == ["c2"])
+
+
+async def test_restart_with_and_without_config_files(tmp_path):
+    group = Group(tmp_path)
+    async with group:
+        broker = await group.leading()
+        await group.create_topic(broker, "T")
+        for number in range(20):
+            await group.send(broker, "T", b"m%d" % number)
+        await group.commit(broker, "T", 0, 11)
+        await group.stop("n0")
+        store = tmp_path / "n0"
+        assert not (store / "abort").exists()
+        saved = orjson.loads((store / "config" / "consumerOffset.json").read_bytes())
+        assert saved["offsetTable"] == {"T@cg": {"0": 11}}
+        for remove in (False, True):
+            if remove:
+                for path in (store / "config").iterdir():
+                    path.unlink()
+            await group.start("n0")
+            broker = await group.leading()
+            assert (await group.committed(broker, "T", 0)).ext["offset"] == "11"
+            pulled = await group.pull(broker, "T", 0)
+            assert [r.body for r in records(pulled.body)] == [b"m%d" % n for n in range(20)]
+            await group.stop("n0")
+        await group.start("n0")
+        broker = await group.leading()
+        response = await group.send(broker, "T")
+        assert SendResponseHeader.parse(response.ext).queue_offset == 20
+        await group.kill("n0")
+        assert (store / "abort").exists()
+        await group.start("n0")
+        broker = await group.leading()
+        response = await group.send(broker, "T")
+        assert SendResponseHeader.parse(response.ext).queue_offset == 21
+
+
+async def test_snapshot_covers_and_replay_starts_behind_it(tmp_path):
+    async with Group(tmp_path, flushDiskType="SYNC_FLUSH") as group:
+        broker = await group.leading()
+        await group.create_topic(broker, "T")
+        await group.send(broker, "T")
+        await broker.write_snapshot()
+        covered = broker.state.applied_index
+        await group.commit(broker, "T", 0, 1)
+        await group.kill("n0")
+        broker = await group.start("n0")
+        assert broker.application.recovered_index == covered
+        await group.leading()
+        assert broker.state.offsets.get("T", "cg", 0) == 1

@@ -23,18 +23,35 @@ if TYPE_CHECKING:
 OnAnswer = Callable[["Channel", "Pending", int, str, dict[str, str]], None]
 OnLost = Callable[["Channel", "list[Pending]"], None]
 _NO_FIELDS: dict[str, str] = {}
+# Sends are numbered from here; the connection numbers its other requests from 0, and would have to
+# carry 2^30 of them to come here.
+FIRST_OPAQUE = 1 << 30
+LAST_OPAQUE = (1 << 31) - 1
 
 
 class Channel:
-    """Sends that are not answered yet, by opaque, oldest first."""
+    """Sends that are not answered yet, by opaque, oldest first.
 
-    __slots__ = ("_connection", "_on_answer", "_on_lost", "address", "outstanding")
+    `write(frame)` queues a frame; frames of one loop iteration leave together. False if closed.
+    """
+
+    __slots__ = (
+        "_connection",
+        "_on_answer",
+        "_on_lost",
+        "_opaque",
+        "address",
+        "outstanding",
+        "write",
+    )
 
     def __init__(
         self, address: str, connection: ClientConnection, on_answer: OnAnswer, on_lost: OnLost
     ) -> None:
         self.address = address
         self.outstanding: dict[int, Pending] = {}
+        self.write = connection.write
+        self._opaque = FIRST_OPAQUE
         self._connection = connection
         self._on_answer = on_answer
         self._on_lost = on_lost
@@ -46,11 +63,10 @@ class Channel:
         return self._connection.is_open
 
     def next_opaque(self) -> int:
-        return self._connection.next_opaque()
-
-    def write(self, frame: bytes) -> bool:
-        """Queue a frame; frames of one loop iteration leave together. False if closed."""
-        return self._connection.write(frame)
+        """A number for the next send; comes again after 2^30 of them, long after its time-out."""
+        opaque = self._opaque
+        self._opaque = opaque + 1 if opaque < LAST_OPAQUE else FIRST_OPAQUE
+        return opaque
 
     def abandon(self, pending: Pending) -> None:
         """The current attempt of `pending` is given up; its late answer is still recognised."""
@@ -65,20 +81,20 @@ class Channel:
     def _receive(self, connection: Connection, frames: list[RawFrame]) -> None:
         take = self.outstanding.pop
         on_answer = self._on_answer
+        loads = orjson.loads
         for frame in frames:
             try:
-                code, opaque, flag, remark, ext = read_answer(frame)
+                header = loads(frame[1]) if frame[0] == JSON else _binary_header(frame)
+                is_response = header["flag"] & RESPONSE_FLAG
+                pending = take(header["opaque"], None) if is_response else None
+                code = header["code"]
             except (RemotingProtocolError, orjson.JSONDecodeError, KeyError, TypeError):
-                connection.dispatch(frame)  # says what is wrong with it and closes
-                continue
-            if not flag & RESPONSE_FLAG:
-                connection.dispatch(frame)
-                continue
-            pending = take(opaque, None)
+                pending = None  # dispatch says what is wrong with it and closes
             if pending is None:
                 connection.dispatch(frame)
-            else:
-                on_answer(self, pending, code, remark or "", ext or _NO_FIELDS)
+                continue
+            get = header.get
+            on_answer(self, pending, code, get("remark") or "", get("extFields") or _NO_FIELDS)
 
     def _closed(self, _connection: Connection, _reason: str) -> None:
         lost = list(self.outstanding.values())
@@ -86,11 +102,13 @@ class Channel:
         self._on_lost(self, lost)
 
 
-def read_answer(frame: RawFrame) -> tuple[int, int, int, str | None, dict[str, Any] | None]:
-    """(code, opaque, flag, remark, extFields) of a frame's header."""
-    if frame[0] == JSON:
-        header = orjson.loads(frame[1])
-        get = header.get
-        return header["code"], header["opaque"], header["flag"], get("remark"), get("extFields")
+def _binary_header(frame: RawFrame) -> dict[str, Any]:
+    """The fields of a binary header under the names that the JSON header has."""
     command = decode_command(frame)
-    return command.code, command.opaque, command.flag, command.remark, command.ext
+    return {
+        "code": command.code,
+        "opaque": command.opaque,
+        "flag": command.flag,
+        "remark": command.remark,
+        "extFields": command.ext,
+    }

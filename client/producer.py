@@ -185,7 +185,9 @@ class Producer:
         fixed = queue is not None
         publication = None if fixed else self._publication_if_known(topic)
         if publication is not None:
-            queue = self._choose(publication)
+            # The usual case without a call: one group, or no group in trouble.
+            quiet = publication.single_group or engine.fault.quiet
+            queue = publication.next() if quiet else self._choose(publication)
             if publication.provisional:
                 self._look_for_created(topic)
         chosen = queue or MessageQueue(topic, "", -1)

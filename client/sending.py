@@ -77,7 +77,8 @@ class SendEngine:
         self._alternative = alternative
         self._lanes: dict[str, Lane] = {}
         self._channels: dict[str, Channel] = {}
-        self._templates: dict[tuple[str, str, int], SendTemplate] = {}
+        # By group, topic and code: three look-ups are cheaper than making a tuple to look up.
+        self._templates: dict[str, dict[str, dict[int, SendTemplate]]] = {}
         self._room: asyncio.Future[None] | None = None
         self._loop = asyncio.get_running_loop()
         self.now = self._loop.time
@@ -152,25 +153,30 @@ class SendEngine:
         return channel
 
     def write(self, pending: Pending, channel: Channel) -> None:
-        queue = pending.queue
+        topic, broker_name, queue_id = pending.queue
         item = pending.item
-        key = (queue.topic, queue.broker_name, item.code)
-        template = self._templates.get(key)
-        if template is None:
-            template = self._templates[key] = SendTemplate(self._producer_group, *key)
+        try:
+            template = self._templates[broker_name][topic][item.code]
+        except KeyError:
+            template = self._new_template(topic, broker_name, item.code)
         opaque = channel.next_opaque()
         pending.channel = channel
         pending.opaque = opaque
         pending.attempts += 1
         pending.sent_at = self.now()
         channel.outstanding[opaque] = pending
-        if not channel.write(template.frame(item, queue.queue_id, opaque)):
+        if not channel.write(template.frame(item, queue_id, opaque)):
             # Closed a moment ago, and its close callback is still to come. Not from within this
             # call: the caller is in the middle of its own bookkeeping.
             channel.forget(opaque)
             pending.attempts -= 1
             pending.failed_attempt(pending.code, f"{channel.address} closed", False)
             self._loop.call_soon(self._unwritten, channel, pending)
+
+    def _new_template(self, topic: str, broker_name: str, code: int) -> SendTemplate:
+        template = SendTemplate(self._producer_group, topic, broker_name, code)
+        self._templates.setdefault(broker_name, {}).setdefault(topic, {})[code] = template
+        return template
 
     def expire(self, pending: Pending, now: float) -> bool:
         if not pending.done and pending.deadline <= now:

@@ -191,6 +191,7 @@ class Broker:
             queue_end=self._queue_end,
             request_cut=lambda: self.engine.request_cut(),
             propose=self._propose_then,
+            leader_address=lambda: self.roles.leader_address,
             now_ms=self._wall_ms,
         )
         self.application = BrokerApplication(
@@ -224,7 +225,7 @@ class Broker:
             self.clients,
             get_messages=self.store.get_messages,
             commit_offset=self.commits.commit,
-            ensure_group=self._ensure_group,
+            ensure_group=lambda name: self._ensure_group(name, retry=False),
             leading=self._is_leading,
             now_ms=self._wall_ms,
         )
@@ -383,7 +384,7 @@ class Broker:
         before = self.roles.identity
         self.roles.change(event)
         leading = self.roles.leading
-        self.sends.leadership(event.term, leading, self.roles.leader_address)
+        self.sends.leadership(event.term, leading)
         if was_leading and not leading:
             self.commits.leadership_lost()
         if leading and not was_leading:
@@ -405,8 +406,8 @@ class Broker:
         config = self.state.groups.get(group)
         return config is None or config.notify_enable
 
-    def _ensure_group(self, name: str) -> None:
-        """A consumer group is used: have it and its retry topic created if that is allowed."""
+    def _ensure_group(self, name: str, retry: bool = True) -> None:
+        """A consumer group is used: have it, and its retry topic, created if that is allowed."""
         if not self.roles.leading or name in self._creating_groups:
             return
         commands: list[bytes] = []
@@ -416,9 +417,9 @@ class Broker:
             commands.append(put_group(group, if_absent=True))
         if group is None:
             return
-        retry = retry_topic(name, max(1, group.retry_queue_count))
-        if self.state.topics.get(RETRY_PREFIX + name) is None:
-            commands.append(put_topic(retry, if_absent=True))
+        if retry and self.state.topics.get(RETRY_PREFIX + name) is None:
+            topic = retry_topic(name, max(1, group.retry_queue_count))
+            commands.append(put_topic(topic, if_absent=True))
         if not commands or len(self._creating_groups) >= GROUPS_BEING_CREATED_MAX:
             return
         self._creating_groups.add(name)

@@ -115,6 +115,7 @@ class SendPath:
         queue_end: Callable[[str, int], int],
         request_cut: Callable[[], None],
         propose: Callable[[bytes, Callable[[Exception | None], None]], None],
+        leader_address: Callable[[], str],
         now_ms: Callable[[], int],
     ) -> None:
         """`queue_end(topic, queue_id)` is the ConsumeQueue's max offset; `propose(payload, done)`
@@ -125,6 +126,7 @@ class SendPath:
         self._queue_end = queue_end
         self._request_cut = request_cut
         self._propose = propose
+        self._leader_address = leader_address  # "" when unknown
         self._now_ms = now_ms
         self._answers = AnswerFormat(config.region_id, config.trace_on, rules.store_host)
         self._store_host = rules.store_host
@@ -139,7 +141,6 @@ class SendPath:
         self._term = 0
         self._leading = False
         self._held_bytes = 0
-        self.leader_address = ""  # of the current leader, "" when unknown
         self.disk_full = ""  # why sends are refused; "" when there is room
         self.put_count = 0
 
@@ -396,9 +397,8 @@ class SendPath:
             group = self._pending.pop(index).group
             self._fail(group, ResponseCode.SERVICE_NOT_AVAILABLE, self._replaced_remark())
 
-    def leadership(self, term: int, leading: bool, leader_address: str) -> None:
+    def leadership(self, term: int, leading: bool) -> None:
         """Role news. `leading` means: leader, and ready. Resets the append-time table."""
-        self.leader_address = leader_address
         if leading and self._leading and term == self._term:
             return
         self._term = term
@@ -432,7 +432,7 @@ class SendPath:
 
     def close(self) -> None:
         """The broker stops: whoever still waits is told what is known."""
-        self.leadership(self._term, False, self.leader_address)
+        self.leadership(self._term, False)
         for pending in self._pending.values():
             self._fail(
                 pending.group,
@@ -460,7 +460,9 @@ class SendPath:
         if one_way:
             return
         ext: dict[str, str] = {}
-        if remark.startswith(NOT_LEADER) and self.leader_address:
-            ext["leaderAddr"] = self.leader_address
+        if remark.startswith(NOT_LEADER):
+            leader = self._leader_address()
+            if leader:
+                ext["leaderAddr"] = leader
         response = RemotingCommand(int(code), opaque, RESPONSE_FLAG, remark, ext)
         connection.write(encode_command(response, serialize_type))

@@ -25,6 +25,7 @@ class Bench:
         self.state = BrokerState()
         self.log = FakeLog(self.state)
         self.now_ms = 1_000
+        self.leader = "me:1"
         self.ends = {}
         rules = SendRules(
             cluster="C",
@@ -41,11 +42,12 @@ class Bench:
             queue_end=lambda topic, queue: self.ends.get((topic, queue), 0),
             request_cut=self.log.request_cut,
             propose=self.log.propose,
+            leader_address=lambda: self.leader,
             now_ms=lambda: self.now_ms,
         )
         self.state.topics.put(TopicConfig("T", 4, 4), 0)
         if leading:
-            self.sends.leadership(1, True, "me:1")
+            self.sends.leadership(1, True)
         self.connection = FakeConnection()
         self.opaque = 0
 
@@ -218,7 +220,8 @@ def test_frames_are_cut_at_the_size_limit_and_a_large_message_goes_alone():
 
 def test_not_leader_and_disk_full():
     bench = Bench(leading=False)
-    bench.sends.leadership(3, False, "leader:1")
+    bench.leader = "leader:1"
+    bench.sends.leadership(3, False)
     bench.send()
     (answer,) = bench.connection.answers()
     assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
@@ -238,7 +241,7 @@ def test_leadership_lost_fails_what_was_not_cut_and_keeps_what_was():
     cut = bench.send()
     frame = bench.log.cut(bench.sends)
     waiting = bench.send()
-    bench.sends.leadership(1, False, "")
+    bench.sends.leadership(1, False)
     (answer,) = bench.connection.answers()
     assert (answer.opaque, answer.code) == (waiting, ResponseCode.SERVICE_NOT_AVAILABLE)
     bench.sends.answer([bench.sends.applied(frame)])  # committed by the next leader after all
@@ -265,7 +268,7 @@ def test_replaced_frame_is_not_answered_ok():
     frame = bench.log.cut(bench.sends)
     other = Bench()
     other.log.term = 2
-    other.sends.leadership(2, True, "")
+    other.sends.leadership(2, True)
     other.send()
     replacement = other.log.cut(other.sends)
     assert replacement.index == frame.index
@@ -325,9 +328,9 @@ def test_queue_offsets_continue_when_a_topic_changes_and_restart_with_a_leadersh
     frame = bench.log.cut(bench.sends)
     records = [decode_record(frame.payload, at) for at, _ in walk_records(bytes(frame.payload))]
     assert [(r.queue_id, r.queue_offset) for r in records] == [(0, 1), (7, 0)]
-    bench.sends.leadership(1, False, "")
+    bench.sends.leadership(1, False)
     bench.ends["T", 0] = 2
-    bench.sends.leadership(5, True, "")
+    bench.sends.leadership(5, True)
     bench.log.term = 5
     bench.send(e="0")
     frame = bench.log.cut(bench.sends)

@@ -25,11 +25,12 @@ class Election(CoreState):
     def _start_pre_vote(self, reason: str) -> None:
         """Ask whether an election would be won, before disturbing anybody with a higher term."""
         assert self.role is not Role.LEADER
-        self.role = Role.PRE_CANDIDATE
-        self.leader = None
+        if self.role is not Role.PRE_CANDIDATE:
+            self.role = Role.PRE_CANDIDATE
+            self.leader = None
+            self._role_changed(reason)
         self._tally = Tally(self.voters)
         self._reset_election_timer()
-        self._role_changed(reason)
         self._tally.record(self.node_id, True)
         self._ask_for_votes()
         self._count_votes()

@@ -195,13 +195,14 @@ class RaftLog:
         index = self.index
         assert index.first_index <= from_index <= index.last_index, (from_index, index)
         self._epoch += 1
-        position = index.position_of(from_index)
         for at in range(max(from_index, self._cache_first), index.last_index + 1):
             self._cache_bytes -= len(self._cache.pop(at).data)
         self._cache_first = min(self._cache_first, from_index)
         index.truncate(from_index)
         self.durable_index = min(self.durable_index, from_index - 1)
-        self.commitlog.truncate(position)
+        # To the end of the frame before, which takes a blank record behind it away, too: the new
+        # leader's frame may be small enough for the segment that the cut one had closed.
+        self.commitlog.truncate(index.end_position)
 
     @property
     def wants_next_segment(self) -> bool:

@@ -64,7 +64,7 @@ class Checker:
         index = node.log.index
         last = index.last_index
         if last >= index.first_index:
-            self._same_frames(node, node.log.frames(index.first_index, last, 1 << 30))
+            self._same_frames(node, node.log.frames(index.first_index, last))
 
     def _same_frames(self, node: SimNode, frames: Sequence[Frame]) -> None:
         previous_term = node.log.index.term_at(frames[0].index - 1)

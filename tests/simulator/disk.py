@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
+WHOLE_BYTES = 8  # never torn: they lie in one sector, as the checkpoint's numbers do
 ALLOCATED = -1  # stands for the offset of a pending change of size
 
 
@@ -51,7 +52,7 @@ class SimInode:
             fate = rng.random()
             if fate < 0.4:
                 continue
-            if fate < 0.7 and isinstance(content, bytes) and content:
+            if fate < 0.7 and isinstance(content, bytes) and len(content) > WHOLE_BYTES:
                 at = rng.randrange(len(content))
                 if rng.random() < 0.5:
                     content = content[:at]

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING
 from dledger.core import RaftCore
 from dledger.errors import Busy, NotLeader
 from dledger.hardstate import HardStateFile
+from dledger.log import LogSyncTicket, RaftLog
 from dledger.messages import AppendOrder, AppendRequest, Message, Outgoing, Ready, Role
-from store.frame import HEADER_SIZE_BYTES, Frame, FrameKind, seal_frame
+from store.checkpoint import Checkpoint
+from store.commitlog import CommitLog
+from store.frame import Frame, FrameKind, seal_frame
 from tests.simulator.disk import SimCrash, SimDisk
-from tests.simulator.standin import CommitLog, RaftLog
 
 if TYPE_CHECKING:
     from tests.simulator.world import World
@@ -52,8 +54,9 @@ class SimNode:
         world = self.world
         self.incarnation += 1
         try:
-            self.disk.makedirs("raft")
-            self.commitlog = CommitLog(self.disk, "commitlog", SEGMENT_SIZE_BYTES)
+            checkpoint = Checkpoint(self.disk, "checkpoint")
+            checkpoint.open()
+            self.commitlog = CommitLog(self.disk, "commitlog", SEGMENT_SIZE_BYTES, checkpoint)
             self.commitlog.open()
             self.log = RaftLog(self.commitlog)
             self.log.open()
@@ -186,7 +189,7 @@ class SimNode:
 
     def _seal(self, kind: FrameKind, payload: bytes) -> Frame:
         core = self.core
-        position = self.commitlog.place(HEADER_SIZE_BYTES + len(payload))
+        position = self.log.place(len(payload))
         now_ms = int(self.world.now_ms)
         return seal_frame(core.last_index + 1, core.term, position, now_ms, kind, 0, payload)
 
@@ -223,6 +226,8 @@ class SimNode:
         if ready.append:
             checker.appending(self, ready.append)
             self.log.append(ready.append)
+            if self.log.wants_next_segment and self.world.rng.random() < 0.3:
+                self.commitlog.prepare_next()
         if ready.hard_state is not None:
             self._save_hard_state(ready)
         for message in ready.messages:
@@ -246,7 +251,7 @@ class SimNode:
 
     def _send(self, message: Outgoing) -> None:
         if isinstance(message, AppendOrder):
-            frames = self.log.frames(message.first_index, message.last_index, 1 << 30)
+            frames = self.log.frames(message.first_index, message.last_index)
             assert len(frames) == message.last_index - message.first_index + 1
             message = AppendRequest(
                 self.name,
@@ -262,7 +267,7 @@ class SimNode:
     def _apply(self, commit_index: int) -> None:
         if self.applied >= commit_index:
             return
-        for frame in self.log.frames(self.applied + 1, commit_index, 1 << 30):
+        for frame in self.log.frames(self.applied + 1, commit_index):
             self.applied = frame.index
             self.world.checker.applied(self, frame)
             mine = self._proposals.pop(frame.index, None)
@@ -301,7 +306,7 @@ class SimNode:
         delay_ms = world.profile.sync_ms * self.slow_sync * (0.5 + world.rng.random())
         world.after(delay_ms, self._end_sync, self.incarnation, ticket, self.disk.operations)
 
-    def _end_sync(self, incarnation: int, ticket: object, horizon: int) -> None:
+    def _end_sync(self, incarnation: int, ticket: LogSyncTicket, horizon: int) -> None:
         if incarnation != self.incarnation or not self.up:
             return
         if self.paused:
@@ -310,14 +315,15 @@ class SimNode:
         self._syncing = False
         self.disk.sync_horizon = horizon  # what was written since is not covered
         try:
-            ticket.run()  # type: ignore[attr-defined]
+            ticket.run()
+            self.disk.sync_horizon = None
+            index = self.log.finish_sync(ticket)
         except SimCrash:
             self.crash(power=self.world.rng.random() < 0.5)
             self.world.plan.restart_later(self)
             return
         finally:
             self.disk.sync_horizon = None
-        index = self.log.finish_sync(ticket)  # type: ignore[arg-type]
         if index is not None:
             self.core.durable(index)
         self._work()

@@ -96,7 +96,7 @@ class World:
             election_ms_max=220 if self.profile.fast else 700,
             append_bytes_max=self.profile.append_bytes_max,
             inflight_messages_max=self.profile.window,
-            uncommitted_bytes_max=4096,
+            uncommitted_bytes_max=16_384,
         )
         self.checker = Checker(self)
         self.unit_ms = self.config.heartbeat_ms
@@ -192,7 +192,8 @@ class World:
             if node.up and not node.paused and node.core.role is Role.LEADER:
                 for _ in range(self.rng.choice((1, 1, 3))):
                     self.proposed += 1
-                    node.propose(b"%d" % self.proposed)
+                    size = self.rng.choice((0, 0, 20, 300, 1500))
+                    node.propose(b"%d" % self.proposed + bytes(size))
                 if node.up and self.rng.random() < 0.5:
                     node.read()
 

@@ -29,7 +29,7 @@ from client.errors import (
 from client.instance import ClientInstance, InstanceConfig, local_address
 from client.message import Message, MessageQueue, SendResult, process_unique_keys
 from client.pending import Pending, SendCallback
-from client.retry import CONTROL
+from client.retry import ROUTE_SEARCH
 from client.route import TopicRouteData
 from client.sendframe import OutgoingSend, SendTemplate, outgoing, outgoing_batch
 from client.sending import SendConfig, SendEngine
@@ -368,13 +368,15 @@ class Producer:
         reason = "no name server answered in time"
         try:
             async with asyncio.timeout_at(deadline):
-                async for attempt in CONTROL.while_retriable():
+                async for attempt in ROUTE_SEARCH.while_retriable():
                     with attempt:
-                        return await self._publication(topic)
-        except (NoRoute, NameServerUnreachable, RemotingError) as error:
-            reason = str(error)
-        except TimeoutError:
-            pass  # said below
+                        try:
+                            return await self._publication(topic)
+                        except (NoRoute, NameServerUnreachable, RemotingError) as error:
+                            reason = str(error)
+                            raise
+        except (TimeoutError, RemotingError):
+            pass  # the reason is said below
         raise SendFailed(CODE_NO_ROUTE, f"topic {topic!r}: {reason}")
 
     def _park(self, topic: str, pending: Pending) -> None:

@@ -77,3 +77,5 @@ def _is_false(result: object) -> bool:
 LEADER_SEARCH = RetryPolicy(10, 60, 1.5, 10)
 # Admin and offset requests: a failover in the middle must not surface to the caller.
 CONTROL = RetryPolicy(15, 250, 1.6, 20, time_ms_max=5000)
+# A producer asks for a route as long as the send has time; the send's own deadline ends it.
+ROUTE_SEARCH = RetryPolicy(15, 250, 1.6, 20)

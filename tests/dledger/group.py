@@ -1,286 +1,241 @@
-"""A group of real members in one loop: real sockets on loopback, real files, and a disk that
-fails or blocks on command. For tests of the shell."""
+"""A few cores wired by hand: messages lie in a queue until somebody delivers or drops them.
+
+Used by the interaction scripts and by the paper's tests. Frames are durable as soon as they are
+written, unless a node is told to hold (`hold`), as with a slow disk.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import random
-import socket
-import threading
-import time
-from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Callable
+from random import Random
 
-from dledger.flusher import FlushMode
-from dledger.member import RaftMember
-from dledger.messages import Role, RoleEvent
-from dledger.peers import PeerAddress
-from dledger.settings import MemberConfig
-from store.checkpoint import Checkpoint
-from store.commitlog import CommitLog
-from store.disk import OsDisk, OsFile
+from dledger.core import RaftCore
+from dledger.index import LogIndex
+from dledger.messages import (
+    AppendOrder,
+    AppendRequest,
+    HardState,
+    Message,
+    Ready,
+)
+from dledger.state import CoreConfig
 from store.frame import Frame, FrameKind, seal_frame
 
-SEGMENT_SIZE_BYTES = 1 << 20
-WAIT_S = 30  # far more than anything here takes: only a hang gets so far
+
+def make_frame(index: int, term: int, position: int, payload: bytes = b"") -> Frame:
+    kind = FrameKind.COMMAND if payload else FrameKind.NOOP
+    return seal_frame(index, term, position, 0, kind, 0, payload)
 
 
-class TroubledFile:
-    """A file of a TroubledDisk; asks it before each write and sync."""
-
-    def __init__(self, disk: TroubledDisk, path: str, file: OsFile) -> None:
-        self._disk, self._path, self._file = disk, path, file
-
-    @property
-    def size_bytes(self) -> int:
-        return self._file.size_bytes
-
-    def pread(self, offset: int, size: int) -> bytes:
-        return self._file.pread(offset, size)
-
-    def pwrite(self, offset: int, data: bytes | memoryview) -> None:
-        self._disk.before_write(self._path)
-        self._file.pwrite(offset, data)
-
-    def pwritev(self, offset: int, buffers: Sequence[bytes | memoryview]) -> None:
-        self._disk.before_write(self._path)
-        self._file.pwritev(offset, buffers)
-
-    def truncate(self, size: int) -> None:
-        self._file.truncate(size)
-
-    def sync(self) -> None:
-        self._disk.before_sync(self._path)
-        self._file.sync()
-
-    def close(self) -> None:
-        self._file.close()
+def make_log(terms: list[int]) -> list[Frame]:
+    """Frames 1.. of these terms, one behind the other."""
+    frames: list[Frame] = []
+    for term in terms:
+        position = frames[-1].end if frames else 0
+        frames.append(make_frame(len(frames) + 1, term, position, b"x%d" % (len(frames) + 1)))
+    return frames
 
 
-class TroubledDisk(OsDisk):
-    """A real disk whose CommitLog can be made to fail, or to hang in fdatasync."""
-
-    def __init__(self, root: str) -> None:
-        super().__init__(root)
-        self.fail_writes = False
-        self.fail_syncs = False
-        self.let_sync = threading.Event()
-        self.let_sync.set()
-
-    def open(self, path: str, *, allocate_bytes: int | None = None) -> TroubledFile:  # type: ignore[override]
-        return TroubledFile(self, path, super().open(path, allocate_bytes=allocate_bytes))
-
-    def before_write(self, path: str) -> None:
-        if self.fail_writes and path.startswith("commitlog/"):
-            raise OSError(28, "no space left, says the test")
-
-    def before_sync(self, path: str) -> None:
-        if path.startswith("commitlog/"):
-            assert self.let_sync.wait(WAIT_S)
-            if self.fail_syncs:
-                raise OSError(5, "input/output error, says the test")
-
-
-class ListApplication:
-    """The replicated state is the list of everything applied. Sends get their fate noted."""
-
-    def __init__(self, wake: Callable[[], None]) -> None:
-        self.applied_index = 0
-        self.frames: list[Frame] = []
-        self.events: list[RoleEvent] = []
-        self.truncations: list[int] = []
-        self.fates: dict[bytes, str] = {}
-        self.cuts: list[int] = []  # how many messages each frame took
-        self._waiting: deque[bytes] = deque()
-        self._proposed: dict[int, tuple[int, list[bytes]]] = {}
-        self._wake = wake
-        self.member: RaftMember | None = None
-
-    def send(self, message: bytes) -> None:
-        self._waiting.append(message)
-        assert self.member is not None
-        self.member.request_cut()
-
-    @property
-    def payloads(self) -> list[bytes]:
-        """What was replicated, without no-ops."""
-        return [bytes(f.payload) for f in self.frames if f.kind != FrameKind.NOOP]
-
-    @property
-    def ready(self) -> bool:
-        return bool(self.events) and self.events[-1].leader_ready
-
-    def cut(self, term: int, index: int, place: Callable[[int], int]) -> Frame | None:
-        if not self._waiting:
-            return None
-        messages = list(self._waiting)
-        self._waiting.clear()
-        payload = b",".join(messages)
-        self._proposed[index] = (term, messages)
-        self.cuts.append(len(messages))
-        position = place(60 + len(payload))
-        return seal_frame(index, term, position, 1, FrameKind.MESSAGES, len(messages), payload)
-
-    def apply(self, frames: Sequence[Frame]) -> None:
-        for frame in frames:
-            assert frame.index == self.applied_index + 1, (frame, self.applied_index)
-            self.applied_index = frame.index
-            self.frames.append(frame)
-            term, messages = self._proposed.pop(frame.index, (0, []))
-            if term == frame.term:
-                for message in messages:
-                    self.fates[message] = "stored"
-        self._wake()
-
-    def role_changed(self, event: RoleEvent) -> None:
-        self.events.append(event)
-        self._wake()
-
-    def truncated(self, from_index: int) -> None:
-        self.truncations.append(from_index)
-        for index in [i for i in self._proposed if i >= from_index]:
-            for message in self._proposed.pop(index)[1]:
-                self.fates[message] = "not stored"
-        self._wake()
-
-
-class Node:
-    """One member with its disk and its application; can be stopped, cut off and started again."""
-
-    def __init__(self, group: Group, node_id: str) -> None:
-        self.group = group
-        self.node_id = node_id
-        self.disk = TroubledDisk(str(group.root / node_id))
-        self.sock: socket.socket | None = None
-        self.fatal: list[str] = []
-        self.running = False
-        self.snapshot_index = 0
-        sock = socket.socket()
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(("127.0.0.1", 0))
-        self.sock = sock
-        self.port = sock.getsockname()[1]
-
-    async def start(self) -> None:
-        group = self.group
-        self.app = ListApplication(group.wake)
-        self.app.applied_index = self.snapshot_index
-        checkpoint = Checkpoint(self.disk, "checkpoint")
-        checkpoint.open()
-        self.checkpoint = checkpoint
-        self.commitlog = CommitLog(
-            self.disk, "commitlog", group.segment_size_bytes, checkpoint  # type: ignore[arg-type]
-        )
-        self.commitlog.open()
-        sock, self.sock = self.sock, None
-        self.member = RaftMember(
-            replace(group.config, node_id=self.node_id),
-            self.disk,  # type: ignore[arg-type]
-            self.commitlog,
-            self.app,
-            rng=random.Random(f"{group.seed}{self.node_id}"),
-            clock_ms=lambda: time.monotonic() * 1000,
-            wall_ms=lambda: int(time.time() * 1000),
-            on_fatal=self._on_fatal,
-            listen_socket=sock,
-        )
-        self.app.member = self.member
-        self.running = True
-        await self.member.start()
-
-    async def stop(self) -> None:
-        self.running = False
-        await self.member.stop()
-        self.commitlog.close()
-        self.checkpoint.close()
-
-    async def kill(self) -> None:
-        """Without a word: what was written stays, no transfer, no last message."""
-        self.member._running = False
-        self.member._links.abort()
-        await self.stop()
-
-    def _on_fatal(self, reason: str) -> None:
-        self.fatal.append(reason)
-        self.group.wake()
-
-
-class Group:
-    """`async with Group(tmp_path) as group` starts all and stops all."""
+class Member:
+    """A core and what its shell would keep: the log and the last hard state."""
 
     def __init__(
         self,
-        root: Path,
-        count: int = 3,
-        flush: FlushMode = FlushMode.ASYNC,
-        segment_size_bytes: int = SEGMENT_SIZE_BYTES,
-        seed: int = 1,
-        **limits: int,
+        name: str,
+        names: list[str],
+        terms: list[int] | None = None,
+        hard_state: HardState | None = None,
+        config: CoreConfig | None = None,
+        seed: int = 0,
     ) -> None:
-        self.root = root
+        self.name = name
+        self.names = names
+        self.config = config or CoreConfig()
         self.seed = seed
-        self.segment_size_bytes = segment_size_bytes
-        self._changed = asyncio.Event()
-        self.nodes = [Node(self, f"n{n}") for n in range(count)]
-        peers = {n.node_id: PeerAddress(n.node_id, "127.0.0.1", n.port) for n in self.nodes}
-        self.config = replace(
-            MemberConfig("n0", "g", peers, flush), **limits  # type: ignore[arg-type]
+        self.log = make_log(terms or [])
+        last_term = self.log[-1].term if self.log else 0
+        self.saved = hard_state or HardState(last_term, None)
+        self.holding = False
+        self.down = False
+        self.now_ms = 0.0
+        self.events: list[str] = []
+        self.outbox: list[Message] = []
+        self.reads: list[tuple[int, int]] = []
+        self.failed_reads: list[int] = []
+        self.readies: list[Ready] = []
+        self.boot()
+
+    def boot(self) -> None:
+        index = LogIndex()
+        for frame in self.log:
+            index.append(frame)
+        self.core = RaftCore(
+            self.name,
+            frozenset(self.names),
+            self.config,
+            index,
+            self.saved,
+            Random(self.seed),
+            self.now_ms,
         )
 
-    async def __aenter__(self) -> Group:
-        for node in self.nodes:
-            await node.start()
-        return self
+    def work(self) -> list[Ready]:
+        """Perform everything that is ready, in the order of `Ready`."""
+        done: list[Ready] = []
+        while not self.down and (ready := self.core.ready()) is not None:
+            done.append(ready)
+            self._perform(ready)
+            if self.core.wants_noop:
+                self.core.propose(self.next_frame(b""))
+            if not self.holding:
+                self.core.durable(len(self.log))
+        self.readies += done
+        return done
 
-    async def __aexit__(self, *exc: object) -> None:
-        for node in self.nodes:
-            node.disk.let_sync.set()
-        for node in self.nodes:
-            if node.running:
-                await node.stop()
-            if node.sock is not None:
-                node.sock.close()
+    def _perform(self, ready: Ready) -> None:
+        if ready.truncate_from is not None:
+            self.events.append(f"{self.name} cuts {ready.truncate_from}")
+            del self.log[ready.truncate_from - 1 :]
+        for frame in ready.append:
+            assert frame.index == len(self.log) + 1, (frame, len(self.log))
+            self.log.append(frame)
+            self.events.append(f"{self.name} writes {frame.index}@{frame.term}")
+        if ready.hard_state is not None:
+            self.saved = ready.hard_state
+            vote = ready.hard_state.voted_for or "-"
+            self.events.append(f"{self.name} saves term {ready.hard_state.term} vote {vote}")
+        for message in ready.messages:
+            self.outbox.append(self._fill(message) if isinstance(message, AppendOrder) else message)
+        if ready.commit_index is not None:
+            self.events.append(f"{self.name} commits {ready.commit_index}")
+        self.reads += ready.reads
+        self.failed_reads += ready.failed_reads
+        self.events += [f"{self.name} read {token} at {index}" for token, index in ready.reads]
+        self.events += [f"{self.name} read {token} fails" for token in ready.failed_reads]
+        if ready.role is not None:
+            event = ready.role
+            leader = f" of {event.leader}" if event.role.value == "follower" and event.leader else ""
+            done = " ready" if event.leader_ready else ""
+            self.events.append(
+                f"{self.name} is {event.role.value}{leader}{done} in term {event.term}"
+                f" ({event.reason})"
+            )
 
-    def wake(self) -> None:
-        self._changed.set()
+    def _fill(self, order: AppendOrder) -> AppendRequest:
+        return AppendRequest(
+            self.name,
+            order.to,
+            order.term,
+            order.prev_index,
+            order.prev_term,
+            order.commit_index,
+            tuple(self.log[order.first_index - 1 : order.last_index]),
+        )
 
-    async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait until something happened that makes `condition` true."""
-        async with asyncio.timeout(WAIT_S):
-            while not condition():
-                self._changed.clear()
-                try:
-                    async with asyncio.timeout(0.05):  # conditions that nobody wakes for
-                        await self._changed.wait()
-                except TimeoutError:
-                    pass
+    def next_frame(self, payload: bytes) -> Frame:
+        core = self.core
+        position = self.log[-1].end if self.log else 0
+        return make_frame(core.last_index + 1, core.term, position, payload)
 
-    async def leader(self, among: Sequence[Node] | None = None) -> Node:
-        """The ready leader of the highest term among the running nodes."""
-        nodes = self.nodes if among is None else among
+    def propose(self, payload: bytes) -> None:
+        self.core.propose(self.next_frame(payload))
 
-        def ready() -> list[Node]:
-            return [
-                n
-                for n in nodes
-                if n.running and n.app.ready and n.member.core.role is Role.LEADER
-            ]
+    @property
+    def terms(self) -> list[int]:
+        return [frame.term for frame in self.log]
 
-        await self.until(lambda: bool(ready()))
-        return max(ready(), key=lambda n: n.member.core.term)
 
-    def others(self, node: Node) -> list[Node]:
-        return [n for n in self.nodes if n is not node]
+class Group:
+    """Members and the messages between them."""
 
-    async def all_applied(self, nodes: Sequence[Node] | None = None) -> None:
-        """Until all running nodes have applied the same frames as the leader has."""
-        chosen = [n for n in (nodes or self.nodes) if n.running]
-        leader = await self.leader(chosen)
+    def __init__(self, names: str = "abc", config: CoreConfig | None = None) -> None:
+        self.names = list(names)
+        self.config = config or CoreConfig()
+        self.now_ms = 0.0
+        self.members: dict[str, Member] = {}
+        self.queue: list[Message] = []
+        self.dropped: set[tuple[str, str]] = set()
+        self.lost: list[Message] = []
+        for name in self.names:
+            self.add(name)
 
-        def same() -> bool:
-            last = leader.member.core.last_index
-            return all(n.member.applied_index == last for n in chosen)
+    def add(
+        self, name: str, terms: list[int] | None = None, hard_state: HardState | None = None
+    ) -> Member:
+        """Put a member with this log in place."""
+        seed = ord(name[0])
+        member = Member(name, self.names, terms, hard_state, self.config, seed)
+        self.members[name] = member
+        return member
 
-        await self.until(same)
+    def __getitem__(self, name: str) -> Member:
+        return self.members[name]
+
+    def work(self) -> list[str]:
+        """Let everybody perform what is ready; returns what happened."""
+        events: list[str] = []
+        for member in self.members.values():
+            member.now_ms = self.now_ms
+            member.work()
+            events += member.events
+            member.events.clear()
+            for message in member.outbox:
+                if message.to in self.members:
+                    self.queue.append(message)
+            member.outbox.clear()
+        return events
+
+    def deliver_one(self, at: int = 0) -> tuple[Message, bool]:
+        """Take the message `at` from the queue; (message, whether it arrived)."""
+        message = self.queue.pop(at)
+        if (message.sender, message.to) in self.dropped or self.members[message.to].down:
+            self.lost.append(message)
+            return message, False
+        self.members[message.to].core.step(message, self.now_ms)
+        return message, True
+
+    def settle(self, limit: int = 2_000) -> list[str]:
+        """Deliver until nothing is on the way."""
+        events = self.work()
+        while self.queue:
+            limit -= 1
+            assert limit, "messages without end"
+            self.deliver_one()
+            events += self.work()
+        return events
+
+    def run(self, ms: float) -> list[str]:
+        """Let time pass while links take no time at all; returns events."""
+        return self.tick(ms, self.settle)
+
+    def tick(self, ms: float, work: Callable[[], list[str]] | None = None) -> list[str]:
+        """Let time pass, each member ticking when it has something to do; returns events."""
+        work = work or self.work
+        events = work()
+        end_ms = self.now_ms + ms
+        cores = [member.core for member in self.members.values() if not member.down]
+        while (due_ms := min(core.next_deadline_ms for core in cores)) <= end_ms:
+            self.now_ms = max(self.now_ms, due_ms)
+            for core in cores:
+                if core.next_deadline_ms <= self.now_ms:
+                    core.tick(self.now_ms)
+                    events += work()
+        self.now_ms = end_ms
+        return events
+
+    def campaign(self, name: str) -> None:
+        """Let `name` find its election time-out over, without time passing for anybody."""
+        core = self.members[name].core
+        core._election_due_ms = self.now_ms
+        core.tick(self.now_ms)
+
+    def elect(self, name: str) -> None:
+        """Make `name` the leader, ready, and known to everybody it reaches."""
+        self.now_ms += self.config.election_ms_max * 2  # nobody hears a leader any more
+        self.campaign(name)
+        self.settle()
+        assert self.members[name].core.leader_ready, (name, self.members[name].core.role)
+
+    def inject(self, message: Message) -> None:
+        """Deliver a message that is not on the queue: late, repeated or made up."""
+        self.members[message.to].core.step(message, self.now_ms)

@@ -107,19 +107,14 @@ def cut_frame(
 class AnswerFormat:
     """Formats SEND_OK answers. Built once from the broker's address, region and trace flag."""
 
-    __slots__ = ("_end", "_host", "_middle", "_start")
+    __slots__ = ("_end", "_middle", "_start", "host")
 
     def __init__(self, region: str, trace_on: bool, store_host: bytes) -> None:
         fields = f'"MSG_REGION":{_quoted(region)},"TRACE_ON":"{"true" if trace_on else "false"}"'
-        self._host = store_host.hex().upper()
+        self.host = store_host.hex().upper()  # an offsetMsgId is this and 16 digits of offset
         self._start = f'{{"code":0,"extFields":{{{fields},"msgId":"'
         self._middle = '},"flag":1,"language":"PYTHON","opaque":'
         self._end = f',"serializeTypeCurrentRPC":"JSON","version":{MQ_VERSION}}}'
-
-    def message_ids(self, positions: Sequence[int]) -> str:
-        """The offsetMsgIds (remoting-protocol 6.4) of records at these offsets, comma-separated."""
-        host = self._host
-        return ",".join([f"{host}{position:016X}" for position in positions])
 
     def success(
         self, opaque: int, message_ids: str, queue_id: int, queue_offset: int, unique_key: str

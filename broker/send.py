@@ -27,13 +27,13 @@ from broker.config import BrokerConfig
 from broker.cut import AnswerFormat, QueueUnits, cut_frame
 from broker.errors import Refused
 from broker.sendrequest import (
-    ParsedSend,
     Record,
     SendQueue,
     SendRules,
     SendTopic,
     check_topic,
-    parse_send,
+    parse_batch,
+    parse_single,
 )
 from broker.state import BrokerState, put_topic
 from broker.topics import (
@@ -65,8 +65,8 @@ class Connection(Protocol):
     def write(self, data: bytes) -> bool: ...
 
 
-# Who waits for an answer: connection, opaque, one-way, header codec of the request.
-Sender = tuple[Connection, int, bool, int]
+# Who waits for an answer: connection, opaque, one-way (not 0: yes), header codec of the request.
+Sender = tuple[Connection, int, int, int]
 
 
 class Group:
@@ -163,7 +163,7 @@ class SendPath:
             self._admit(sender, ext, body, born_host, code)
         except Refused as refused:
             self._refuse(sender, refused.code, refused.remark)
-        except (KeyError, ValueError) as error:
+        except (KeyError, ValueError, TypeError, AttributeError) as error:
             remark = f"the send header is malformed: {error!r}; the message was not stored"
             self._refuse(sender, ResponseCode.SYSTEM_ERROR, remark)
 
@@ -183,13 +183,25 @@ class SendPath:
                 return  # waits for the topic's creation
         if not topic.writable:
             raise Refused(ResponseCode.NO_PERMISSION, f"topic [{name}] is not writable")
-        queue = self._queue_for(topic, int(ext["e"]))
-        send = parse_send(ext, body, queue, topic, born_host, self._rules, code == BATCH_CODE)
-        self._enqueue(sender, send)
+        queue_id = int(ext["e"])
+        queue = topic.queues[queue_id] if 0 <= queue_id < topic.queue_count else None
+        if queue is None:
+            queue = self._queue_for(topic, queue_id)
+        if code == BATCH_CODE:
+            records, size, unique_key = parse_batch(
+                ext, body, queue, topic, born_host, self._rules
+            )
+            group = self._room(size)
+            group.records += records
+            group.replies.append((sender, unique_key, len(records)))
+            return
+        record, unique_key = parse_single(ext, body, queue, topic, born_host, self._rules)
+        group = self._room(record[1])
+        group.records.append(record)
+        group.replies.append((sender, unique_key, 1))
 
-    def _enqueue(self, sender: Sender, send: ParsedSend) -> None:
-        groups = self._groups
-        size = send.size_bytes
+    def _room(self, size: int) -> Group:
+        """The group that takes `size` more bytes of records, which are counted as waiting now."""
         held = size + WAITING_OVERHEAD_BYTES
         if self._held_bytes + held > self._waiting_bytes_max:
             raise Refused(
@@ -198,16 +210,16 @@ class SendPath:
                 f"{self._waiting_bytes_max}; try again",
                 retriable=True,
             )
+        groups = self._groups
         if groups and groups[-1].size_bytes + size <= self._group_size_max:
             group = groups[-1]
         else:  # one send alone may be larger than a group: it gets a frame of its own
             group = Group()
             groups.append(group)
-        group.records += send.records
-        group.replies.append((sender, send.unique_key, len(send.records)))
         group.size_bytes += size
         group.held_bytes += held
         self._held_bytes += held
+        return group
 
     def _queue_for(self, topic: SendTopic, queue_id: int) -> SendQueue:
         if queue_id < 0:
@@ -347,7 +359,7 @@ class SendPath:
         """Tell the senders of applied frames SEND_OK: one write per connection."""
         writes: dict[Connection, list[bytes]] = {}
         success = self._answers.success
-        message_ids = self._answers.message_ids
+        host = self._answers.host
         for pending in applied:
             group = pending.group
             positions = pending.positions
@@ -357,8 +369,11 @@ class SendPath:
             for sender, unique_key, count in group.replies:
                 connection, opaque, one_way, serialize_type = sender
                 if not one_way:
-                    ids = message_ids(positions[at : at + count])
                     queue_id = records[at][0].queue_id
+                    if count == 1:
+                        ids = f"{host}{positions[at]:016X}"
+                    else:
+                        ids = ",".join([f"{host}{p:016X}" for p in positions[at : at + count]])
                     if serialize_type == JSON:
                         data = success(opaque, ids, queue_id, offsets[at], unique_key)
                     else:

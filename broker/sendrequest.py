@@ -1,9 +1,9 @@
 """From a send request's fields to the records it becomes: pure, the first half of the hot path.
 
-`parse_send` takes the header fields of SEND_MESSAGE (10, long names), SEND_MESSAGE_V2 (310) or
-SEND_BATCH_MESSAGE (320) and returns one `Record` tuple per message, lacking only what the log
-decides: queue offset, physical offset and store timestamp. It raises `Refused` with the response
-code of remoting-protocol 4.1, in that section's order of checks.
+`parse_single` and `parse_batch` take the header fields of SEND_MESSAGE_V2 (310; `v2_fields` makes
+them of SEND_MESSAGE's, 10) or SEND_BATCH_MESSAGE (320) and return one `Record` tuple per message,
+lacking only what the log decides: queue offset, physical offset and store timestamp. They raise
+`Refused` with the response codes of remoting-protocol 4.1.
 
 A Record is a plain tuple, because building and unpacking one costs a fraction of what an object
 does, and a leader makes a hundred thousand a second:
@@ -22,8 +22,8 @@ from __future__ import annotations
 import re
 import struct
 import uuid
-import zlib
 from collections.abc import Callable, Mapping
+from zlib import crc32
 
 from broker.errors import Refused
 from broker.topics import NO_SEND_TOPICS, TopicConfig
@@ -44,10 +44,11 @@ Record = tuple[
     int,
 ]
 
+Fixed = tuple[int, int, int, int, bytes]  # sysFlag, flag, reconsumeTimes, born ms, born host
+
 MAGIC_V1 = 0xDAA320A7 - (1 << 32)
 MAGIC_V2 = 0xDAA320AB - (1 << 32)  # two-byte topic length
 PROPERTIES_SIZE_MAX = 32_767  # int16
-FIXED_SIZE = 91  # a V1 record with IPv4 hosts, without body, topic and properties
 BORN_V6 = 0x10
 STORE_V6 = 0x20
 TRANSACTION_BITS = 0x0C
@@ -57,6 +58,7 @@ SYSTEM_ERROR = 1
 MESSAGE_ILLEGAL = 13
 NO_PERMISSION = 16
 TAGS_CACHE_MAX = 10_000
+NUMBERS_CACHE_MAX = 1_000  # (sysFlag, flag, reconsumeTimes) as they are spelt: nearly always zeros
 
 # (born address bytes, store address bytes) → packer of the record's fixed head.
 HEADS: dict[tuple[int, int], Callable[..., bytes]] = {
@@ -65,7 +67,8 @@ HEADS: dict[tuple[int, int], Callable[..., bytes]] = {
     for store in (8, 20)
 }
 _BATCH_ITEM = struct.Struct(">iiiii")  # totalSize, magic, bodyCRC, flag, bodyLen
-_INT16 = struct.Struct(">h")
+_INT16_FORMAT = struct.Struct(">h")
+_INT16 = _INT16_FORMAT.pack
 
 # The one-letter names of SEND_MESSAGE_V2 by the long names of SEND_MESSAGE.
 V2_NAMES = {
@@ -129,7 +132,11 @@ class SendRules:
 
     __slots__ = (
         "cluster",
+        "head_size_v4",
+        "head_v4",
+        "head_v6",
         "message_size_max",
+        "numbers",
         "record_bytes_max",
         "region",
         "standard",
@@ -156,18 +163,11 @@ class SendRules:
         self.store_host = store_host
         self.message_size_max = message_size_max
         self.record_bytes_max = record_bytes_max
+        self.head_v4 = HEADS[8, len(store_host)]
+        self.head_v6 = HEADS[20, len(store_host)]
+        self.head_size_v4 = 72 + 8 + len(store_host)  # of a record whose BORNHOST is IPv4
         self.tags: dict[str, int] = {}  # tag string → hash; bounded by TAGS_CACHE_MAX
-
-
-class ParsedSend:
-    """One accepted send. `unique_key` is the client's message id, "" when a batch has none."""
-
-    __slots__ = ("records", "size_bytes", "unique_key")
-
-    def __init__(self, records: list[Record], size_bytes: int, unique_key: str) -> None:
-        self.records = records
-        self.size_bytes = size_bytes
-        self.unique_key = unique_key
+        self.numbers: dict[tuple[str, str, str | None], tuple[int, int, int]] = {}
 
 
 def check_topic(topic: str) -> None:
@@ -189,26 +189,29 @@ def stored_properties(text: str, rules: SendRules) -> tuple[bytes, str, int]:
     if text and text[-1] != "\x02":
         text += "\x02"
     marked = "\x02" + text
-    if "\x02DELAY\x01" in marked or "\x02T" in marked:
+    tags = 0
+    trace = False
+    if "\x02T" in marked:
         tags = _tags_and_refusals(marked, rules)
-    else:
-        tags = 0
+        trace = "\x02TRACE_ON\x01" in marked
+    elif "\x02DELAY\x01" in marked:
+        tags = _tags_and_refusals(marked, rules)
     at = marked.find("\x02UNIQ_KEY\x01")
     if at >= 0:
         unique_key = marked[at + 10 : marked.index("\x02", at + 10)]
-        stored = text.encode()
     else:
         unique_key = uuid.uuid4().hex.upper()
-        stored = f"{text}UNIQ_KEY\x01{unique_key}\x02".encode()
+        text = f"{text}UNIQ_KEY\x01{unique_key}\x02"
     region = "\x02MSG_REGION\x01" in marked
-    trace = "\x02TRACE_ON\x01" in marked
-    if not region and not trace and "\x02CLUSTER\x01" not in marked:
-        return stored + rules.standard, unique_key, tags
+    cluster = "\x02CLUSTER\x01" in marked
+    if not (region or trace or cluster):
+        return text.encode() + rules.standard, unique_key, tags
+    stored = text.encode()
     if not region:
         stored += rules.region
     if not trace:
         stored += rules.trace
-    if "\x02CLUSTER\x01" not in marked:
+    if not cluster:
         stored += rules.cluster
     return stored, unique_key, tags
 
@@ -241,66 +244,93 @@ def _tags_and_refusals(marked: str, rules: SendRules) -> int:
     return code
 
 
-def parse_send(
+def parse_single(
     ext: Mapping[str, str],
     body: bytes,
     queue: SendQueue,
     topic: SendTopic,
     born_host: bytes,
     rules: SendRules,
-    batch: bool,
-) -> ParsedSend:
-    """Build the records of one send to `queue`. Raises Refused.
+) -> tuple[Record, str]:
+    """The record of a send to `queue`, and the client's message id. Raises Refused; KeyError,
+    ValueError and TypeError for a malformed header.
 
     The caller has chosen the queue and checked the topic's permission.
     """
-    try:
-        sys_flag = int(ext["f"])
-        born_ms = int(ext["g"])
-        flag = int(ext["h"])
-        reconsume = int(ext.get("j") or 0)
-    except (KeyError, ValueError) as error:
-        raise Refused(SYSTEM_ERROR, f"send header is malformed: {error!r}") from error
+    numbers = rules.numbers.get((ext["f"], ext["h"], ext.get("j")))
+    if numbers is None:
+        numbers = _numbers(ext, rules)
+    if not 0 < len(body) <= rules.message_size_max:
+        raise _body_refused(body, rules)
+    stored, unique_key, tags = stored_properties(ext.get("i") or "", rules)
+    sys_flag, flag, reconsume = numbers
+    fixed = (sys_flag, flag, reconsume, _born_ms(ext["g"]), born_host)
+    return _record(queue, topic, body, fixed, stored, tags, rules), unique_key
+
+
+def parse_batch(
+    ext: Mapping[str, str],
+    body: bytes,
+    queue: SendQueue,
+    topic: SendTopic,
+    born_host: bytes,
+    rules: SendRules,
+) -> tuple[list[Record], int, str]:
+    """As `parse_single` for SEND_BATCH_MESSAGE: its records, their bytes together, the id."""
+    sys_flag, flag, reconsume = _numbers(ext, rules)
+    if not 0 < len(body) <= rules.message_size_max:
+        raise _body_refused(body, rules)
+    fixed = (sys_flag, flag, reconsume, _born_ms(ext["g"]), born_host)
+    return _batch_records(ext.get("i") or "", body, queue, topic, fixed, rules)
+
+
+def _numbers(ext: Mapping[str, str], rules: SendRules) -> tuple[int, int, int]:
+    """(sysFlag, flag, reconsumeTimes), checked; the host bits of sysFlag are ours to set."""
+    texts = (ext["f"], ext["h"], ext.get("j"))
+    sys_flag, flag, reconsume = int(texts[0]), int(texts[1]), int(texts[2] or 0)
     if sys_flag & TRANSACTION_BITS:
         raise Refused(MESSAGE_ILLEGAL, "this broker does not offer transactions yet; not stored")
     if not (
         0 <= sys_flag <= INT32_MAX
         and -INT32_MAX - 1 <= flag <= INT32_MAX
         and 0 <= reconsume <= INT32_MAX
-        and 0 <= born_ms <= 0x7FFFFFFFFFFFFFFF
     ):
         raise Refused(MESSAGE_ILLEGAL, "a number in the send header is out of range")
-    length = len(body)
-    if length > rules.message_size_max or not length:
-        raise Refused(
-            MESSAGE_ILLEGAL,
-            f"the body is {length} bytes long, allowed are 1 to {rules.message_size_max}",
-        )
     sys_flag &= ~(BORN_V6 | STORE_V6)
-    if len(born_host) == 20:
-        sys_flag |= BORN_V6
     if len(rules.store_host) == 20:
         sys_flag |= STORE_V6
-    properties = ext.get("i") or ""
-    fixed = (sys_flag, born_ms, born_host, reconsume)
-    if batch:
-        return _parse_batch(properties, body, queue, topic, fixed, rules)
-    stored, unique_key, tags = stored_properties(properties, rules)
-    record = _record(queue, topic, body, flag, fixed, stored, tags, rules)
-    return ParsedSend([record], record[1], unique_key)
+    numbers = (sys_flag, flag, reconsume)
+    if len(rules.numbers) >= NUMBERS_CACHE_MAX:
+        rules.numbers.clear()
+    if max(len(text or "") for text in texts) <= 11:  # else spelt with a thousand zeros
+        rules.numbers[texts] = numbers
+    return numbers
+
+
+def _born_ms(text: str) -> int:
+    born_ms = int(text)
+    if not 0 <= born_ms <= 0x7FFFFFFFFFFFFFFF:
+        raise Refused(MESSAGE_ILLEGAL, "bornTimestamp is out of range")
+    return born_ms
+
+
+def _body_refused(body: bytes, rules: SendRules) -> Refused:
+    return Refused(
+        MESSAGE_ILLEGAL,
+        f"the body is {len(body)} bytes long, allowed are 1 to {rules.message_size_max}",
+    )
 
 
 def _record(
     queue: SendQueue,
     topic: SendTopic,
     body: bytes,
-    flag: int,
-    fixed: tuple[int, int, bytes, int],
+    fixed: Fixed,
     stored: bytes,
     tags: int,
     rules: SendRules,
 ) -> Record:
-    sys_flag, born_ms, born_host, reconsume = fixed
+    sys_flag, flag, reconsume, born_ms, born_host = fixed
     properties_size = len(stored)
     if properties_size > PROPERTIES_SIZE_MAX:
         raise Refused(
@@ -308,15 +338,17 @@ def _record(
             f"the properties are {properties_size} bytes long as stored, "
             f"allowed are {PROPERTIES_SIZE_MAX}",
         )
-    tail = topic.name_part + _INT16.pack(properties_size) + stored
-    hosts = (len(born_host), len(rules.store_host))
-    size = 72 + hosts[0] + hosts[1] + len(body) + len(tail)
-    crc = zlib.crc32(body) & 0x7FFFFFFF
+    tail = topic.name_part + _INT16(properties_size) + stored
+    if len(born_host) == 8:
+        head, size = rules.head_v4, rules.head_size_v4
+    else:
+        head, size = rules.head_v6, rules.head_size_v4 + 12
+        sys_flag |= BORN_V6
     return (
         queue,
-        size,
-        HEADS[hosts],
-        crc,
+        size + len(body) + len(tail),
+        head,
+        crc32(body) & 0x7FFFFFFF,
         flag,
         sys_flag,
         born_ms,
@@ -328,15 +360,16 @@ def _record(
     )
 
 
-def _parse_batch(
+def _batch_records(
     properties: str,
     body: bytes,
     queue: SendQueue,
     topic: SendTopic,
-    fixed: tuple[int, int, bytes, int],
+    fixed: Fixed,
     rules: SendRules,
-) -> ParsedSend:
+) -> tuple[list[Record], int, str]:
     """The items of a SEND_BATCH_MESSAGE body (remoting-protocol 4.1), one record each."""
+    sys_flag, _, reconsume, born_ms, born_host = fixed
     records: list[Record] = []
     size_bytes = 0
     position = 0
@@ -344,7 +377,7 @@ def _parse_batch(
         try:
             total, _, _, flag, body_size = _BATCH_ITEM.unpack_from(body, position)
             body_end = position + _BATCH_ITEM.size + body_size
-            (properties_size,) = _INT16.unpack_from(body, body_end)
+            (properties_size,) = _INT16_FORMAT.unpack_from(body, body_end)
         except struct.error:
             raise Refused(MESSAGE_ILLEGAL, f"batch item at {position} is cut short") from None
         end = body_end + 2 + properties_size
@@ -356,7 +389,8 @@ def _parse_batch(
             raise Refused(MESSAGE_ILLEGAL, f"batch item at {position}: not UTF-8") from None
         stored, _, tags = stored_properties(item_properties, rules)
         item_body = body[position + _BATCH_ITEM.size : body_end]
-        record = _record(queue, topic, item_body, flag, fixed, stored, tags, rules)
+        item_fixed = (sys_flag, flag, reconsume, born_ms, born_host)
+        record = _record(queue, topic, item_body, item_fixed, stored, tags, rules)
         records.append(record)
         size_bytes += record[1]
         if size_bytes > rules.record_bytes_max:
@@ -367,4 +401,4 @@ def _parse_batch(
         position = end
     at = ("\x02" + properties).find("\x02UNIQ_KEY\x01")
     unique_key = properties[at + 9 :].partition("\x02")[0] if at >= 0 else ""
-    return ParsedSend(records, size_bytes, unique_key)
+    return records, size_bytes, unique_key

@@ -7,7 +7,14 @@ import pytest
 
 from broker.cut import AnswerFormat, cut_frame
 from broker.errors import Refused
-from broker.sendrequest import SendQueue, SendRules, SendTopic, parse_send, v2_fields
+from broker.sendrequest import (
+    SendQueue,
+    SendRules,
+    SendTopic,
+    parse_batch,
+    parse_single,
+    v2_fields,
+)
 from broker.topics import TopicConfig
 from remoting.codec import FrameReader, decode_command
 from remoting.headers import SendHeader, SendResponseHeader
@@ -50,6 +57,18 @@ def batch_body(*items):
         parts.append(struct.pack(">iiiii", size, 0, 0, flag, len(body)) + body)
         parts.append(struct.pack(">h", len(properties)) + properties)
     return b"".join(parts)
+
+
+class Parsed:
+    def __init__(self, records, size_bytes, unique_key):
+        self.records, self.size_bytes, self.unique_key = records, size_bytes, unique_key
+
+
+def parse_send(ext, body, queue, topic, born, the_rules, batch):
+    if batch:
+        return Parsed(*parse_batch(ext, body, queue, topic, born, the_rules))
+    record, key = parse_single(ext, body, queue, topic, born, the_rules)
+    return Parsed([record], record[1], key)
 
 
 def cut(records, base=1000, now_ms=1700000000123, store=STORE):
@@ -155,7 +174,7 @@ def test_missing_properties_are_added_once():
         (fields("TIMER_DELAY_SEC\x015"), b"x", 13, "TIMER_DELAY_SEC"),
         (fields(f="4"), b"x", 13, "transactions"),
         (fields(h="4294967296"), b"x", 13, "range"),
-        (fields(g="x"), b"x", 1, "malformed"),
+        (fields(g="-1"), b"x", 13, "range"),
     ],
 )
 def test_refusals(ext, body, code, part):
@@ -204,7 +223,7 @@ def test_long_names_become_letters():
 @pytest.mark.parametrize("key", ["ABC123", "", 'quo"te\\', "键"])
 def test_answers_decode(key):
     answers = AnswerFormat("R1", True, pack_host(STORE))
-    data = answers.success(-5, answers.message_ids([1024, 2048]), 3, 99, key)
+    data = answers.success(-5, f"{answers.host}{1024:016X},{answers.host}{2048:016X}", 3, 99, key)
     reader = FrameReader()
     reader.receive_data(data)
     command = decode_command(reader.next_frame())

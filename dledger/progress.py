@@ -111,6 +111,7 @@ class Progress:
         news = match_index > self.match_index
         if news:
             self.match_index = match_index
+            self.verified_index = max(self.verified_index, match_index)
             self.moved_ms = now_ms
             self.resend_after_ms = self._resend_ms
             if self.next_index <= match_index:

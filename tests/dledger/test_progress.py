@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import pytest
+
+from dledger.progress import PROBE, REPLICATE, STRANDED, Progress
+
+
+def make(next_index: int = 11, messages_max: int = 3, bytes_max: int = 1000) -> Progress:
+    return Progress("b", next_index, 0.0, messages_max, bytes_max, resend_ms=300)
+
+
+def replicating() -> Progress:
+    progress = make()
+    progress.sent(11, 60, 0.0)
+    assert progress.acknowledged(11, 1.0)
+    assert progress.state is REPLICATE
+    return progress
+
+
+def test_a_probe_is_one_request_at_a_time() -> None:
+    progress = make()
+    assert progress.may_send()
+    progress.sent(20, 600, 0.0)
+    assert not progress.may_send()
+    assert progress.next_index == 11  # nothing is assumed to have arrived
+
+
+def test_a_success_starts_the_pipeline() -> None:
+    progress = replicating()
+    assert (progress.match_index, progress.next_index) == (11, 12)
+
+
+def test_the_window_is_bounded_in_messages() -> None:
+    progress = replicating()
+    for index in (12, 13, 14):
+        assert progress.may_send()
+        progress.sent(index, 60, 0.0)
+    assert not progress.may_send()
+    progress.acknowledged(12, 2.0)
+    assert progress.may_send()
+    assert len(progress.inflight) == 2
+
+
+def test_the_window_is_bounded_in_bytes_but_one_request_always_fits() -> None:
+    progress = replicating()
+    progress.sent(12, 5000, 0.0)
+    assert not progress.may_send()
+    assert progress.window_bytes() == 0
+    progress.acknowledged(12, 2.0)
+    assert progress.may_send()
+    assert progress.inflight_bytes == 0
+
+
+def test_one_acknowledgement_frees_all_requests_up_to_it() -> None:
+    progress = replicating()
+    progress.sent(12, 60, 0.0)
+    progress.sent(14, 120, 0.0)
+    progress.acknowledged(13, 2.0)
+    assert list(progress.inflight) == [(14, 120)]
+    progress.acknowledged(14, 2.0)
+    assert not progress.inflight
+
+
+def test_an_old_acknowledgement_is_no_news() -> None:
+    progress = replicating()
+    assert not progress.acknowledged(5, 2.0)
+    assert (progress.match_index, progress.next_index) == (11, 12)
+
+
+def test_refusals_behind_the_first_are_echoes() -> None:
+    progress = replicating()
+    progress.sent(12, 60, 0.0)
+    progress.sent(13, 60, 0.0)
+    assert progress.rejected(12)
+    progress.probe_from(12)
+    assert not progress.rejected(13)  # the second one's
+    progress.sent(13, 120, 0.0)
+    assert not progress.rejected(12)
+    assert progress.rejected(11) is False  # at match: older than what is proven
+    assert progress.state is PROBE
+
+
+def test_stalled_only_after_a_time_out_and_only_if_not_written_there() -> None:
+    progress = replicating()
+    progress.sent(12, 60, now_ms=100.0)
+    assert not progress.stalled(399.0, verified_index=11)
+    assert progress.stalled(400.0, verified_index=11)
+    assert not progress.stalled(400.0, verified_index=12)  # written: its disk is slow
+
+
+def test_resends_back_off_until_something_comes_back() -> None:
+    progress = replicating()
+    for _ in range(10):
+        progress.back_off_resend(4800)
+    assert progress.resend_after_ms == 4800
+    progress.sent(12, 60, 0.0)
+    progress.acknowledged(12, 1.0)
+    assert progress.resend_after_ms == 300
+
+
+def test_a_stranded_follower_gets_nothing() -> None:
+    progress = make()
+    progress.strand()
+    assert progress.state is STRANDED
+    assert not progress.may_send()
+
+
+def test_a_probe_starts_above_match() -> None:
+    with pytest.raises(AssertionError):
+        replicating().probe_from(11)

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from dledger.quorum import Outcome, Tally, majority, reached_by_majority
+
+
+@pytest.mark.parametrize("count, enough", [(1, 1), (2, 2), (3, 2), (4, 3), (5, 3), (7, 4)])
+def test_majority(count: int, enough: int) -> None:
+    assert majority(count) == enough
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
+def test_reached_by_majority_is_the_largest_value_that_enough_have_reached(count: int) -> None:
+    for values in itertools.product(range(4), repeat=count):
+        by_definition = max(
+            value for value in values if sum(v >= value for v in values) >= majority(count)
+        )
+        assert reached_by_majority(list(values)) == by_definition
+
+
+def test_a_voter_counts_once() -> None:
+    tally = Tally(frozenset("abcde"))
+    for _ in range(5):
+        tally.record("a", True)
+    tally.record("b", True)
+    assert tally.outcome() is Outcome.PENDING
+    tally.record("c", True)
+    assert tally.outcome() is Outcome.WON
+
+
+def test_a_stranger_does_not_count() -> None:
+    tally = Tally(frozenset("abc"))
+    tally.record("a", True)
+    tally.record("x", True)
+    assert tally.outcome() is Outcome.PENDING
+
+
+def test_a_grant_stands_and_a_refusal_may_turn_into_one() -> None:
+    tally = Tally(frozenset("abc"))
+    tally.record("a", True)
+    tally.record("b", False)
+    tally.record("b", True)
+    assert tally.outcome() is Outcome.WON
+    tally.record("b", False)
+    assert tally.outcome() is Outcome.WON
+
+
+def test_lost_when_the_rest_is_not_enough() -> None:
+    tally = Tally(frozenset("abc"))
+    tally.record("a", True)
+    tally.record("b", False)
+    assert tally.outcome() is Outcome.PENDING
+    assert tally.outcome(unreachable=frozenset("c")) is Outcome.LOST
+    tally.record("c", False)
+    assert tally.outcome() is Outcome.LOST

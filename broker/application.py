@@ -110,6 +110,8 @@ class BrokerApplication:
                 change = self._state.apply(frame.index, frame.timestamp_ms, frame.payload)
                 topics += change.topics
             self._state.advance(frame.index)
+            if frame.timestamp_ms > self._sends.stamp_ms:
+                self._sends.stamp_ms = frame.timestamp_ms
         self.applied_position = frames[-1].end
         if topics:
             for name in topics:

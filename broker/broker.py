@@ -73,8 +73,10 @@ class Broker:
         *,
         raft_socket: socket.socket | None = None,
         wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        clock_ms: Callable[[], int] = lambda: time.monotonic_ns() // 1_000_000,
     ) -> None:
-        """`disk` is rooted at storePathRootDir. `raft_socket` is bound already (tests)."""
+        """`disk` is rooted at storePathRootDir. Time-outs go by `clock_ms`, which never goes back.
+        `raft_socket` is bound already (tests)."""
         self.config = config
         self.disk = disk
         self.state = BrokerState()
@@ -83,6 +85,7 @@ class Broker:
         self.failed: asyncio.Future[str] | None = None
         self._raft_socket = raft_socket
         self._wall_ms = wall_ms
+        self._clock_ms = clock_ms
         self._started = False
         self._creating_groups: set[str] = set()
         self._covered_index = 0  # frames up to here are in durable snapshots
@@ -192,8 +195,10 @@ class Broker:
             request_cut=lambda: self.engine.request_cut(),
             propose=self._propose_then,
             leader_address=lambda: self.roles.leader_address,
-            now_ms=self._wall_ms,
+            clock_ms=self._clock_ms,
+            wall_ms=self._wall_ms,
         )
+        self.sends.stamp_ms = self.store.checkpoint.fields.logics_timestamp_ms
         self.application = BrokerApplication(
             state,
             self.sends,
@@ -227,7 +232,7 @@ class Broker:
             commit_offset=self.commits.commit,
             ensure_group=lambda name: self._ensure_group(name, retry=False),
             leading=self._is_leading,
-            now_ms=self._wall_ms,
+            clock_ms=self._clock_ms,
         )
         self._build_edges()
 
@@ -253,7 +258,7 @@ class Broker:
             self.commits,
             self._barrier,
             self._is_leading,
-            self._wall_ms,
+            self._clock_ms,
             self.store.config.hot_span_bytes,
         )
         admin = Admin(
@@ -282,13 +287,13 @@ class Broker:
             timeout_ms=config.register_broker_timeout_mills,
         )
         quick = [
-            Chore("holds", 0, lambda: self.pulls.holds.expire(self._wall_ms())),
+            Chore("holds", 0, lambda: self.pulls.holds.expire(self._clock_ms())),
             Chore("offset_commits", config.offset_commit_interval_ms, self.commits.flush),
             Chore("outcomes", max(50, config.outcome_timeout_ms // 10), self.sends.sweep),
             Chore(
                 "client_expiry",
                 max(100, config.client_expiry_ms // 12),
-                lambda: self.clients.expire(self._wall_ms()),
+                lambda: self.clients.expire(self._clock_ms()),
             ),
             Chore("disk_usage", 1_000, self._look_at_disk),
         ]
@@ -296,7 +301,7 @@ class Broker:
             Chore("snapshot", config.snapshot_interval_ms, self.write_snapshot),
             Chore("retention", 10_000, self._retain),
         ]
-        self._housekeeper = Housekeeper(self._wall_ms, quick, slow, self.fail)
+        self._housekeeper = Housekeeper(self._clock_ms, quick, slow, self.fail)
 
     def fail(self, reason: str) -> None:
         self.abandon(reason)

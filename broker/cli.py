@@ -20,6 +20,7 @@ from broker.broker import Broker
 from broker.config import BrokerConfig, load_config
 from broker.errors import ConfigError, EngineError, StateError
 from dledger.errors import RaftError
+from dledger.hardstate import HardStateDamaged
 from remoting.errors import RemotingError
 from store.disk import OsDisk
 from store.errors import StoreError
@@ -29,6 +30,17 @@ log = logging.getLogger("broker.cli")
 # The hot path makes tuples, not cycles: collecting young objects every 700 of them, as by default,
 # costs a leader several percent and frees nothing that reference counts did not.
 GC_THRESHOLDS = (50_000, 20, 50)
+
+
+START_ERRORS = (
+    EngineError,
+    HardStateDamaged,
+    OSError,
+    RaftError,
+    RemotingError,
+    StateError,
+    StoreError,
+)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -100,7 +112,7 @@ async def run(config: BrokerConfig) -> int:
     loop.set_exception_handler(lambda _, context: _on_exception(broker, context))
     try:
         await broker.start()
-    except (EngineError, StateError, StoreError, RaftError, RemotingError, OSError) as error:
+    except START_ERRORS as error:
         log.critical("start_failed %s: %s", type(error).__name__, error)
         click.echo(f"mqbroker: cannot start: {error}", err=True)
         await broker.stop()

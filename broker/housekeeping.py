@@ -37,20 +37,20 @@ class Housekeeper:
 
     def __init__(
         self,
-        now_ms: Callable[[], int],
+        clock_ms: Callable[[], int],
         quick: list[Chore],
         slow: list[Chore],
         on_fatal: Callable[[str], None],
     ) -> None:
         """`on_fatal(reason)` is told of a chore that broke an invariant; the broker then ends."""
-        self._now_ms = now_ms
+        self._clock_ms = clock_ms
         self._quick = quick
         self._slow = slow
         self._on_fatal = on_fatal
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        now_ms = self._now_ms()
+        now_ms = self._clock_ms()
         for chore in (*self._quick, *self._slow):
             chore.due_ms = now_ms + chore.period_ms
         loop = asyncio.get_running_loop()
@@ -67,7 +67,7 @@ class Housekeeper:
     async def _keep(self, chores: list[Chore]) -> None:
         while True:
             await asyncio.sleep(TICK_MS / 1000)
-            now_ms = self._now_ms()
+            now_ms = self._clock_ms()
             for chore in chores:
                 if chore.due_ms <= now_ms:
                     chore.due_ms = now_ms + chore.period_ms

@@ -80,7 +80,7 @@ class PullService:
         commit_offset: Callable[[str, str, int, int], bool],
         ensure_group: Callable[[str], None],
         leading: Callable[[], bool],
-        now_ms: Callable[[], int],
+        clock_ms: Callable[[], int],
     ) -> None:
         """`commit_offset(topic, group, queue_id, offset)` takes a piggybacked commit;
         `ensure_group` has an unknown group created where that is allowed."""
@@ -91,7 +91,7 @@ class PullService:
         self._commit_offset = commit_offset
         self._ensure_group = ensure_group
         self._leading = leading
-        self._now_ms = now_ms
+        self._clock_ms = clock_ms
         self.holds: HoldTable[Pull] = HoldTable(config.held_pulls_max, self._again)
         self.get_count = 0
 
@@ -223,7 +223,7 @@ class PullService:
             wait_ms = self._config.short_polling_time_mills
         if wait_ms <= 0:
             return False
-        deadline_ms = self._now_ms() + wait_ms
+        deadline_ms = self._clock_ms() + wait_ms
         return self.holds.hold(header.topic, header.queue_id, pull.codes, deadline_ms, pull)
 
     def _again(self, pull: Pull) -> None:

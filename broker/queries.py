@@ -41,7 +41,7 @@ class Queries:
     commits: CommitService
     barrier: Callable[[], Awaitable[None]]
     leading: Callable[[], bool]
-    now_ms: Callable[[], int]
+    clock_ms: Callable[[], int]
     hot_bytes: int  # of the log's tail that count as in memory
 
     def handlers(self) -> dict[int, Handler]:
@@ -158,7 +158,7 @@ class Queries:
             loads_object(request.body),
             request.language,
             request.version,
-            self.now_ms(),
+            self.clock_ms(),
         )
         # Version 2 heartbeats leave subscriptions out; we always want them whole.
         ext = {

@@ -116,7 +116,8 @@ class SendPath:
         request_cut: Callable[[], None],
         propose: Callable[[bytes, Callable[[Exception | None], None]], None],
         leader_address: Callable[[], str],
-        now_ms: Callable[[], int],
+        clock_ms: Callable[[], int],
+        wall_ms: Callable[[], int],
     ) -> None:
         """`queue_end(topic, queue_id)` is the ConsumeQueue's max offset; `propose(payload, done)`
         proposes a command and calls `done(None)` once it is applied, or `done(error)`."""
@@ -127,7 +128,8 @@ class SendPath:
         self._request_cut = request_cut
         self._propose = propose
         self._leader_address = leader_address  # "" when unknown
-        self._now_ms = now_ms
+        self._clock_ms = clock_ms  # never goes back; for time-outs
+        self._wall_ms = wall_ms
         self._answers = AnswerFormat(config.region_id, config.trace_on, rules.store_host)
         self._store_host = rules.store_host
         self._group_size_max = config.frame_size_max
@@ -143,6 +145,9 @@ class SendPath:
         self._held_bytes = 0
         self.disk_full = ""  # why sends are refused; "" when there is room
         self.put_count = 0
+        # The latest store time in the log. Ours never goes below it, whatever the clock does:
+        # offsets are looked up by time with a bisection.
+        self.stamp_ms = 0
 
     # ---- requests -------------------------------------------------------------------------
 
@@ -337,12 +342,14 @@ class SendPath:
         if not groups or not self._leading or term != self._term:
             return None
         group = groups[0]
-        now_ms = self._now_ms()
+        stamp_ms = max(self.stamp_ms, self._wall_ms())
         frame, positions, offsets, units = cut_frame(
-            group.records, group.size_bytes, index, term, place, now_ms, self._store_host
+            group.records, group.size_bytes, index, term, place, stamp_ms, self._store_host
         )
         groups.popleft()  # only now: `place` may have raised
-        self._pending[index] = Pending(frame, group, positions, offsets, units, now_ms)
+        self.stamp_ms = stamp_ms
+        cut_ms = self._clock_ms()
+        self._pending[index] = Pending(frame, group, positions, offsets, units, cut_ms)
         return frame
 
     def applied(self, frame: Frame) -> Pending | None:
@@ -429,7 +436,7 @@ class SendPath:
 
     def sweep(self) -> None:
         """Answer sends whose frame's fate is open for too long; called by a timer."""
-        oldest_ms = self._now_ms() - self._config.outcome_timeout_ms
+        oldest_ms = self._clock_ms() - self._config.outcome_timeout_ms
         for pending in self._pending.values():
             if pending.cut_ms <= oldest_ms and pending.group.replies:
                 log.warning(

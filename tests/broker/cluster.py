@@ -121,7 +121,7 @@ class Group:
 async def until(condition):
     """Wait for something that will come."""
     async with asyncio.timeout(PATIENCE_S):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 (conditions on many objects, no one event)
             await asyncio.sleep(0.005)
 
 

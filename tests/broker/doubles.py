@@ -67,7 +67,13 @@ class FakeLog:
         for payload, done in commands:
             self.index += 1
             frame = seal_frame(
-                self.index, self.term, self.place(60 + len(payload)), 5, FrameKind.COMMAND, 0, payload
+                self.index,
+                self.term,
+                self.place(60 + len(payload)),
+                5,
+                FrameKind.COMMAND,
+                0,
+                payload,
             )
             for name in self.state.apply(frame.index, 5, frame.payload).topics:
                 application_topics(name)

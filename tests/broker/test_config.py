@@ -10,7 +10,9 @@ RAFT = "enableDLegerCommitLog=true\ndLegerPeers=n0-h0:1;n1-h1:2\ndLegerSelfId=n1
 
 
 def test_apache_file_is_read():
-    text = "# a comment\n\nbrokerName = broker-x\nlistenPort=10921\nflushDiskType=SYNC_FLUSH\n" + RAFT
+    text = (
+        "# a comment\n\nbrokerName = broker-x\nlistenPort=10921\nflushDiskType=SYNC_FLUSH\n" + RAFT
+    )
     config = build_config(parse(text, "broker.conf"))
     assert config.broker_name == "broker-x"
     assert config.listen_port == 10921

@@ -99,7 +99,9 @@ async def test_followers_serve_reads_but_never_answer_offset_moved(group):
 async def test_replicas_are_byte_identical_and_so_are_their_queues(group):
     leader = await group.leading()
     await group.create_topic(leader, "T")
-    sends = (group.send(leader, "T", b"b%d" % n, n % 4, "TAGS\x01t%d\x02" % (n % 3)) for n in range(200))
+    sends = (
+        group.send(leader, "T", b"b%d" % n, n % 4, f"TAGS\x01t{n % 3}\x02") for n in range(200)
+    )
     assert {response.code for response in await asyncio.gather(*sends)} == {0}
     await applied_everywhere(group)
     stores = [broker.store for broker in group.brokers.values()]
@@ -160,8 +162,9 @@ async def test_registration_follows_the_leader(tmp_path):
             assert (first.broker_address, first.raft_role) == (address, "leader")
             assert first.raft_term == group.brokers[name].roles.term
             await group.create_topic(group.brokers[name], "Fresh")
-            await until(lambda: any("Fresh" in [t.topic for t in ts] for h, ts in heard
-                                    if h.broker_id == 0))
+            await until(
+                lambda: any("Fresh" in [t.topic for t in ts] for h, ts in heard if h.broker_id == 0)
+            )
             assert "TBW102" in [t.topic for t in heard[-1][1]]
             await group.stop(name)
             assert gone[-1]["brokerAddr"] == address
@@ -182,7 +185,9 @@ async def test_registration_follows_the_leader(tmp_path):
 async def test_new_leader_tells_consumers_to_rebalance(group):
     name = await group.leader()
     told = []
-    client = type(group.client)({40: lambda connection, c: told.append((connection.address, c.ext))})
+    client = type(group.client)(
+        {40: lambda connection, c: told.append((connection.address, c.ext))}
+    )
     try:
         body = orjson.dumps(
             {

@@ -98,8 +98,20 @@ def test_record_bytes_equal_the_stores(born, store, name):
         b"MSG_REGION\x01DefaultRegion\x02TRACE_ON\x01true\x02CLUSTER\x01C\x02"
     )
     expected = MessageRecord(
-        name, b"hello", stored, 2, 3, 41, 1060, 1 | flags, 1700000000000, born, 1700000000123,
-        store, 0, 0,
+        name,
+        b"hello",
+        stored,
+        2,
+        3,
+        41,
+        1060,
+        1 | flags,
+        1700000000000,
+        born,
+        1700000000123,
+        store,
+        0,
+        0,
     )
     assert bytes(frame.payload) == encode_record(expected)
     assert (positions, offsets, queue.next_offset) == ([1060], [41], 42)
@@ -136,9 +148,7 @@ def test_prepared_units_equal_what_dispatch_finds():
         body = bytes([number % 256]) * random_.randrange(1, 50)
         if number % 5 == 0:
             body = batch_body((b"x", properties.encode(), 1), (b"yy", b"", 2))
-        send = parse_send(
-            fields(properties), body, queue, topic, born, the_rules, number % 5 == 0
-        )
+        send = parse_send(fields(properties), body, queue, topic, born, the_rules, number % 5 == 0)
         records += send.records
     frame, positions, offsets, units = cut(records)
     found = [tuple(group) for group in index_payload(frame.payload, frame.payload_position)]
@@ -215,7 +225,9 @@ def test_batch_bound_counts_stored_bytes():
 
 
 def test_long_names_become_letters():
-    header = SendHeader("pg", "T", "TBW102", 4, 1, 0, 5, 6, "A\x01b\x02", 2, False, None, True, "bn")
+    header = SendHeader(
+        "pg", "T", "TBW102", 4, 1, 0, 5, 6, "A\x01b\x02", 2, False, None, True, "bn"
+    )
     short = header.to_ext(310)
     assert v2_fields(header.to_ext(10)) == short
 

@@ -25,6 +25,7 @@ class Bench:
         self.state = BrokerState()
         self.log = FakeLog(self.state)
         self.now_ms = 1_000
+        self.clock_ms = 7
         self.leader = "me:1"
         self.ends = {}
         rules = SendRules(
@@ -43,7 +44,8 @@ class Bench:
             request_cut=self.log.request_cut,
             propose=self.log.propose,
             leader_address=lambda: self.leader,
-            now_ms=lambda: self.now_ms,
+            clock_ms=lambda: self.clock_ms,
+            wall_ms=lambda: self.now_ms,
         )
         self.state.topics.put(TopicConfig("T", 4, 4), 0)
         if leading:
@@ -80,7 +82,11 @@ def test_sends_share_a_frame_and_are_answered_after_commit():
     answers = bench.connection.answers()
     assert [answer.opaque for answer in answers] == [1, 2, 3]
     headers = [SendResponseHeader.parse(answer.ext) for answer in answers]
-    assert [(header.queue_id, header.queue_offset) for header in headers] == [(1, 7), (1, 8), (1, 9)]
+    assert [(header.queue_id, header.queue_offset) for header in headers] == [
+        (1, 7),
+        (1, 8),
+        (1, 9),
+    ]
     assert [answer.opaque for answer in other.answers()] == [4]
     for header, (at, _) in zip(headers, walk_records(bytes(frame.payload)), strict=False):
         record = decode_record(frame.payload, at)
@@ -167,7 +173,7 @@ def test_auto_created_topic_holds_the_send_until_it_is_committed():
 def test_failed_creation_refuses_the_send():
     bench = Bench()
     bench.send(b="New")
-    (_, done), = bench.log.commands
+    ((_, done),) = bench.log.commands
     done(RuntimeError("no leader"))
     (answer,) = bench.connection.answers()
     assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
@@ -281,10 +287,10 @@ def test_unknown_outcome_is_told_once_after_the_time_out():
     bench = Bench(outcome_timeout_ms=3_000)
     bench.send()
     frame = bench.log.cut(bench.sends)
-    bench.now_ms += 2_999
+    bench.clock_ms += 2_999
     bench.sends.sweep()
     assert not bench.connection.writes
-    bench.now_ms += 1
+    bench.clock_ms += 1
     bench.sends.sweep()
     bench.sends.sweep()
     (answer,) = bench.connection.answers()
@@ -295,6 +301,16 @@ def test_unknown_outcome_is_told_once_after_the_time_out():
     assert pending.units  # still good for the consume queues
     bench.sends.answer([pending])
     assert not bench.connection.writes
+
+
+def test_store_times_never_go_back():
+    bench = Bench()
+    bench.send()
+    bench.log.cut(bench.sends)
+    bench.now_ms -= 900
+    bench.send()
+    frame = bench.log.cut(bench.sends)
+    assert frame.timestamp_ms == decode_record(frame.payload).store_timestamp_ms == 1_000
 
 
 def test_cut_of_another_term_gets_nothing():

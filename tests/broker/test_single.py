@@ -6,6 +6,7 @@ import orjson
 import pytest
 
 from remoting.codes import RequestCode, ResponseCode
+from remoting.command import RemotingCommand
 from remoting.headers import PullResponseHeader, SendResponseHeader
 from store.record import decode_record, walk_records
 from tests.broker.cluster import Group, until
@@ -109,8 +110,6 @@ async def test_offsets_are_answered_once_committed(group):
     assert broker.state.offsets.get("T", "cg", 0) == 7
     connection = await group.client.connect(broker.address)
     for offset in (8, 9):
-        from remoting.command import RemotingCommand
-
         ext = {"consumerGroup": "cg", "topic": "T", "queueId": "0", "commitOffset": str(offset)}
         command = RemotingCommand.request(RequestCode.UPDATE_CONSUMER_OFFSET, ext)
         connection.invoke_oneway(command)
@@ -200,9 +199,7 @@ async def test_heartbeats_make_groups_and_tell_members(group):
                     ],
                 }
             )
-            from remoting.command import RemotingCommand
-
-            command = RemotingCommand.request(RequestCode.HEART_BEAT, None, body)
+                command = RemotingCommand.request(RequestCode.HEART_BEAT, None, body)
             assert (await client.invoke(broker.address, command)).code == 0
         await until(lambda: len(told) >= 2)
         assert told[-1] == {"consumerGroup": "cg2"}

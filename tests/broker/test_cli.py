@@ -1,0 +1,87 @@
+"""The process: one line when it listens, exit codes, a clean stop on SIGTERM, kill -9 and back."""
+
+import asyncio
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from remoting.client import RemotingClient
+from remoting.codes import RequestCode
+from remoting.command import RemotingCommand
+from remoting.headers import SendHeader, SendResponseHeader
+
+
+def run(*arguments):
+    command = [sys.executable, "-m", "broker.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "part"),
+    [
+        (["--help"], 0, "mqbroker -c broker.conf"),
+        (["--set", "brokerNam=x"], 2, "did you mean brokerName?"),
+        (["-c", "nowhere.conf"], 2, "cannot read configuration file nowhere.conf"),
+        (["-p", "--set", "brokerName=x"], 0, "brokerName=x\n"),
+    ],
+)
+def test_command_line(arguments, code, part):
+    done = run(*arguments)
+    assert done.returncode == code
+    assert part in done.stdout + done.stderr
+
+
+def test_classic_mode_is_refused_clearly(tmp_path):
+    done = run("--set", f"storePathRootDir={tmp_path}", "--set", "listenPort=0")
+    assert done.returncode == 2
+    assert "enableDLegerCommitLog=true" in done.stderr
+
+
+async def test_life_of_a_process(tmp_path):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        raft_port = probe.getsockname()[1]
+    conf = tmp_path / "broker.conf"
+    conf.write_text(
+        "enableDLegerCommitLog=true\nlistenPort=0\nflushDiskType=SYNC_FLUSH\n"
+        f"dLegerPeers=n0-127.0.0.1:{raft_port}\nstorePathRootDir={tmp_path / 'store'}\n"
+        "mappedFileSizeCommitLog=8388608\ndiskSpaceWarningLevelRatio=100\n"
+    )
+    client = RemotingClient()
+    try:
+        for offset, number in enumerate((signal.SIGKILL, signal.SIGTERM)):
+            process = subprocess.Popen(  # noqa: ASYNC220 (nothing else runs on this loop)
+                [sys.executable, "-m", "broker.cli", "-c", str(conf), "--log-level", "ERROR"],
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            try:
+                line = process.stdout.readline()
+                assert line.startswith("mqbroker broker-a/n0 listens on 127.0.0.1:")
+                address = line.split()[-1]
+                assert await send(client, address) == offset
+            finally:
+                process.send_signal(number)
+                code = process.wait(timeout=30)
+                process.stdout.close()
+            clean = number is signal.SIGTERM
+            assert code == (0 if clean else -signal.SIGKILL)
+            assert (tmp_path / "store" / "abort").exists() is not clean
+    finally:
+        await client.close()
+
+
+async def send(client, address):
+    """Send one message, trying until the broker leads; returns its queue offset."""
+    header = SendHeader("pg", "T", "TBW102", 4, 0, 0, 1, 0, "UNIQ_KEY\x01K\x02").to_ext(310)
+    async with asyncio.timeout(30):
+        while True:
+            command = RemotingCommand.request(RequestCode.SEND_MESSAGE_V2, header, b"x")
+            response = await client.invoke(address, command, 5_000)
+            if response.code == 0:
+                return SendResponseHeader.parse(response.ext).queue_offset
+            assert response.remark.startswith("[NOT_LEADER]")
+            await asyncio.sleep(0.02)

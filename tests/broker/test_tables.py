@@ -1,0 +1,354 @@
+"""Replicated tables and their snapshots; tables of clients, held pulls and gathered commits."""
+
+import asyncio
+import struct
+
+import orjson
+import pytest
+
+from broker import snapshot
+from broker.clients import ClientTable
+from broker.commits import CommitService
+from broker.errors import Refused, StateError
+from broker.filters import parse_tags, subscription_from_json
+from broker.groups import SubscriptionGroup
+from broker.hold import HoldTable
+from broker.offsets import OffsetCommits
+from broker.state import (
+    BrokerState,
+    announce,
+    commit_offsets,
+    delete_group,
+    delete_topic,
+    put_group,
+    put_topic,
+)
+from broker.topics import TopicConfig, topic_name_problem, topic_problem
+from remoting.errors import BodyError
+from store.disk import OsDisk
+from store.properties import java_string_hash
+from tests.broker.doubles import FakeConnection
+
+COMMANDS = [
+    put_topic(TopicConfig("T", 4, 4)),
+    put_topic(TopicConfig("T", 8, 8), if_absent=True),
+    put_group(SubscriptionGroup("g", retry_times_max=3, extra={"groupSysFlag": 0})),
+    commit_offsets([("T", "g", 0, 5), ("T", "g", 1, 6), ("U", "h", 0, 1)]),
+    put_topic(TopicConfig("U", 1, 1, 4)),
+    announce("n1", "h:1"),
+    commit_offsets([("T", "g", 0, 4)]),
+    delete_topic("U"),
+    delete_group("h", offsets=True),
+]
+
+
+def applied(commands, state=None, start=1):
+    state = state or BrokerState()
+    for index, payload in enumerate(commands, start):
+        state.apply(index, 1000 + index, payload)
+    return state
+
+
+def picture(state):
+    return (state.topics.to_json(), state.groups.to_json(), state.offsets.to_json())
+
+
+def test_commands_do_what_they_say():
+    state = applied(COMMANDS)
+    assert state.topics.get("T") == TopicConfig("T", 4, 4)
+    assert state.topics.get("U") is None
+    assert state.groups.get("g").retry_times_max == 3
+    assert state.groups.get("g").to_json()["groupSysFlag"] == 0
+    assert state.offsets.get("T", "g", 0) == 4
+    assert state.offsets.get("U", "h", 0) is None
+    assert state.addresses == {"n1": "h:1"}
+    assert state.applied_index == len(COMMANDS)
+    assert state.topics.data_version() == {"counter": 3, "stateVersion": 0, "timestamp": 1008}
+
+
+def test_changes_are_told_only_when_something_changed():
+    state = BrokerState()
+    assert state.apply(1, 1, COMMANDS[0]).topics == ("T",)
+    assert state.apply(2, 1, COMMANDS[0]).topics == ()
+    assert state.apply(3, 1, COMMANDS[1]).topics == ()
+
+
+def test_replay_over_any_mixture_of_snapshot_ages_gives_the_same_tables(tmp_path):
+    whole = picture(applied(COMMANDS))
+    for ages in [(0, 3, 8), (9, 0, 4), (4, 9, 0), (5, 5, 5)]:
+        disk = OsDisk(str(tmp_path / "-".join(map(str, ages))))
+        snapshots = [snapshot.capture(applied(COMMANDS[:age])) for age in ages]
+        mixed = tuple(snapshots[n].tables[n] for n in range(3))
+        assert snapshot.write(disk, snapshot.Snapshot(mixed)) == min(ages)
+        state = BrokerState()
+        assert snapshot.load(disk, state) == min(ages)
+        applied(COMMANDS[min(ages) :], state, min(ages) + 1)
+        assert picture(state) == whole
+
+
+def test_snapshot_is_a_copy_and_falls_back_to_the_one_before(tmp_path):
+    disk = OsDisk(str(tmp_path))
+    state = applied(COMMANDS[:4])
+    copies = snapshot.capture(state)
+    before = picture(state)
+    applied(COMMANDS[4:], state, 5)
+    snapshot.write(disk, copies)
+    loaded = BrokerState()
+    snapshot.load(disk, loaded)
+    assert picture(loaded) == before
+    snapshot.write(disk, snapshot.capture(state))
+    offsets = tmp_path / "config" / "consumerOffset.json"
+    assert orjson.loads(offsets.read_bytes())["raftAppliedIndex"] == 9
+    for damage in (b"{", b'{"offsetTable":{"T@g":{"0":"x"}},"raftAppliedIndex":3}', b"[]"):
+        offsets.write_bytes(damage)
+        loaded = BrokerState()
+        assert snapshot.load(disk, loaded) == 4
+        assert loaded.topics.applied_index == 9
+        assert loaded.offsets.get("T", "g", 0) == 5
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"{",
+        b"[]",
+        b'{"op":"unheard_of"}',
+        b"{}",
+        b'{"op":"put_topic","topic":{"topicName":"T"},"if_absent":false}',
+        b'{"op":"put_topic","topic":{"topicName":"a b","readQueueNums":1,"writeQueueNums":1},'
+        b'"if_absent":false}',
+        b'{"op":"commit_offsets","commits":[["T","g",0]]}',
+    ],
+)
+def test_a_command_that_makes_no_sense_stops_the_replica(payload):
+    state = BrokerState()
+    with pytest.raises(StateError):
+        state.apply(1, 1, payload)
+    assert state.applied_index == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "fine"),
+    [
+        ("T", True),
+        ("%RETRY%" + "g" * 248, True),
+        ("%RETRY%" + "g" * 249, False),
+        ("t" * 127, True),
+        ("t" * 128, False),
+        ("", False),
+        ("a.b", False),
+        ("标", False),
+        ("../x", False),
+    ],
+)
+def test_topic_names(name, fine):
+    assert (topic_name_problem(name) == "") is fine
+
+
+def test_topic_counts():
+    assert topic_problem(TopicConfig("T", 65_536, 0)) == ""
+    assert "65537" in topic_problem(TopicConfig("T", 65_537, 1))
+    assert "no queue" in topic_problem(TopicConfig("T", 0, 0))
+    assert "perm 16" in topic_problem(TopicConfig("T", 1, 1, 16))
+
+
+# ---- filters and holds -------------------------------------------------------------------------
+
+
+def test_tags():
+    assert parse_tags("*") is None
+    assert parse_tags("") is None
+    codes = frozenset({java_string_hash("A"), java_string_hash("B")})
+    assert parse_tags(" A ||B|| ") == codes
+    assert len(parse_tags("||".join(f"t{n}" for n in range(1_000)))) == 1_000
+    with pytest.raises(BodyError):
+        parse_tags("||".join(f"t{n}" for n in range(1_001)))
+    for told in (None, [], list(codes)):
+        fields = {"topic": "T", "subString": "A || B", "codeSet": told, "subVersion": 3}
+        assert subscription_from_json(fields).codes == codes
+    assert subscription_from_json({"topic": "T", "subString": "*", "codeSet": []}).codes is None
+
+
+def units(*codes):
+    return b"".join(struct.pack(">qiq", 0, 100, code) for code in codes)
+
+
+def test_holds_wake_by_queue_and_tag_and_time():
+    released = []
+    holds = HoldTable(10, released.append)
+    holds.hold("T", 0, None, 100, "all")
+    holds.hold("T", 0, frozenset({7}), 50, "seven")
+    holds.hold("T", 1, None, 70, "other queue")
+    holds.arrived("T", 0, units(1, 2))
+    assert released == ["all"]
+    holds.arrived("U", 0, units(7))
+    holds.arrived("T", 0, units(1, 7))
+    assert released == ["all", "seven"]
+    holds.expire(69)
+    assert holds.count == 1
+    holds.expire(70)
+    assert released[2:] == ["other queue"]
+    holds.hold("T", 0, frozenset({7}), 200, "kept")
+    holds.release_all()
+    assert (released[3:], holds.count) == (["kept"], 0)
+
+
+def test_holds_are_bounded_and_forget_what_was_released():
+    released = []
+    holds = HoldTable(3, released.append)
+    assert [holds.hold("T", 0, None, 10, n) for n in range(4)] == [True, True, True, False]
+    holds.arrived("T", 0, units(1))
+    assert holds.hold("T", 0, None, 10, 4)
+    for number in range(1_000):
+        holds.hold("T", 1, None, 1_000_000, number)
+        holds.arrived("T", 1, units(1))
+        holds.expire(5)
+    assert len(holds._deadlines) < 100
+
+
+# ---- clients -----------------------------------------------------------------------------------
+
+
+class Clients:
+    def __init__(self, clients_max=10):
+        self.used = []
+        self.silent = set()
+        self.table = ClientTable(
+            clients_max=clients_max,
+            expiry_ms=120_000,
+            notify_enabled=lambda group: group not in self.silent,
+            on_consumer_group=self.used.append,
+        )
+
+    def beat(self, connection, client, group="g", now_ms=0, subs=(), producer=None):
+        consumer = {"groupName": group, "subscriptionDataSet": list(subs)}
+        body = {"clientID": client, "consumerDataSet": [consumer] if group else []}
+        body["producerDataSet"] = [{"groupName": producer}] if producer else []
+        return self.table.heartbeat(connection, body, 0, 409, now_ms)
+
+
+def test_members_come_go_and_are_told():
+    clients = Clients()
+    a, b = FakeConnection("a:1"), FakeConnection("b:1")
+    assert clients.beat(a, "c1") is True
+    assert clients.beat(a, "c1") is False
+    assert clients.beat(b, "c2", producer="pg") is True
+    assert (len(a.oneways), len(b.oneways)) == (2, 1)
+    assert a.oneways[0].ext == {"consumerGroup": "g"}
+    assert clients.table.count == 3
+    clients.table.closed(b)
+    assert clients.table.client_ids("g") == ["c1"]
+    assert "pg" not in clients.table.producers
+    assert len(a.oneways) == 3
+    clients.table.unregister(a, "c1", None, "g")
+    assert (clients.table.count, clients.table.consumers) == (0, {})
+    assert clients.used == ["g", "g", "g"]
+
+
+def test_subscription_changes_are_told_and_versions_only_grow():
+    clients = Clients()
+    a = FakeConnection()
+    clients.beat(a, "c1", subs=[{"topic": "T", "subString": "x", "subVersion": 5}])
+    assert clients.beat(a, "c1", subs=[{"topic": "T", "subString": "y", "subVersion": 4}]) is False
+    assert clients.table.subscription("g", "T").expression == "x"
+    assert clients.beat(a, "c1", subs=[{"topic": "T", "subString": "y", "subVersion": 6}]) is True
+    assert clients.table.subscription("g", "T").expression == "y"
+    clients.silent.add("g")
+    count = len(a.oneways)
+    assert clients.beat(a, "c1", subs=[]) is True
+    assert len(a.oneways) == count
+
+
+def test_a_client_that_comes_back_over_a_new_connection_survives_the_old_ones_end():
+    clients = Clients()
+    old, new = FakeConnection(), FakeConnection()
+    clients.beat(old, "c1")
+    clients.beat(new, "c1")
+    clients.table.closed(old)
+    assert clients.table.client_ids("g") == ["c1"]
+
+
+def test_silence_expires_exactly_behind_the_bound():
+    clients = Clients()
+    clients.beat(FakeConnection(), "c1", now_ms=0)
+    clients.table.expire(120_000)
+    assert clients.table.client_ids("g") == ["c1"]
+    clients.table.expire(120_001)
+    assert clients.table.client_ids("g") == []
+
+
+def test_clients_are_bounded():
+    clients = Clients(clients_max=2)
+    clients.beat(FakeConnection(), "c1")
+    clients.beat(FakeConnection(), "c2")
+    with pytest.raises(Refused, match="BUSY"):
+        clients.beat(FakeConnection(), "c3")
+    with pytest.raises(Refused, match="BUSY"):
+        clients.beat(FakeConnection(), "c3", group="fresh")
+    assert "fresh" not in clients.table.consumers
+    with pytest.raises(BodyError):
+        clients.table.heartbeat(FakeConnection(), {}, 0, 0, 0)
+
+
+# ---- commits -----------------------------------------------------------------------------------
+
+
+async def test_commits_share_a_frame_and_waiters_are_answered_when_it_is_applied():
+    frames = []
+
+    def propose(payload):
+        frames.append(
+            (orjson.loads(payload)["commits"], asyncio.get_running_loop().create_future())
+        )
+        return frames[-1][1]
+
+    service = CommitService(propose, lambda: True)
+    assert service.commit("T", "g", 0, 1)
+    assert service.commit("T", "g", 0, 2)
+    assert not service.commit("T", "g", 0, -1)
+    waiter = asyncio.ensure_future(service.commit_and_wait("T", "g", 1, 9))
+    await asyncio.sleep(0)
+    service.flush()
+    service.flush()
+    assert [commits for commits, _ in frames] == [[["T", "g", 0, 2], ["T", "g", 1, 9]]]
+    settled = asyncio.ensure_future(service.settle("T", "g", 0))
+    await asyncio.sleep(0)
+    assert not waiter.done()
+    assert not settled.done()
+    await service.settle("T", "other", 0)
+    frames[0][1].set_result(5)
+    await waiter
+    await settled
+    service.commit("T", "g", 0, 3)
+    query = asyncio.ensure_future(service.settle("T", "g", 0))  # does not wait for the timer
+    await asyncio.sleep(0)
+    frames[1][1].set_exception(RuntimeError("lost"))
+    await query
+
+
+async def test_commit_waiters_hear_of_lost_leadership_and_of_refusals():
+    def refuse(payload):
+        raise RuntimeError("no leader")
+
+    service = CommitService(refuse, lambda: True)
+    waiter = asyncio.ensure_future(service.commit_and_wait("T", "g", 0, 1))
+    await asyncio.sleep(0)
+    service.flush()
+    with pytest.raises(RuntimeError, match="no leader"):
+        await waiter
+    waiter = asyncio.ensure_future(service.commit_and_wait("T", "g", 0, 1))
+    await asyncio.sleep(0)
+    service.leadership_lost()
+    with pytest.raises(Refused, match="NOT_LEADER"):
+        await waiter
+    assert not CommitService(refuse, lambda: False).commit("T", "g", 0, 1)
+
+
+def test_gathered_commits_are_bounded_but_known_queues_may_go_on():
+    commits = OffsetCommits(count_max=2)
+    assert commits.add("T", "g", 0, 1)
+    assert commits.add("T", "g", 1, 1)
+    assert not commits.add("T", "g", 2, 1)
+    assert commits.add("T", "g", 0, 7)
+    assert commits.take(1) == [("T", "g", 0, 7)]
+    assert commits.add("T", "g", 2, 1)

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import click
 import orjson
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -26,6 +27,7 @@ DIRECTORY = click.option(
     type=click.Path(file_okay=False, path_type=Path),
     help="Where the cluster keeps its data, logs and cluster.json.",
 )
+PIPE_COLUMNS = 120  # a file or pipe has no width of its own
 SIGNALS = {
     "KILL": signal.SIGKILL,
     "TERM": signal.SIGTERM,
@@ -197,11 +199,11 @@ def run(directory: Path, work: Callable[[Cluster], Awaitable[T]]) -> T:
 
 def show(found: list[NodeStatus]) -> None:
     """The table a person reads."""
-    table = Table()
+    table = Table(box=SIMPLE_HEAD)
     for heading in ("name", "pid", "state", "address", "role"):
-        table.add_column(heading)
+        table.add_column(heading, no_wrap=True)
     for heading in ("term", "commit", "applied", "last"):
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=True)
     for status in found:
         view = status.view
         role = status.role + (" (ready)" if view and view.leads and view.leader_ready else "")
@@ -213,7 +215,10 @@ def show(found: list[NodeStatus]) -> None:
         style = "" if status.state == "running" else "red" if not status.alive else "yellow"
         row = (status.node.name, pid, status.state, status.node.address, role)
         table.add_row(*row, *figures, style=style)
-    Console().print(table)
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=PIPE_COLUMNS)
+    console.print(table)
 
 
 def status_json(cluster: Cluster, found: list[NodeStatus]) -> str:

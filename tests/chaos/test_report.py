@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import orjson
 import pytest
 from click.testing import CliRunner
 
@@ -72,7 +73,6 @@ def test_page_is_self_contained_and_says_everything(tmp_path: Path) -> None:
 
 
 def test_report_command_judges_and_draws(tmp_path: Path) -> None:
-    import orjson
 
     builder = with_kill()
     path = tmp_path / "h.jsonl"

@@ -199,7 +199,7 @@ async def test_heartbeats_make_groups_and_tell_members(group):
                     ],
                 }
             )
-                command = RemotingCommand.request(RequestCode.HEART_BEAT, None, body)
+            command = RemotingCommand.request(RequestCode.HEART_BEAT, None, body)
             assert (await client.invoke(broker.address, command)).code == 0
         await until(lambda: len(told) >= 2)
         assert told[-1] == {"consumerGroup": "cg2"}

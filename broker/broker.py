@@ -138,6 +138,8 @@ class Broker:
         else:
             await loop.run_in_executor(self._pool, self._close_unclean)
         self._pool.shutdown()
+        if self._raft_socket is not None:
+            self._raft_socket.close()  # the engine's, but a start that failed never took it
 
     def abandon(self, reason: str) -> None:
         """Fall silent at once, as a crash would: no hand-over, nothing flushed. `stop` after."""

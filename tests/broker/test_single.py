@@ -5,6 +5,7 @@ import asyncio
 import orjson
 import pytest
 
+from broker.errors import StateError
 from remoting.codes import RequestCode, ResponseCode
 from remoting.command import RemotingCommand
 from remoting.headers import PullResponseHeader, SendResponseHeader
@@ -264,3 +265,76 @@ async def test_snapshot_covers_and_replay_starts_behind_it(tmp_path):
         assert broker.application.recovered_index == covered
         await group.leading()
         assert broker.state.offsets.get("T", "cg", 0) == 1
+
+
+async def test_retention_deletes_only_what_a_durable_snapshot_covers(tmp_path):
+    settings = {"mappedFileSizeCommitLog": 196_608, "maxMessageSize": 32_768}
+    async with Group(tmp_path, flushDiskType="SYNC_FLUSH", **settings) as group:
+        broker = await group.leading()
+        await group.create_topic(broker, "T")
+        for _ in range(30):
+            await group.send(broker, "T", b"x" * 30_000)
+        await group.commit(broker, "T", 0, 7)
+        broker.store.expired_before = lambda now_ms: broker.store.commitlog.max_offset
+        broker._retain()
+        assert broker.store.commitlog.min_offset == 0
+        await broker.write_snapshot()
+        broker._retain()
+        minimum = broker.store.commitlog.min_offset
+        assert minimum > 0
+        ext = {"topic": "T", "queueId": "0"}
+        low = await group.ask(broker, RequestCode.GET_MIN_OFFSET, ext)
+        assert int(low.ext["offset"]) > 0
+        early = await group.pull(broker, "T", 0)
+        assert early.code == ResponseCode.PULL_OFFSET_MOVED
+        assert early.ext["nextBeginOffset"] == low.ext["offset"]
+        await group.kill("n0")
+        await group.start("n0")
+        broker = await group.leading()
+        assert broker.store.commitlog.min_offset == minimum
+        assert broker.state.topics.get("T") is not None
+        assert (await group.committed(broker, "T", 0)).ext["offset"] == "7"
+        response = await group.send(broker, "T")
+        assert SendResponseHeader.parse(response.ext).queue_offset == 30
+
+
+async def test_a_start_that_fails_can_be_stopped_and_says_why(tmp_path):
+    async with Group(tmp_path) as group:
+        await group.leading()
+        await group.stop("n0")
+        for path in (tmp_path / "n0" / "raft").glob("hardstate*"):
+            path.unlink()
+        with pytest.raises(Exception, match="term and vote") as caught:
+            await group.start("n0")
+        assert type(caught.value).__name__ == "HardStateDamaged"
+        await group.stop("n0")
+
+
+async def test_tables_ahead_of_the_log_are_not_trusted(tmp_path):
+    async with Group(tmp_path) as group:
+        await group.create_topic(await group.leading(), "T")
+        await group.stop("n0")
+        path = tmp_path / "n0" / "config" / "topics.json"
+        for name in ("topics.json", "subscriptionGroup.json", "consumerOffset.json"):
+            path = tmp_path / "n0" / "config" / name
+            saved = orjson.loads(path.read_bytes())
+            path.write_bytes(orjson.dumps({**saved, "raftAppliedIndex": 1_000}))
+        with pytest.raises(StateError, match="the log ends at"):
+            await group.start("n0")
+        await group.stop("n0")
+
+
+async def test_full_disk_refuses_sends_and_serves_reads(tmp_path):
+    async with Group(tmp_path) as group:
+        broker = await group.leading()
+        await group.create_topic(broker, "T")
+        await group.send(broker, "T")
+        broker.disk.usage = lambda: (100, 0)
+        broker._look_at_disk()
+        refused = await group.send(broker, "T")
+        assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
+        assert refused.remark.startswith("[DISK_FULL]")
+        assert (await group.pull(broker, "T", 0)).code == 0
+        broker.disk.usage = lambda: (100, 50)
+        broker._look_at_disk()
+        assert (await group.send(broker, "T")).code == 0

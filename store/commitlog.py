@@ -291,7 +291,8 @@ class CommitLog:
                 self._preparing = False
                 if segment is not None:  # too late, or the filling failed
                     segment.file.close()
-                    if self._settled and all(s.start != start for s in self._segments):
+                    in_use = any(s.start == start for s in self._segments)
+                    if self._settled and not in_use and self._disk.exists(segment.path):
                         self._disk.remove(segment.path)
 
     def _fill_with_zeros(self, segment: Segment, generation: int) -> None:

@@ -77,7 +77,13 @@ class Dispatcher:
         `base_offset` is the CommitLog offset of data[start]. Raises DispatchError.
         """
         end = len(data) if end is None else end
-        shift = base_offset - start
+        try:
+            return self._index(data, base_offset - start, start, end)
+        except (IndexError, struct.error) as error:
+            raise DispatchError(f"a record near {base_offset} is cut short") from error
+
+    def _index(self, data: bytes, shift: int, start: int, end: int) -> list[QueueUnits]:
+        """The loop of `index`; CommitLog offset = offset in data + shift."""
         head, pack, rfind, find = _HEAD.unpack_from, UNIT.pack, data.rfind, data.find
         same_ending, known_codes = data.endswith, self._codes.get
         # Records of one producer mostly end alike from TAGS on: compare before searching.
@@ -92,7 +98,7 @@ class Dispatcher:
             at = offset + 88 + body_length
             if magic != MAGIC_V1 or sys_flag & _UNUSUAL:
                 if sys_flag & SYS_TRANSACTION_MASK not in (0, SYS_TRANSACTION_COMMIT):
-                    offset = _skip(size, magic, offset, shift)
+                    offset = _skip(size, magic, offset, shift, end)
                     continue
                 topic_start, topic_length = _unusual_topic(data, offset, magic, sys_flag, shift)
             else:
@@ -163,8 +169,8 @@ def index_payload(payload: bytes | memoryview, base_offset: int) -> list[QueueUn
     return _dispatcher.index(bytes(payload), base_offset)
 
 
-def _skip(size: int, magic: int, offset: int, shift: int) -> int:
-    if magic not in (MAGIC_V1, MAGIC_V2) or size < 91:
+def _skip(size: int, magic: int, offset: int, shift: int, end: int) -> int:
+    if magic not in (MAGIC_V1, MAGIC_V2) or size < 91 or offset + size > end:
         raise DispatchError(f"no record at {offset + shift}")
     return offset + size
 

@@ -1,0 +1,507 @@
+import errno
+import threading
+from pathlib import Path
+
+import pytest
+
+from store.checkpoint import Checkpoint
+from store.commitlog import CommitLog
+from store.disk import File, OsDisk
+from store.errors import OffsetOutOfRange, RecordTooLarge, StoreError, SyncFailed
+from store.record import BLANK, MAGIC_BLANK, encode_record
+from tests.store.make import new_log, record, sync
+
+SIZE = 1024
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> OsDisk:
+    return OsDisk(str(tmp_path))
+
+
+def put(log: CommitLog, data: bytes) -> int:
+    position = log.place(len(data))
+    log.write(position, data)
+    return position
+
+
+def raw(disk: OsDisk, start: int) -> bytes:
+    return disk.open(f"commitlog/{start:020d}").pread(0, SIZE)
+
+
+# -- placing and rolling ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", range(1, 1016, 97))
+def test_rolls_exactly_when_length_and_eight_do_not_fit(disk: OsDisk, first: int) -> None:
+    log = new_log(disk, SIZE)
+    assert put(log, b"a" * first) == 0
+    remaining = SIZE - first
+    if remaining > 8:
+        assert log.place(remaining - 8) == first
+    assert log.place(remaining - 7) == SIZE
+    put(log, b"b" * (remaining - 7))
+    assert log.read(first, 8) == BLANK.pack(remaining, MAGIC_BLANK)
+    assert log.read(SIZE, 5) == (b"b" * (remaining - 7))[:5]
+    assert log.max_offset == SIZE + remaining - 7
+    assert [s.start for s in log.segments()] == [0, SIZE]
+
+
+def test_a_segment_can_be_filled_to_the_last_eight(disk: OsDisk) -> None:
+    log = new_log(disk, SIZE)
+    put(log, b"a" * (SIZE - 8))
+    assert log.place(0) == SIZE - 8
+    assert log.place(1) == SIZE
+    put(log, b"b")
+    assert raw(disk, 0)[-8:] == BLANK.pack(8, MAGIC_BLANK)
+
+
+def test_too_large_for_any_segment(disk: OsDisk) -> None:
+    log = new_log(disk, SIZE)
+    with pytest.raises(RecordTooLarge):
+        log.place(SIZE - 7)
+    put(log, b"x")
+    with pytest.raises(RecordTooLarge):
+        log.place(SIZE - 7)
+    assert log.max_offset == 1
+
+
+def test_write_takes_no_other_position(disk: OsDisk) -> None:
+    log = new_log(disk, SIZE)
+    put(log, b"x" * 10)
+    for position in (0, 9, 11, SIZE + 1, 2 * SIZE):
+        with pytest.raises(AssertionError):
+            log.write(position, b"y")
+    with pytest.raises(AssertionError):
+        log.write(10, b"y" * (SIZE - 17))  # would leave no room for the blank record
+    log.write(SIZE, b"y")  # a follower writes where the leader's frame stands
+    assert log.read(10, 8) == BLANK.pack(SIZE - 10, MAGIC_BLANK)
+
+
+def test_write_many_is_one_after_the_other(disk: OsDisk) -> None:
+    log = new_log(disk, SIZE)
+    log.write_many(0, [b"ab", memoryview(b"cd"), b"e"])
+    assert log.read(0, 100) == b"abcde"
+
+
+# -- reading ------------------------------------------------------------------------------------
+
+
+def test_reads_end_at_segments_and_at_the_end(disk: OsDisk) -> None:
+    log = new_log(disk, SIZE)
+    put(log, b"a" * 1000)
+    put(log, b"b" * 100)
+    assert log.read(990, 5000) == b"a" * 10 + BLANK.pack(24, MAGIC_BLANK) + bytes(16)
+    assert log.read(SIZE, 5000) == b"b" * 100
+    assert log.read(log.max_offset, 5) == b""
+    for offset in (-1, log.max_offset + 1):
+        with pytest.raises(OffsetOutOfRange):
+            log.read(offset, 1)
+
+
+def test_record_at(disk: OsDisk) -> None:
+    log = new_log(disk, 1 << 16)
+    put(log, b"junk")
+    small = encode_record(record(physical_offset=4))
+    large = encode_record(record(physical_offset=4 + len(small), body=bytes(9000)))
+    elsewhere = encode_record(record(physical_offset=7))
+    put(log, small)
+    put(log, large)
+    wrong = put(log, elsewhere)
+    assert log.record_at(4) == small
+    assert log.record_at(4 + len(small)) == large
+    for offset in (-1, 0, 5, wrong, log.max_offset - 3, log.max_offset, 1 << 40):
+        assert log.record_at(offset) is None
+
+
+# -- opening ------------------------------------------------------------------------------------
+
+
+def test_opens_again_where_it_is_settled(disk: OsDisk) -> None:
+    log = new_log(disk, SIZE)
+    put(log, b"a" * 1000)
+    put(log, b"b" * 100)
+    log.close()
+    log = new_log(disk, SIZE)
+    assert not log.settled
+    assert (log.min_offset, log.max_offset) == (0, 2 * SIZE)
+    with pytest.raises(AssertionError):
+        log.write(log.max_offset, b"x")
+    log.settle(SIZE + 60)
+    assert log.max_offset == log.durable_offset == SIZE + 60
+    assert raw(disk, SIZE) == b"b" * 60 + bytes(SIZE - 60)
+    put(log, b"c")
+    assert log.read(SIZE + 59, 9) == b"bc"
+
+
+def test_settling_drops_later_segments(disk: OsDisk) -> None:
+    log = new_log(disk, SIZE)
+    for _ in range(4):
+        put(log, b"a" * 1000)
+    log.close()
+    log = new_log(disk, SIZE)
+    log.settle(700)
+    assert disk.listdir("commitlog") == [f"{0:020d}"]
+    assert raw(disk, 0) == b"a" * 700 + bytes(SIZE - 700)
+
+
+def test_open_finishes_a_short_last_segment_and_drops_a_stray_one(disk: OsDisk) -> None:
+    log = new_log(disk, SIZE)
+    put(log, b"a" * 1000)
+    put(log, b"b" * 100)
+    log.close()
+    disk.open(f"commitlog/{SIZE:020d}").truncate(5)
+    disk.open(f"commitlog/{3 * SIZE:020d}", allocate_bytes=SIZE)
+    log = new_log(disk, SIZE)
+    assert [s.start for s in log.segments()] == [0, SIZE]
+    assert log.read(SIZE, SIZE) == b"b" * 5 + bytes(SIZE - 5)
+
+
+@pytest.mark.parametrize("name", ["x", f"{5:020d}", f"{2 * SIZE:020d}"])
+def test_open_refuses_what_is_no_log(disk: OsDisk, name: str) -> None:
+    log = new_log(disk, SIZE)
+    put(log, b"a" * 10)
+    log.close()
+    disk.open(f"commitlog/{name}", allocate_bytes=SIZE).pwrite(0, b"data")
+    with pytest.raises(StoreError):
+        new_log(disk, SIZE)
+
+
+def test_begins_elsewhere(disk: OsDisk) -> None:
+    log = CommitLog(disk, "commitlog", SIZE)
+    log.open(start_offset=5 * SIZE)
+    assert put(log, b"x") == 5 * SIZE
+    assert log.min_offset == 5 * SIZE
+    assert disk.listdir("commitlog") == [f"{5 * SIZE:020d}"]
+
+
+# -- truncating and deleting ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("offset", [0, 1, 500, 1000, 1008, SIZE, SIZE + 5, 2 * SIZE, 2 * SIZE + 99])
+def test_truncate_leaves_only_zeros(disk: OsDisk, offset: int) -> None:
+    log = new_log(disk, SIZE)
+    for letter in (b"a", b"b"):
+        put(log, letter * 1000)
+    put(log, b"c" * 100)
+    before = log.read(0, SIZE) + log.read(SIZE, SIZE) + log.read(2 * SIZE, 100)
+    sync(log)
+    log.truncate(offset)
+    assert log.max_offset == log.durable_offset == offset
+    names = disk.listdir("commitlog")
+    content = b"".join(raw(disk, int(name)) for name in names)
+    assert content == before[:offset] + bytes(len(content) - offset)
+    put(log, b"d" * 10)
+    assert sync(log) == log.max_offset
+    with pytest.raises(OffsetOutOfRange):
+        log.truncate(log.max_offset + 1)
+
+
+def test_truncate_also_clears_what_a_failed_write_left(disk: OsDisk) -> None:
+    log = new_log(disk, SIZE)
+    put(log, b"a" * 100)
+    file = log._segments[-1].file
+    log._segments[-1].file = Failing(file, after_bytes=30)
+    with pytest.raises(OSError, match="full"):
+        log.write(100, b"b" * 60)
+    log._segments[-1].file = file
+    assert log.max_offset == 100
+    assert raw(disk, 0)[100:130] == b"b" * 30
+    log.truncate(100)
+    assert raw(disk, 0)[100:] == bytes(SIZE - 100)
+
+
+def test_delete_before_keeps_what_is_needed(disk: OsDisk) -> None:
+    log = new_log(disk, SIZE)
+    for _ in range(4):
+        put(log, b"a" * 1000)
+    assert log.delete_before(SIZE - 1) == 0
+    assert log.delete_before(2 * SIZE + 5) == 2
+    assert log.min_offset == 2 * SIZE
+    assert log.read(2 * SIZE, 3) == b"aaa"
+    with pytest.raises(OffsetOutOfRange):
+        log.read(SIZE, 1)
+    assert log.delete_before(1 << 40) == 1  # never the last
+    assert disk.listdir("commitlog") == [f"{3 * SIZE:020d}"]
+    assert sync(log) == log.max_offset
+
+
+# -- durability ---------------------------------------------------------------------------------
+
+
+class Failing:
+    """A file whose writes stop after so many bytes, or whose sync fails."""
+
+    def __init__(self, file: File, after_bytes: int | None = None) -> None:
+        self.file = file
+        self.after_bytes = after_bytes
+        self.size_bytes = file.size_bytes
+
+    def pwrite(self, offset: int, data: bytes | memoryview) -> None:
+        self.file.pwrite(offset, data[: self.after_bytes])
+        raise OSError(errno.ENOSPC, "full")
+
+    def sync(self) -> None:
+        raise OSError(errno.EIO, "broken")
+
+    def close(self) -> None:
+        self.file.close()
+
+
+class OrderDisk(OsDisk):
+    """Records the order of what matters for durability."""
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        self.order: list[tuple[str, str]] = []
+
+    def open(self, path: str, *, allocate_bytes: int | None = None) -> File:  # type: ignore[override]
+        return OrderFile(self, path, super().open(path, allocate_bytes=allocate_bytes))
+
+    def sync_directory(self, path: str) -> None:
+        self.order.append(("sync directory", path))
+        super().sync_directory(path)
+
+    def remove(self, path: str) -> None:
+        self.order.append(("remove", path[-4:]))
+        super().remove(path)
+
+
+class OrderFile:
+    def __init__(self, disk: OrderDisk, path: str, file: File) -> None:
+        self._order, self._name, self._file = disk.order, path[-4:], file
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._file, name)
+
+    def pwrite(self, offset: int, data: bytes | memoryview) -> None:
+        self._order.append(("write", self._name))
+        self._file.pwrite(offset, data)
+
+    def sync(self) -> None:
+        self._order.append(("sync", self._name))
+        self._file.sync()
+
+    def close(self) -> None:
+        self._order.append(("close", self._name))
+        self._file.close()
+
+
+def test_a_ticket_covers_every_dirty_segment_and_new_names(tmp_path: Path) -> None:
+    disk = OrderDisk(str(tmp_path))
+    log = new_log(disk, SIZE)
+    put(log, b"a" * 1000)
+    put(log, b"b" * 1000)
+    put(log, b"c" * 100)
+    disk.order.clear()
+    ticket = log.begin_sync()
+    assert ticket is not None
+    put(log, b"later")
+    assert log.durable_offset == 0
+    ticket.run()
+    assert disk.order == [
+        ("write", "2048"),  # "later"
+        ("sync", "0000"),
+        ("sync", "1024"),
+        ("sync", "2048"),
+        ("sync directory", "commitlog"),
+    ]
+    assert log.finish_sync(ticket) == 2 * SIZE + 100
+    disk.order.clear()
+    assert sync(log) == log.max_offset
+    assert disk.order == [("sync", "2048")]  # the others were done, no new name
+    assert log.begin_sync() is None
+
+
+def test_a_roll_after_begin_is_the_next_tickets(disk: OsDisk) -> None:
+    log = new_log(disk, SIZE)
+    put(log, b"a" * 1000)
+    ticket = log.begin_sync()
+    assert ticket is not None
+    put(log, b"b" * 100)
+    ticket.run()
+    assert log.finish_sync(ticket) == 1000
+    following = log.begin_sync()
+    assert following is not None
+    assert len(following.files) == 2  # the blank record came after the first ticket
+    assert following.directory == "commitlog"
+    following.run()
+    assert log.finish_sync(following) == log.max_offset
+
+
+def test_two_tickets_may_finish_in_any_order(disk: OsDisk) -> None:
+    log = new_log(disk, SIZE)
+    put(log, b"a" * 10)
+    first = log.begin_sync()
+    put(log, b"b" * 10)
+    second = log.begin_sync()
+    assert first is not None
+    assert second is not None
+    second.run()
+    assert log.finish_sync(second) == 20
+    first.run()
+    assert log.finish_sync(first) == 20
+
+
+def test_truncation_lowers_what_a_ticket_promises(disk: OsDisk) -> None:
+    log = new_log(disk, SIZE)
+    put(log, b"a" * 1000)
+    put(log, b"b" * 100)
+    ticket = log.begin_sync()
+    assert ticket is not None
+    log.truncate(500)
+    put(log, b"c" * 300)
+    ticket.run()  # its second file is unlinked by now, and still open
+    assert log.finish_sync(ticket) == 500
+    assert sync(log) == 800
+
+
+def test_a_removed_segment_is_closed_after_the_ticket(tmp_path: Path) -> None:
+    disk = OrderDisk(str(tmp_path))
+    log = new_log(disk, SIZE)
+    put(log, b"a" * 1000)
+    put(log, b"b" * 100)
+    ticket = log.begin_sync()
+    assert ticket is not None
+    log.truncate(500)
+    assert ("remove", "1024") in disk.order
+    assert ("close", "1024") not in disk.order
+    ticket.run()
+    log.finish_sync(ticket)
+    assert disk.order[-1] == ("close", "1024")
+
+
+def test_truncation_is_durable_before_it_returns(tmp_path: Path) -> None:
+    disk = OrderDisk(str(tmp_path))
+    mark = Checkpoint(disk, "checkpoint")
+    mark.open()
+    log = CommitLog(disk, "commitlog", SIZE, mark)
+    log.open()
+    put(log, b"a" * 1000)
+    put(log, b"b" * 100)
+    sync(log)
+    assert mark.durable_offset == log.durable_hint == SIZE + 100
+    disk.order.clear()
+    log.truncate(500)
+    assert disk.order == [
+        ("write", "oint"),
+        ("sync", "oint"),  # the mark is lowered first
+        ("remove", "1024"),
+        ("close", "1024"),
+        ("sync directory", "commitlog"),
+        ("write", "0000"),
+        ("sync", "0000"),
+    ]
+    assert mark.durable_offset == 500
+
+
+def test_a_failed_sync_is_final(disk: OsDisk) -> None:
+    log = new_log(disk, SIZE)
+    put(log, b"a" * 10)
+    file = log._segments[-1].file
+    log._segments[-1].file = log._dirty[0] = Failing(file)
+    ticket = log.begin_sync()
+    assert ticket is not None
+    with pytest.raises(OSError, match="broken"):
+        ticket.run()
+    log._segments[-1].file = log._dirty[0] = file  # the disk is well again: too late
+    with pytest.raises(SyncFailed):
+        log.finish_sync(ticket)
+    with pytest.raises(SyncFailed):
+        log.begin_sync()
+    assert log.durable_offset == 0
+
+
+# -- preparing ahead ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("zero_ahead", [False, True])
+def test_the_prepared_segment_is_used(tmp_path: Path, zero_ahead: bool) -> None:
+    disk = OrderDisk(str(tmp_path))
+    log = CommitLog(disk, "commitlog", SIZE, zero_ahead=zero_ahead)
+    log.open()
+    log.prepare_next()  # nothing to follow yet
+    put(log, b"a" * 10)
+    log.prepare_next()
+    log.prepare_next()
+    prepared = log._prepared
+    assert prepared is not None
+    assert disk.listdir("commitlog") == [f"{0:020d}", f"{SIZE:020d}"]
+    put(log, b"b" * 1010)
+    assert log._segments[-1] is prepared
+    ticket = log.begin_sync()
+    assert ticket is not None
+    assert ticket.directory is not None  # its name is not durable yet
+
+
+def test_a_prepared_segment_goes_with_a_truncation(disk: OsDisk) -> None:
+    log = new_log(disk, SIZE)
+    put(log, b"a" * 10)
+    log.prepare_next()
+    log.truncate(5)
+    assert disk.listdir("commitlog") == [f"{0:020d}"]
+    log.prepare_next()
+    log.close()
+    log = new_log(disk, SIZE)
+    assert len(log.segments()) == 2
+    log.settle(5)
+    assert len(log.segments()) == 1
+
+
+@pytest.mark.parametrize("zero_ahead", [False, True])
+@pytest.mark.parametrize("meanwhile", ["roll", "truncate"])
+def test_what_happens_while_it_is_prepared(
+    tmp_path: Path, zero_ahead: bool, meanwhile: str
+) -> None:
+    """The roll or the truncation comes between opening the file and offering it."""
+
+    class Slow(OsDisk):
+        def open(self, path: str, *, allocate_bytes: int | None = None) -> File:  # type: ignore[override]
+            file = super().open(path, allocate_bytes=allocate_bytes)
+            if threading.current_thread() is not threading.main_thread():
+                opened.set()
+                assert go_on.wait(10)
+            return file
+
+    opened, go_on = threading.Event(), threading.Event()
+    log = CommitLog(Slow(str(tmp_path)), "commitlog", SIZE, zero_ahead=zero_ahead)
+    log.open()
+    put(log, b"a" * 10)
+    thread = threading.Thread(target=log.prepare_next)
+    thread.start()
+    assert opened.wait(10)
+    put(log, b"b" * 1010)
+    if meanwhile == "truncate":
+        log.truncate(10)
+    go_on.set()
+    thread.join(10)
+    names = sorted(p.name for p in (tmp_path / "commitlog").iterdir())
+    if meanwhile == "roll":
+        assert log.read(SIZE, 2000) == b"b" * 1010
+        assert len(names) == 2
+    else:
+        assert names == [f"{0:020d}"]
+    assert log._prepared is None
+    position = put(log, b"c" * 1014)
+    path = tmp_path / "commitlog" / f"{position:020d}"  # not an unlinked file
+    assert path.read_bytes() == b"c" * 1014 + bytes(10)
+
+
+def test_a_full_disk_leaves_the_log_as_it_was(
+    disk: OsDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = new_log(disk, SIZE)
+    put(log, b"a" * 1000)
+    real = OsDisk.open
+
+    def full(self: OsDisk, path: str, *, allocate_bytes: int | None = None) -> File:
+        real(self, path).close()
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(OsDisk, "open", full)
+    with pytest.raises(OSError, match="full"):
+        put(log, b"b" * 100)
+    monkeypatch.undo()
+    assert log.max_offset == 1000
+    assert disk.listdir("commitlog") == [f"{0:020d}"]
+    assert put(log, b"b" * 100) == SIZE

@@ -30,6 +30,7 @@ from broker.housekeeping import Chore, Housekeeper
 from broker.processor import Processor
 from broker.pull import PullService
 from broker.queries import Queries, not_leader
+from broker.rates import SAMPLE_MS, Rates
 from broker.registration import Registrar
 from broker.roles import RoleView
 from broker.runtime import runtime_info
@@ -85,12 +86,14 @@ class Broker:
         self.failed: asyncio.Future[str] | None = None
         self._raft_socket = raft_socket
         self._wall_ms = wall_ms
-        self._clock_ms = clock_ms
+        self.clock_ms = clock_ms
         self._started = False
         self._creating_groups: set[str] = set()
         self._covered_index = 0  # frames up to here are in durable snapshots
         self._stopping = False
         self.boot_ms = wall_ms()
+        self.put_rates = Rates(clock_ms(), self._today())
+        self.get_rates = Rates(clock_ms(), self._today())
 
     # ---- life -----------------------------------------------------------------------------
 
@@ -197,7 +200,7 @@ class Broker:
             request_cut=lambda: self.engine.request_cut(),
             propose=self._propose_then,
             leader_address=lambda: self.roles.leader_address,
-            clock_ms=self._clock_ms,
+            clock_ms=self.clock_ms,
             wall_ms=self._wall_ms,
         )
         self.sends.stamp_ms = self.store.checkpoint.fields.logics_timestamp_ms
@@ -234,7 +237,7 @@ class Broker:
             commit_offset=self.commits.commit,
             ensure_group=lambda name: self._ensure_group(name, retry=False),
             leading=self._is_leading,
-            clock_ms=self._clock_ms,
+            clock_ms=self.clock_ms,
         )
         self._build_edges()
 
@@ -260,7 +263,7 @@ class Broker:
             self.commits,
             self._barrier,
             self._is_leading,
-            self._clock_ms,
+            self.clock_ms,
             self.store.config.hot_span_bytes,
         )
         admin = Admin(
@@ -289,21 +292,22 @@ class Broker:
             timeout_ms=config.register_broker_timeout_mills,
         )
         quick = [
-            Chore("holds", 0, lambda: self.pulls.holds.expire(self._clock_ms())),
+            Chore("holds", 0, lambda: self.pulls.holds.expire(self.clock_ms())),
             Chore("offset_commits", config.offset_commit_interval_ms, self.commits.flush),
             Chore("outcomes", max(50, config.outcome_timeout_ms // 10), self.sends.sweep),
             Chore(
                 "client_expiry",
                 max(100, config.client_expiry_ms // 12),
-                lambda: self.clients.expire(self._clock_ms()),
+                lambda: self.clients.expire(self.clock_ms()),
             ),
             Chore("disk_usage", 1_000, self._look_at_disk),
+            Chore("rates", SAMPLE_MS, self._sample_rates),
         ]
         slow = [
             Chore("snapshot", config.snapshot_interval_ms, self.write_snapshot),
             Chore("retention", 10_000, self._retain),
         ]
-        self._housekeeper = Housekeeper(self._clock_ms, quick, slow, self.fail)
+        self._housekeeper = Housekeeper(self.clock_ms, quick, slow, self.fail)
 
     def fail(self, reason: str) -> None:
         self.abandon(reason)
@@ -459,6 +463,14 @@ class Broker:
         ]
 
     # ---- chores ---------------------------------------------------------------------------
+
+    def _today(self) -> int:
+        return time.localtime(self._wall_ms() / 1000).tm_yday
+
+    def _sample_rates(self) -> None:
+        now_ms, today = self.clock_ms(), self._today()
+        self.put_rates.sample(now_ms, self.sends.put_count, today)
+        self.get_rates.sample(now_ms, self.pulls.get_count, today)
 
     def _look_at_disk(self) -> None:
         total, available = self.disk.usage()

@@ -18,6 +18,7 @@ def runtime_info(broker: Broker) -> dict[str, str]:
     total, available = broker.disk.usage()
     used = f"{1 - available / total:.4f}" if total else "0"
     now_ms = time.time_ns() // 1_000_000
+    clock_ms = broker.clock_ms()
     log = store.commitlog
     info = {
         "brokerVersionDesc": "V4_9_8",
@@ -29,12 +30,12 @@ def runtime_info(broker: Broker) -> dict[str, str]:
         "runtime": _duration(now_ms - broker.boot_ms),
         "msgPutTotalTodayNow": str(broker.sends.put_count),
         "msgGetTotalTodayNow": str(broker.pulls.get_count),
-        "msgPutTotalTodayMorning": "0",
-        "msgPutTotalYesterdayMorning": "0",
-        "msgGetTotalTodayMorning": "0",
-        "msgGetTotalYesterdayMorning": "0",
-        "putTps": "0.0 0.0 0.0",
-        "getTransferedTps": "0.0 0.0 0.0",
+        "msgPutTotalTodayMorning": str(broker.put_rates.at_midnight),
+        "msgPutTotalYesterdayMorning": str(broker.put_rates.at_midnight_before),
+        "msgGetTotalTodayMorning": str(broker.get_rates.at_midnight),
+        "msgGetTotalYesterdayMorning": str(broker.get_rates.at_midnight_before),
+        "putTps": broker.put_rates.text(clock_ms, broker.sends.put_count),
+        "getTransferedTps": broker.get_rates.text(clock_ms, broker.pulls.get_count),
         "commitLogMinOffset": str(log.min_offset),
         "commitLogMaxOffset": str(log.max_offset),
         "commitLogDiskRatio": used,

@@ -14,6 +14,7 @@ from broker.filters import parse_tags, subscription_from_json
 from broker.groups import SubscriptionGroup
 from broker.hold import HoldTable
 from broker.offsets import OffsetCommits
+from broker.rates import Rates
 from broker.state import (
     BrokerState,
     announce,
@@ -352,3 +353,15 @@ def test_gathered_commits_are_bounded_but_known_queues_may_go_on():
     assert commits.add("T", "g", 0, 7)
     assert commits.take(1) == [("T", "g", 0, 7)]
     assert commits.add("T", "g", 2, 1)
+
+
+def test_rates_over_three_windows_and_midnights():
+    rates = Rates(0, day=1)
+    for second in range(10, 700, 10):
+        rates.sample(second * 1000, second * 5, day=1)
+    assert rates.text(690_000, 3450) == "5.0 5.0 5.0"
+    assert rates.text(700_000, 3450 + 100) == "10.0 5.833333333333333 5.083333333333333"
+    rates.sample(700_000, 3550, day=2)
+    rates.sample(710_000, 3600, day=3)
+    assert (rates.at_midnight, rates.at_midnight_before) == (3600, 3550)
+    assert Rates(5, 1).text(5, 0) == "0.0 0.0 0.0"

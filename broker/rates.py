@@ -1,0 +1,42 @@
+"""How many messages came and went: totals since the start and at midnights, and recent rates. Pure.
+
+Names follow Apache's runtime info, whose totals also begin with the process.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+SAMPLE_MS = 10_000
+SAMPLES_MAX = 61  # ten minutes and the sample they begin with
+WINDOWS_MS = (10_000, 60_000, 600_000)
+
+
+class Rates:
+    """Of one running total. `sample` is called about every SAMPLE_MS."""
+
+    def __init__(self, now_ms: int, day: int) -> None:
+        """`day` is any number that changes at local midnight."""
+        self._samples: deque[tuple[int, int]] = deque([(now_ms, 0)], SAMPLES_MAX)
+        self._day = day
+        self.at_midnight = 0  # the total when today began
+        self.at_midnight_before = 0
+
+    def sample(self, now_ms: int, total: int, day: int) -> None:
+        self._samples.append((now_ms, total))
+        if day != self._day:
+            self._day = day
+            self.at_midnight_before, self.at_midnight = self.at_midnight, total
+
+    def text(self, now_ms: int, total: int) -> str:
+        """Messages a second over the last 10 s, minute and ten minutes, as Apache writes them."""
+        return " ".join(str(self._over(window, now_ms, total)) for window in WINDOWS_MS)
+
+    def _over(self, window_ms: int, now_ms: int, total: int) -> float:
+        """From the latest sample at least `window_ms` old, or the oldest there is."""
+        since_ms, before = self._samples[0]
+        for sampled_ms, sampled in self._samples:
+            if sampled_ms > now_ms - window_ms:
+                break
+            since_ms, before = sampled_ms, sampled
+        return (total - before) * 1000 / max(1, now_ms - since_ms)

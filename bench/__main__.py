@@ -26,10 +26,11 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.wire import LoadResult, run_load
-from client import Message, Producer, PushConsumer
+from client import ConsumeFrom, ConsumerConfig, Message, Producer, PullConfig, PushConsumer
 
 TOPIC = "Bench"
 QUEUES = 4
+CONSUME_TIMEOUT_S = 120
 
 
 def mqcluster(*arguments: str) -> str:
@@ -42,7 +43,7 @@ def mqcluster(*arguments: str) -> str:
 
 
 def processes(directory: str) -> list[dict[str, Any]]:
-    found = json.loads(mqcluster("status", "--dir", directory, "--json"))["processes"]
+    found = json.loads(mqcluster("status", "--dir", directory, "--json"))["nodes"]
     assert isinstance(found, list)
     return found
 
@@ -95,13 +96,13 @@ async def consume(namesrv: str, expected: int) -> float:
         if seen >= expected and not done.done():
             done.set_result(seen / (time.perf_counter() - first))
 
-    group = f"bench-{time.time_ns()}"
-    async with PushConsumer(
-        group, namesrv, consume_from="FIRST", consume_batch_size=32, pull_batch_size=32
-    ) as consumer:
-        consumer.subscribe(TOPIC, "*")
-        consumer.set_listener(listener)
-        return await asyncio.wait_for(done, 120)
+    config = ConsumerConfig(
+        consume_from=ConsumeFrom.FIRST_OFFSET, pull=PullConfig(consume_batch_size=32)
+    )
+    consumer = PushConsumer(f"bench-{time.time_ns()}", namesrv, listener, config=config)
+    consumer.subscribe(TOPIC)
+    async with consumer:
+        return await asyncio.wait_for(done, CONSUME_TIMEOUT_S)
 
 
 class Bench:
@@ -167,7 +168,7 @@ class Bench:
             settings = ("--set", f"flushDiskType={flush}", "--set", "defaultTopicQueueNums=4")
             mqcluster("up", "--dir", directory, *settings)
             found = processes(directory)
-            (namesrv,) = [p["address"] for p in found if p["role"] == "namesrv"]
+            (namesrv,) = [p["address"] for p in found if p["kind"] == "namesrv"]
             (leader,) = [p["address"] for p in found if p["role"] == "leader"]
             await self.sends(flush, leader, namesrv)
             if flush == "ASYNC_FLUSH":

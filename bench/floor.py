@@ -10,6 +10,7 @@ import asyncio
 import re
 import struct
 import sys
+from typing import cast
 
 import uvloop
 
@@ -19,8 +20,7 @@ _OPAQUE = re.compile(rb'"opaque":(\d+)')
 
 class _Canned(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
         self._buffer = b""
 
     def data_received(self, data: bytes) -> None:

@@ -14,9 +14,11 @@ import struct
 import time
 from array import array
 from dataclasses import dataclass
+from typing import cast
 
 _LENGTHS = struct.Struct(">ii")
 _RESPONSE = re.compile(rb'"code":(-?\d+).*?"opaque":(\d+)', re.S)
+_PROPERTIES = b"UNIQ_KEY\\u0001%016X%016X\\u0002WAIT\\u0001true\\u0002"  # as JSON writes them
 _ITEM = struct.Struct(">iiiii")
 
 
@@ -46,10 +48,10 @@ class _Load(asyncio.Protocol):
         self._batch = batch
         code = 320 if batch else 310
         flag_m = "true" if batch else "false"
-        self._header = (
-            '{"code":%d,"extFields":{"a":"bench","b":"%s","c":"TBW102","d":"4","e":"%%d","f":"0",'
-            '"g":"%%d","h":"0","i":"%%s","j":"0","k":"false","m":"%s"},"flag":0,"language":"JAVA",'
-            '"opaque":%%d,"serializeTypeCurrentRPC":"JSON","version":479}' % (code, topic, flag_m)
+        self._header = (  # a template: queue, born time, properties, opaque are filled in
+            f'{{"code":{code},"extFields":{{"a":"bench","b":"{topic}","c":"TBW102","d":"4",'
+            f'"e":"%d","f":"0","g":"%d","h":"0","i":"%b","j":"0","k":"false","m":"{flag_m}"}},'
+            '"flag":0,"language":"JAVA","opaque":%d,"serializeTypeCurrentRPC":"JSON","version":479}'
         ).encode()
         self._body = body
         self._items = b""
@@ -73,8 +75,7 @@ class _Load(asyncio.Protocol):
         return head + body + struct.pack(">h", len(properties)) + properties
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.done.done():
@@ -89,9 +90,7 @@ class _Load(asyncio.Protocol):
         now_ms = time.time_ns() // 1_000_000
         payload = self._items or self._body
         for opaque in range(self._sent, self._sent + number):
-            unique = b"" if self._batch else b"UNIQ_KEY\\u0001%016X%016X\\u0002WAIT\\u0001true\\u0002"
-            if not self._batch:
-                unique %= (self._salt, opaque)
+            unique = b"" if self._batch else _PROPERTIES % (self._salt, opaque)
             header = self._header % (opaque % self._queues, now_ms, unique, opaque)
             out.append(_LENGTHS.pack(4 + len(header) + len(payload), len(header)))
             out.append(header)

@@ -62,7 +62,7 @@ class Jvm:
     def __init__(self, properties: dict[str, str] | None = None) -> None:
         (py4j_jar,) = glob.glob(str(PYSPARK_JARS / "py4j-*.jar"))
         options = [f"-D{name}={value}" for name, value in (properties or {}).items()]
-        self._log = open(os.devnull, "wb")  # noqa: SIM115 - lives as long as the JVM
+        self._log = open(os.devnull, "wb")
         port, self.process = launch_gateway(
             jarpath=py4j_jar,
             classpath=os.pathsep.join(fetch_jars()),

@@ -1,0 +1,244 @@
+"""The official Java client, unmodified, against a Raft group of three real processes."""
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client import BlockingProducer, Message
+from tests.interop.jvm import Jvm
+
+WAIT_S = 60  # a bound against hanging, not an expectation
+
+
+def mqcluster(*arguments: str) -> str:
+    result = subprocess.run(
+        [sys.executable, "-m", "chaos.cluster_cli", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+class Cluster:
+    def __init__(self, directory: Path) -> None:
+        self.directory = str(directory)
+        mqcluster(
+            *("up", "--dir", self.directory, "--set", "mappedFileSizeCommitLog=16777216"),
+        )
+        (self.namesrv,) = [p["address"] for p in self.status() if p["kind"] == "namesrv"]
+
+    def status(self) -> list[dict[str, Any]]:
+        answer = json.loads(mqcluster("status", "--dir", self.directory, "--json"))
+        processes = answer["nodes"]
+        assert isinstance(processes, list)
+        return processes
+
+    def leader(self) -> dict[str, Any]:
+        (leader,) = [p for p in self.status() if p["role"] == "leader"]
+        return leader
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path_factory.mktemp("interop"))
+    yield cluster
+    mqcluster("down", "--dir", cluster.directory)
+
+
+class Listener:
+    """A Java MessageListenerConcurrently; keeps what it was given."""
+
+    def __init__(self, jvm: Jvm) -> None:
+        status = jvm.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus
+        self._success = status.CONSUME_SUCCESS
+        self.received: list[tuple[str, str, str, bytes]] = []
+        self._changed = threading.Condition()
+
+    def consumeMessage(self, messages: Any, context: Any) -> Any:
+        del context
+        with self._changed:
+            for m in messages:
+                row = (m.getTopic(), m.getTags(), m.getKeys(), bytes(m.getBody()))
+                self.received.append(row)
+            self._changed.notify_all()
+        return self._success
+
+    def wait_for(self, done: Callable[[], bool]) -> None:
+        with self._changed:
+            assert self._changed.wait_for(done, WAIT_S), f"{len(self.received)} received"
+
+    class Java:
+        implements = ("org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently",)
+
+
+class Callback:
+    """A Java SendCallback."""
+
+    def __init__(self) -> None:
+        self.results: list[Any] = []
+        self.errors: list[str] = []
+
+    def onSuccess(self, result: Any) -> None:
+        self.results.append(result.getSendStatus().toString())
+
+    def onException(self, error: Any) -> None:
+        self.errors.append(error.toString())
+
+    class Java:
+        implements = ("org.apache.rocketmq.client.producer.SendCallback",)
+
+
+def push_consumer(
+    jvm: Jvm, cluster: Cluster, group: str, topic: str, expression: str
+) -> tuple[Any, Listener]:
+    consumer = jvm.rocketmq.client.consumer.DefaultMQPushConsumer(group)
+    consumer.setNamesrvAddr(cluster.namesrv)
+    consumer.setInstanceName(f"{group}-{id(consumer)}")
+    consumer.setPollNameServerInterval(1000)
+    consumer.setAwaitTerminationMillisWhenShutdown(5000)  # what is consumed is committed, too
+    where = jvm.rocketmq.common.consumer.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
+    consumer.setConsumeFromWhere(where)
+    consumer.subscribe(topic, expression)
+    listener = Listener(jvm)
+    consumer.registerMessageListener(listener)
+    consumer.start()
+    return consumer, listener
+
+
+def test_java_sends_and_java_consumes(jvm: Jvm, cluster: Cluster) -> None:
+    producer = jvm.producer("pg-java", cluster.namesrv)
+    try:
+        offsets: dict[int, list[int]] = {}
+        for n in range(40):
+            tag = "TagA" if n % 2 else "TagB"
+            result = producer.send(jvm.message("JavaJava", tag, f"k{n}", b"body-%d" % n))
+            assert result.getSendStatus().toString() == "SEND_OK"
+            queue = result.getMessageQueue().getQueueId()
+            offsets.setdefault(queue, []).append(result.getQueueOffset())
+        for queue_offsets in offsets.values():
+            assert queue_offsets == list(range(len(queue_offsets)))
+        last = result.getOffsetMsgId()
+
+        batch = jvm.gateway.jvm.java.util.ArrayList()
+        for n in range(40, 50):
+            batch.add(jvm.message("JavaJava", "TagA", f"k{n}", b"body-%d" % n))
+        assert producer.send(batch).getSendStatus().toString() == "SEND_OK"
+
+        callback = Callback()
+        producer.send(jvm.message("JavaJava", "TagA", "k50", b"body-50"), callback)
+        producer.sendOneway(jvm.message("JavaJava", "TagA", "k51", b"body-51"))
+
+        consumer, listener = push_consumer(jvm, cluster, "cg-java-a", "JavaJava", "TagA")
+        try:
+            wanted = {f"k{n}" for n in range(52) if n % 2 or n >= 40}
+            listener.wait_for(lambda: {row[2] for row in listener.received} >= wanted)
+        finally:
+            consumer.shutdown()
+        assert {row[1] for row in listener.received} == {"TagA"}
+        for _, _, key, body in listener.received:
+            assert body == b"body-" + key[1:].encode()
+        assert callback.results == ["SEND_OK"]
+        assert callback.errors == []
+
+        seen = producer.viewMessage("JavaJava", last)
+        assert bytes(seen.getBody()) == b"body-39"
+        assert seen.getKeys() == "k39"
+    finally:
+        producer.shutdown()
+
+
+def test_java_consumer_resumes_where_it_committed(jvm: Jvm, cluster: Cluster) -> None:
+    producer = jvm.producer("pg-resume", cluster.namesrv)
+    try:
+        for n in range(20):
+            producer.send(jvm.message("Resume", "T", f"first-{n}", b"x"))
+        consumer, listener = push_consumer(jvm, cluster, "cg-resume", "Resume", "*")
+        listener.wait_for(lambda: len({row[2] for row in listener.received}) == 20)
+        consumer.shutdown()  # commits its offsets
+        for n in range(20):
+            producer.send(jvm.message("Resume", "T", f"second-{n}", b"x"))
+        again, listener = push_consumer(jvm, cluster, "cg-resume", "Resume", "*")
+        second = {f"second-{n}" for n in range(20)}
+        listener.wait_for(lambda: {row[2] for row in listener.received} >= second)
+        again.shutdown()
+        assert {row[2] for row in listener.received} == second
+    finally:
+        producer.shutdown()
+
+
+def test_we_send_and_java_consumes(jvm: Jvm, cluster: Cluster) -> None:
+    big = b"0123456789abcdef" * 1024  # above 4096 bytes: our producer compresses it
+    with BlockingProducer("pg-python", cluster.namesrv) as producer:
+        for n in range(10):
+            body = big if n == 9 else b"python-%d" % n
+            producer.send(Message("PythonJava", body, tags="P", keys=f"k{n}"))
+    consumer, listener = push_consumer(jvm, cluster, "cg-python", "PythonJava", "P")
+    try:
+        listener.wait_for(lambda: len({row[2] for row in listener.received}) == 10)
+    finally:
+        consumer.shutdown()
+    bodies = {key: body for _, _, key, body in listener.received}
+    assert bodies["k9"] == big
+    assert bodies["k3"] == b"python-3"
+
+
+def test_java_with_binary_headers(cluster: Cluster) -> None:
+    binary = Jvm({"rocketmq.serialize.type": "ROCKETMQ"})
+    try:
+        producer = binary.producer("pg-binary", cluster.namesrv)
+        result = producer.send(binary.message("BinaryHeaders", "T", "k", b"binary"))
+        assert result.getSendStatus().toString() == "SEND_OK"
+        consumer, listener = push_consumer(binary, cluster, "cg-binary", "BinaryHeaders", "*")
+        listener.wait_for(lambda: len(listener.received) == 1)
+        consumer.shutdown()
+        producer.shutdown()
+    finally:
+        binary.close()
+
+
+def test_java_survives_the_death_of_the_leader(jvm: Jvm, cluster: Cluster) -> None:
+    """Every send that Java was told is SEND_OK is consumed, over a kill -9 of the leader."""
+    producer = jvm.rocketmq.client.producer.DefaultMQProducer("pg-failover")
+    producer.setNamesrvAddr(cluster.namesrv)
+    producer.setPollNameServerInterval(1000)
+    producer.setRetryTimesWhenSendFailed(5)
+    producer.setInstanceName("pg-failover")
+    producer.start()
+    consumer, listener = push_consumer(jvm, cluster, "cg-failover", "Failover", "*")
+    acknowledged = set()
+    killed = ""
+    try:
+        deadline = time.monotonic() + WAIT_S
+        n = 0
+        after = 0
+        while after < 50 and time.monotonic() < deadline:
+            if n == 50:
+                leader = cluster.leader()
+                killed = leader["name"]
+                mqcluster("kill", "--dir", cluster.directory, "leader")
+            try:
+                result = producer.send(jvm.message("Failover", "T", f"k{n}", b"x"))
+            except Exception:  # what Java throws while there is no leader: not acknowledged
+                time.sleep(0.05)
+            else:
+                assert result.getSendStatus().toString() == "SEND_OK"
+                acknowledged.add(f"k{n}")
+                after += n > 50
+            n += 1
+        assert after == 50
+        listener.wait_for(lambda: {row[2] for row in listener.received} >= acknowledged)
+        assert cluster.leader()["name"] != killed
+    finally:
+        consumer.shutdown()
+        producer.shutdown()
+        if killed:
+            mqcluster("start", "--dir", cluster.directory, killed)

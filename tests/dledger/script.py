@@ -107,7 +107,7 @@ class Script:
             return
         self.lines += events if events is not None else self.group.work()
 
-    # -- the group ----------------------------------------------------------------------------
+    # -- the group --------------------------------------------------------------------------------
 
     def do_nodes(self, *words: str) -> None:
         names = [word for word in words if "=" not in word]
@@ -130,7 +130,7 @@ class Script:
     def do_run(self, ms: str) -> list[str]:
         return self.group.run(float(ms))
 
-    # -- messages -----------------------------------------------------------------------------
+    # -- messages ---------------------------------------------------------------------------------
 
     def _first(self, link: str) -> int:
         sender, to = link.split("->")
@@ -233,7 +233,7 @@ class Script:
     def do_stepdown(self, name: str) -> None:
         self.group[name].core.step_down("its disk failed")
 
-    # -- looking ------------------------------------------------------------------------------------
+    # -- looking ----------------------------------------------------------------------------------
 
     def do_queue(self) -> list[str]:
         return [describe(message) for message in self.group.queue]

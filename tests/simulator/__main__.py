@@ -28,7 +28,8 @@ def main() -> int:
     totals: Counter[str] = Counter()
     failed = 0
     with ProcessPoolExecutor(arguments.jobs) as pool:
-        for seed, (numbers, failure) in zip(seeds, pool.map(play, seeds, chunksize=10), strict=True):
+        played = pool.map(play, seeds, chunksize=10)
+        for seed, (numbers, failure) in zip(seeds, played, strict=True):
             totals.update(numbers)
             if failure:
                 failed += 1

@@ -49,7 +49,7 @@ class Checker:
             f"replay: python -m tests.simulator --verbose {world.seed}"
         )
 
-    # -- logs -----------------------------------------------------------------------------------
+    # -- logs -------------------------------------------------------------------------------------
 
     def started(self, node: SimNode) -> None:
         """A recovered log is made of frames that somebody wrote."""
@@ -91,7 +91,7 @@ class Checker:
         if from_index <= node.applied:
             self.fail(f"{node.name} cuts {from_index}, applied up to {node.applied}")
 
-    # -- roles ----------------------------------------------------------------------------------
+    # -- roles ------------------------------------------------------------------------------------
 
     def role_changed(self, node: SimNode, event: RoleEvent) -> None:
         if event.role is not Role.LEADER:
@@ -133,13 +133,13 @@ class Checker:
 
     def _holds_durably(self, node: SimNode, frame: Frame) -> bool:
         """Ground truth: the bytes are on the platter (or in the page cache, with async flush)."""
-        return node.disk.holds(frame.data, durable=self._world.profile.durable)
+        return node.holds(frame, durable=self._world.profile.durable)
 
     def read(self, node: SimNode, acked_before: int, applied: int) -> None:
         if applied < acked_before:
             self.fail(f"stale read at {node.name}: sees {applied}, acknowledged {acked_before}")
 
-    # -- every event --------------------------------------------------------------------------------
+    # -- every event ------------------------------------------------------------------------------
 
     def after_event(self, node: SimNode) -> None:
         core = node.core

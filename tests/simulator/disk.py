@@ -3,7 +3,8 @@
 Every write goes to the page cache (`data`) and onto a list of what is not durable yet. `sync`
 moves a file's list into `durable`; `sync_directory` does the same for names. A process kill loses
 nothing. A power cut decides for every unsynced write by itself whether it is dropped, kept or
-torn at a random byte, and applies the kept ones in random order; names likewise.
+torn at a random byte, and applies the kept ones in random order. Changes of names survive up to
+a random one of them: file systems journal them in order.
 
 `crash_after(n)` makes the n-th operation from now raise SimCrash *instead of* happening (a write
 may happen in part first), so that crashes fall between any two operations of one step.
@@ -23,7 +24,8 @@ class SimCrash(BaseException):
 
 
 class SimInode:
-    """One file's bytes. A pending change is (number, offset, bytes) or (number, ALLOCATED, size)."""
+    """One file's bytes. A pending change is (number, offset, bytes), or of the size only:
+    (number, ALLOCATED, size)."""
 
     __slots__ = ("data", "durable", "pending")
 
@@ -101,7 +103,9 @@ class SimFile:
         try:
             number = self._operation()
         except SimCrash:
-            self._change(self._disk.operations, offset, content[: self._disk.rng.randrange(len(content) + 1)])
+            if len(content) > WHOLE_BYTES:
+                done = self._disk.rng.randrange(len(content) + 1)
+                self._change(self._disk.operations, offset, content[:done])
             raise
         self._change(number, offset, content)
 
@@ -140,7 +144,7 @@ class SimDisk:
         self._pending: list[tuple[str, str, str | SimInode | None]] = []
         self._directories: set[str] = {""}
 
-    # -- the simulator's side -----------------------------------------------------------------
+    # -- the simulator's side ---------------------------------------------------------------------
 
     def operation(self) -> int:
         """Count one operation; raise SimCrash if the process is to die here."""
@@ -164,9 +168,8 @@ class SimDisk:
     def lose_power(self) -> None:
         """Decide what of the unsynced survives."""
         self.kill_process()
-        for kind, path, other in self._pending:
-            if self.rng.random() < 0.5:
-                continue
+        # Names are journalled: what survives is the beginning of what was done to them.
+        for kind, path, other in self._pending[: self.rng.randint(0, len(self._pending))]:
             self._settle(kind, path, other)
         self._pending.clear()
         for inode in {id(i): i for i in self._names.values()}.values():
@@ -187,13 +190,15 @@ class SimDisk:
             self._durable_names.pop(source, None)
             self._durable_names[target] = other
 
-    def holds(self, content: bytes, durable: bool) -> bool:
-        """Whether these bytes are in some file: what a power cut leaves for sure if `durable`."""
-        if durable:
-            return any(content in inode.durable for inode in self._durable_names.values())
-        return any(content in inode.data for inode in self._names.values())
+    def holds(self, path: str, offset: int, content: bytes, durable: bool) -> bool:
+        """Whether these bytes are in that file: what a power cut leaves for sure if `durable`."""
+        inode = (self._durable_names if durable else self._names).get(path)
+        if inode is None:
+            return False
+        data = inode.durable if durable else inode.data
+        return data[offset : offset + len(content)] == content
 
-    # -- Disk -----------------------------------------------------------------------------------
+    # -- Disk -------------------------------------------------------------------------------------
 
     def open(self, path: str, *, allocate_bytes: int | None = None) -> SimFile:
         inode = self._names.get(path)

@@ -56,7 +56,8 @@ class FaultPlan:
             fault()
 
     def schedule(self) -> None:
-        self._world.after(self._every_ms * 3 * self._world.rng.random() + 4 * self._world.unit_ms, self._strike)
+        world = self._world
+        world.after(4 * world.unit_ms + self._every_ms * 3 * world.rng.random(), self._strike)
 
     def _strike(self) -> None:
         world = self._world
@@ -67,7 +68,7 @@ class FaultPlan:
         world.note(f"fault {fault.__name__}")
         fault()
 
-    # -- who ------------------------------------------------------------------------------------
+    # -- who --------------------------------------------------------------------------------------
 
     def _anybody(self) -> SimNode:
         return self._world.rng.choice(list(self._world.nodes.values()))
@@ -142,7 +143,7 @@ class FaultPlan:
         node.slow_sync = self._world.rng.choice((5.0, 50.0))
         self._world.after(self._soon(), setattr, node, "slow_sync", 1.0)
 
-    # -- links --------------------------------------------------------------------------------------
+    # -- links ------------------------------------------------------------------------------------
 
     def _isolate(self) -> None:
         self._isolate_node(self._victim().name)
@@ -182,7 +183,7 @@ class FaultPlan:
                 world.tell_closed(about, to)
                 world.after(10.0 * world.rng.random(), world.tell_opened, about, to)
 
-    # -- leadership -----------------------------------------------------------------------------------
+    # -- leadership -------------------------------------------------------------------------------
 
     def _transfer(self) -> None:
         leader = self._leader()

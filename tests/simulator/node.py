@@ -47,7 +47,7 @@ class SimNode:
         self._tick_at = 0.0
         self._syncing = False
 
-    # -- life -----------------------------------------------------------------------------------
+    # -- life -------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Boot: recover the log, load term and vote, build the core."""
@@ -173,7 +173,7 @@ class SimNode:
         self.core.tick(self.world.now_ms)
         self._work()
 
-    # -- clients ------------------------------------------------------------------------------------
+    # -- clients ----------------------------------------------------------------------------------
 
     def propose(self, payload: bytes) -> None:
         core = self.core
@@ -201,7 +201,7 @@ class SimNode:
         self.core.read_index(self._token)
         self._work()
 
-    # -- the shell ------------------------------------------------------------------------------------
+    # -- the shell --------------------------------------------------------------------------------
 
     def _work(self) -> None:
         """Perform everything that is ready; die here if the disk says so."""
@@ -288,7 +288,7 @@ class SimNode:
                 still.append((token, index))
         self._confirmed = still
 
-    # -- durability -------------------------------------------------------------------------------------
+    # -- durability -------------------------------------------------------------------------------
 
     def _start_sync(self) -> None:
         if not self.world.profile.durable:
@@ -327,6 +327,12 @@ class SimNode:
         if index is not None:
             self.core.durable(index)
         self._work()
+
+    def holds(self, frame: Frame, durable: bool) -> bool:
+        """Whether the frame's bytes stand in the file, read past everything of ours."""
+        at = frame.position % SEGMENT_SIZE_BYTES
+        path = f"commitlog/{frame.position - at:020d}"
+        return self.disk.holds(path, at, frame.data, durable)
 
     def __str__(self) -> str:
         if not self.up:

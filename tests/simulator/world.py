@@ -108,7 +108,7 @@ class World:
         self.acknowledged_before_healing = 0
         self.reads = 0
 
-    # -- time ---------------------------------------------------------------------------------
+    # -- time -------------------------------------------------------------------------------------
 
     def at(self, when_ms: float, action: Callable[..., None], *arguments: Any) -> None:
         self._sequence += 1
@@ -131,7 +131,7 @@ class World:
         if self.trace is not None:
             self.trace(f"{self.now_ms:9.2f} {text}")
 
-    # -- the plan ------------------------------------------------------------------------------
+    # -- the plan ---------------------------------------------------------------------------------
 
     def run(self) -> dict[str, int]:
         """Play the seed. Raises at the first broken promise."""
@@ -181,7 +181,7 @@ class World:
             node.applied == commit for node in self.nodes.values()
         )
 
-    # -- clients --------------------------------------------------------------------------------
+    # -- clients ----------------------------------------------------------------------------------
 
     def _client(self) -> None:
         """Propose and read at whoever claims to lead; there may be two of them."""
@@ -197,7 +197,7 @@ class World:
                 if node.up and self.rng.random() < 0.5:
                     node.read()
 
-    # -- network ---------------------------------------------------------------------------------
+    # -- network ----------------------------------------------------------------------------------
 
     def send(self, message: Message) -> None:
         """Deliver later, more than once, out of order, or not at all."""

@@ -285,33 +285,16 @@ def frame_checks(tables: Tables) -> Iterator[Check]:
         ),
         ("frame_index",),
     )
-    yield _record_counts(tables, frames)
-
-
-def _record_counts(tables: Tables, frames: DataFrame) -> Check:
-    """Frames of messages whose payload does not hold as many records as the header says.
-
-    Each record belongs to the last frame before it. Only frames that end below the limit count:
-    behind it a frame may be torn.
-    """
-    in_store = Window.partitionBy("store").orderBy("position")
-    items = tables.items.where(
-        F.col("kind").isin(int(ItemKind.FRAME), int(ItemKind.RECORD))
-    ).select("store", "kind", "position")
-    frame_position = F.when(F.col("kind") == int(ItemKind.FRAME), F.col("position"))
-    counted = (
-        items.withColumn("frame", F.last(frame_position, ignorenulls=True).over(in_store))
-        .groupBy("store", F.col("frame").alias("position"))
-        .agg((F.count("*") - 1).alias("found"))
+    whole = frame_end() <= tables.limits.of("limit")  # behind the limit a frame may be torn
+    yield Check(
+        "frame_records",
+        "frames that hold more or fewer records than they say",
+        True,
+        frames.where(whole & (F.col("records_found") != F.col("record_count"))).select(
+            "store", "position", "frame_index", "record_count", "records_found"
+        ),
+        ("store", "position"),
     )
-    rows = (
-        frames.where(frame_end() <= tables.limits.of("limit"))
-        .join(counted, ["store", "position"])
-        .where(F.col("found") != F.col("record_count"))
-        .select("store", "position", "frame_index", "record_count", "found")
-    )
-    title = "frames that hold more or fewer records than they say"
-    return Check("frame_records", title, True, rows, ("store", "position"))
 
 
 def queue_index_checks(tables: Tables) -> Iterator[Check]:

@@ -70,6 +70,9 @@ def start(cores: int, scratch: Path) -> SparkSession:
         "spark.sql.warehouse.dir": str(scratch / "warehouse"),
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": str(2 * cores),
+        # Adaptive plans launch a job per shuffle; the tables here are small and even.
+        "spark.sql.adaptive.enabled": "false",
+        "spark.sql.files.maxPartitionBytes": "16m",  # one history file keeps every core busy
         "spark.sql.parquet.compression.codec": "lz4",  # staged once, read a few times
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",

@@ -6,6 +6,7 @@ here holds messages on the driver.
 
 import json
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +28,6 @@ _IDENTITY = (
     "body_crc",
     "tags_code",
     "sysflag",
-    "born_timestamp",
     "store_timestamp",
 )
 
@@ -66,15 +66,23 @@ def stage(
         frame.write.parquet(path)
         return spark.read.schema(frame.schema).parquet(path)
 
-    directories = json.dumps(dict(stores))
-    items = staged(spark.read.format("rocketmq_log").option("stores", directories).load(), "items")
-    units = staged(
-        spark.read.format("rocketmq_queue").option("stores", directories).load(), "units"
-    )
-    limits = find_limits(items, stores)
-    log = staged(_log(items, limits), "log")
-    events = staged(history.read_events(spark, history_path), "events")
-    sends = staged(history.sends(events), "sends")
+    def stores_staged() -> tuple[DataFrame, DataFrame, Limits, DataFrame]:
+        directories = json.dumps(dict(stores))
+        reader = spark.read.option("stores", directories)
+        items = staged(reader.format("rocketmq_log").load(), "items")
+        units = staged(reader.format("rocketmq_queue").load(), "units")
+        limits = find_limits(items, stores)
+        return items, units, limits, staged(_log(items, limits), "log")
+
+    def history_staged() -> tuple[DataFrame, DataFrame]:
+        events = staged(history.read_events(spark, history_path), "events")
+        return events, staged(history.sends(events), "sends")
+
+    # The logs are parsed by Python workers, the history by the JVM: together they fill two cores.
+    with ThreadPoolExecutor(2) as pool:
+        of_stores, of_history = pool.submit(stores_staged), pool.submit(history_staged)
+        items, units, limits, log = of_stores.result()
+        events, sends = of_history.result()
     ledger = staged(_ledger(log, sends, topic), "ledger")
     return Tables(spark, stores, topic, limits, items, units, log, events, sends, ledger)
 

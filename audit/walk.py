@@ -183,7 +183,7 @@ def _record_shape(data: memoryview, at: int, size: int, magic: int) -> bool:
         body_at += longer * (bool(sysflag & SYSFLAG_BORN_IPV6) + bool(sysflag & SYSFLAG_STORE_IPV6))
     body_length = _INT.unpack_from(data, body_at - 4)[0]
     topic_at = body_at + body_length
-    if body_length < 0 or topic_at + 4 > limit:
+    if body_length < 0 or topic_at + 3 > limit:
         return False
     if magic == RECORD_MAGIC_V1:
         properties_at = topic_at + 1 + data[topic_at]

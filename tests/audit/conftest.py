@@ -1,0 +1,49 @@
+"""One Spark session for all of tests/audit; what third parties warn about is excused here alone."""
+
+import tarfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from audit.session import session
+
+# py4j and pyspark leave their sockets to the garbage collector.
+EXCUSED = [
+    "ignore:unclosed <socket:ResourceWarning",
+    "ignore:subprocess .* is still running:ResourceWarning",
+]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            for excuse in EXCUSED:
+                item.add_marker(pytest.mark.filterwarnings(excuse))
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """Small data: one shuffle partition, and no code generated and compiled per query."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        with session() as running:
+            running.conf.set("spark.sql.shuffle.partitions", "1")
+            running.conf.set("spark.sql.codegen.wholeStage", "false")
+            running.conf.set("spark.sql.codegen.factoryMode", "NO_CODEGEN")
+            yield running
+
+
+FIXTURES = Path(__file__).parent.parent / "fixtures"
+
+
+@pytest.fixture(scope="session")
+def apache_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A classic store as Apache RocketMQ 5.3.3 left it, unpacked."""
+    directory = tmp_path_factory.mktemp("apache")
+    with tarfile.open(FIXTURES / "apache-5.3.3-async-master.tar.xz") as archive:
+        archive.extractall(directory, filter="data")
+    return directory / "store"

@@ -161,15 +161,15 @@ def first_difference(left: str, right: str, start: int, end: int) -> int | None:
 
 
 def read_positions(store: str, start: int, end: int) -> bytes:
-    """Log positions [start, end) of a store; shorter if the store ends before."""
-    parts = []
+    """Log positions [start, end) of a store; shorter if the store ends before or has a gap."""
+    content = b""
     for segment in segments(store):
-        low, high = max(start, segment.base), min(end, segment.end)
-        if low < high:
+        at = start + len(content)
+        if segment.base <= at < min(end, segment.end):
             with open(segment.path, "rb") as file:
-                file.seek(low - segment.base)
-                parts.append(file.read(high - low))
-    return b"".join(parts)
+                file.seek(at - segment.base)
+                content += file.read(min(end, segment.end) - at)
+    return content
 
 
 def _is_offset(name: str) -> bool:

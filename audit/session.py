@@ -21,6 +21,8 @@ DRIVER_MEMORY = "2g"  # in local mode this is all the memory there is for sorts 
 LOG4J = """\
 rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = stderr
+logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
+logger.gateway.level = error
 appender.stderr.type = Console
 appender.stderr.name = stderr
 appender.stderr.target = SYSTEM_ERR
@@ -76,7 +78,6 @@ def start(cores: int, scratch: Path) -> SparkSession:
         "spark.sql.parquet.compression.codec": "lz4",  # staged once, read a few times
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        "spark.log.level": "ERROR",
     }
     builder = SparkSession.builder.master(f"local[{cores}]").appName("mqaudit")
     for key, value in settings.items():

@@ -1,0 +1,148 @@
+"""mqaudit: what it prints, what it writes, and its exit status."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from pyspark.sql import SparkSession
+
+from audit import java
+from audit.cli import main
+from audit.java import JavaNotFound, find_java_home, java_version
+from tests.audit.run import TOPIC, Run, message_id
+
+
+def mqaudit(run: Run, *more: str, topic: str = TOPIC) -> Result:
+    arguments = ["--history", str(run.history_path), "--topic", topic]
+    for name, directory in run.stores.items():
+        arguments += ["--store", f"{name}={directory}"]
+    return CliRunner().invoke(main, [*arguments, *more])
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run.plan(tmp_path, count=12)
+
+
+def test_a_clean_run_exits_with_0(spark: SparkSession, run: Run) -> None:
+    run.store().write()
+    report = run.root / "report.json"
+    result = mqaudit(run, "--json", str(report))
+    assert result.exit_code == 0, result.output
+    assert "nothing is wrong" in result.output
+    content = json.loads(report.read_bytes())
+    assert content["ok"] is True
+    assert content["figures"]["acknowledged"] == 12
+    assert {check["name"] for check in content["checks"]} >= {"missing", "phantom", "replicas"}
+
+
+def test_a_lost_message_exits_with_1(spark: SparkSession, run: Run) -> None:
+    run.messages.pop(4)
+    run.store().write()
+    result = mqaudit(run)
+    assert result.exit_code == 1, result.output
+    assert "something is wrong" in result.output
+    assert message_id(4) in result.output
+
+
+def test_a_topic_nobody_sent_to_exits_with_2(spark: SparkSession, run: Run) -> None:
+    run.store().write()
+    result = mqaudit(run, topic="Trains")
+    assert result.exit_code == 2
+    assert "no sends to topic Trains" in result.output
+
+
+def test_an_empty_history_exits_with_2(spark: SparkSession, run: Run) -> None:
+    run.store().write()
+    run.history_path.write_bytes(b"")
+    assert mqaudit(run).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ([], "Missing option"),
+        (["--store", "n0"], "not NAME=DIR"),
+        (["--store", "n0=nowhere"], "has no commitlog"),
+        (["--store", "n0={dir}", "--store", "n0={dir}"], "given twice"),
+        (["--store", "n0={dir}", "--cores", "0"], "0 is not in the range"),
+    ],
+)
+def test_bad_usage_exits_with_2(tmp_path: Path, arguments: list[str], complaint: str) -> None:
+    (tmp_path / "store" / "commitlog").mkdir(parents=True)
+    history = tmp_path / "h.jsonl"
+    history.write_text("{}\n")
+    filled = [argument.format(dir=tmp_path / "store") for argument in arguments]
+    result = CliRunner().invoke(main, ["--history", str(history), "--topic", "T", *filled])
+    assert result.exit_code == 2
+    assert complaint in result.output
+
+
+def test_help_does_not_wait_for_spark() -> None:
+    code = (
+        "import sys; from click.testing import CliRunner; from audit.cli import main;"
+        "r = CliRunner().invoke(main, ['--help']); assert r.exit_code == 0;"
+        "assert 'NAME=DIR' in r.output; assert 'pyspark' not in sys.modules"
+    )
+    root = Path(__file__).parent.parent.parent
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=root, timeout=60)
+
+
+def fake_java(home: Path, version: str, status: int = 0) -> Path:
+    program = home / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    program.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\nexit {status}\n")
+    program.chmod(0o755)
+    return home
+
+
+@pytest.mark.parametrize(
+    ("version", "status", "expected"),
+    [("17.0.15", 0, 17), ("1.8.0_402", 0, 8), ("21", 0, 21), ("26-ea", 0, 26), ("17.0.1", 1, 0)],
+)
+def test_java_version(tmp_path: Path, version: str, status: int, expected: int) -> None:
+    assert java_version(fake_java(tmp_path / "java", version, status)) == expected
+
+
+def test_java_version_of_what_is_no_java(tmp_path: Path) -> None:
+    assert java_version(tmp_path) == 0
+    home = fake_java(tmp_path / "java", "17")
+    (home / "bin" / "java").write_text("not a program")
+    assert java_version(home) == 0
+
+
+def test_where_java_is_looked_for(tmp_path: Path) -> None:
+    old = fake_java(tmp_path / "old", "11.0.2")
+    new = fake_java(tmp_path / "new", "17.0.2")
+    places = {version: fake_java(tmp_path / "jvm" / version, version) for version in ("21", "25")}
+    usual = (str(tmp_path / "jvm" / "*"),)
+
+    def found(java_home: Path | None, path: Path | None, usual: tuple[str, ...]) -> str:
+        environment = {"PATH": str(path / "bin") if path else str(tmp_path / "nowhere")}
+        if java_home is not None:
+            environment["JAVA_HOME"] = str(java_home)
+        return find_java_home(environment, usual)
+
+    assert found(new, None, ()) == str(new)
+    assert found(old, new, ()) == str(new)
+    assert found(old, old, usual) == str(places["21"])
+    with pytest.raises(JavaNotFound, match="Java 17 or newer") as caught:
+        found(old, None, ())
+    assert "\n" not in str(caught.value)
+
+
+def test_without_java_it_says_so_and_exits_with_2(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.store().write()
+    monkeypatch.setattr("pyspark.sql.SparkSession.getActiveSession", lambda: None)
+    monkeypatch.setattr(java, "java_version", lambda home: 0)
+    monkeypatch.setitem(os.environ, "JAVA_HOME", os.environ.get("JAVA_HOME", ""))
+    result = mqaudit(run)
+    assert result.exit_code == 2
+    assert result.output.startswith("mqaudit: Java 17 or newer is needed")
+    assert len(result.output.splitlines()) == 1

@@ -1,0 +1,92 @@
+"""What the demo shows while it works: progress bars on a terminal, plain lines anywhere else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
+
+PLAIN_EVERY = 0.1  # a plain line per tenth of the work
+
+
+class Board:
+    """Lines and counted work. `with board:` while bars are wanted."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._begin_s = time.monotonic()
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description:<12}"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]}"),
+            TimeElapsedColumn(),
+            console=console,
+            disable=not console.is_terminal,
+            transient=True,
+        )
+        self._work: dict[str, _Work] = {}
+
+    def __enter__(self) -> Board:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._progress.stop()
+
+    def say(self, text: str) -> None:
+        """One line, with the seconds since the start."""
+        elapsed_s = time.monotonic() - self._begin_s
+        self.console.print(f"[dim]{elapsed_s:6.1f} s[/]  {text}", highlight=False)
+
+    def count(self, name: str, total: int) -> None:
+        """Begin counted work."""
+        task = self._progress.add_task(name, total=total, rate="")
+        self._work[name] = _Work(task, total)
+
+    def advance(self, name: str, done: int) -> None:
+        """`done` of the work called `name` is done by now."""
+        work = self._work[name]
+        elapsed_s = max(1e-9, time.monotonic() - work.begin_s)
+        rate = f"{done / elapsed_s:,.0f}/s"
+        self._progress.update(work.task, completed=done, rate=rate)
+        if not self.console.is_terminal and done >= work.next_line:
+            work.next_line = (int(done / work.step) + 1) * work.step
+            self.say(f"{name}: {done:,} of {work.total:,}, {rate}")
+
+    @contextmanager
+    def during(self, text: str) -> Iterator[None]:
+        """Say what begins and, behind it, how long it took."""
+        begin_s = time.monotonic()
+        with self.console.status(text):
+            yield
+        self.say(f"{text}: {time.monotonic() - begin_s:.1f} s")
+
+
+class _Work:
+    __slots__ = ("begin_s", "next_line", "step", "task", "total")
+
+    def __init__(self, task: TaskID, total: int) -> None:
+        self.task = task
+        self.total = total
+        self.step = max(1.0, total * PLAIN_EVERY)
+        self.next_line = self.step
+        self.begin_s = time.monotonic()

@@ -1,0 +1,52 @@
+"""The same figures from the topic: Spark reads one replica's CommitLog as a table of messages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from audit.api import topic_frame
+from demo.flights_data import Delays, DelayTable
+
+FLIGHT_SCHEMA = "carrier string, month int, dep_delay bigint"
+
+
+def delays_in_topic(spark: SparkSession, store: Path, topic: str) -> DelayTable:
+    """Departures and delay per carrier and month of the flights in the topic's message bodies.
+
+    A message that a client's retry stored twice counts once.
+    """
+    flight = F.from_json(F.col("body").cast("string"), FLIGHT_SCHEMA)
+    flights = (
+        topic_frame(spark, store, topic)
+        .select("uniq_key", flight.alias("flight"))
+        .dropDuplicates(["uniq_key"])
+        .select("flight.*")
+    )
+    rows = (
+        flights.groupBy("carrier", "month")
+        .agg(
+            F.count(F.lit(1)).alias("flights"),
+            F.count("dep_delay").alias("departures"),
+            F.coalesce(F.sum("dep_delay"), F.lit(0)).alias("delay_sum_min"),
+        )
+        .collect()
+    )
+    return {
+        (row.carrier, row.month): Delays(row.flights, row.departures, row.delay_sum_min)
+        for row in rows
+    }
+
+
+def differences(expected: DelayTable, found: DelayTable) -> list[str]:
+    """Every carrier and month whose figures are not exactly equal, in words."""
+    words = []
+    for key in sorted(expected.keys() | found.keys(), key=str):
+        if expected.get(key) != found.get(key):
+            carrier, month = key
+            words.append(
+                f"{carrier} month {month}: expected {expected.get(key)}, topic {found.get(key)}"
+            )
+    return words

@@ -1,0 +1,201 @@
+"""The main demo: `python -m demo.flights` (make demo).
+
+A year of departures is sent, in order of each aircraft, to three replicas; the leader is killed
+with -9 twice; two consumers read along. Then Spark reads what the replicas stored, compares it with
+what the clients were told, and computes the delays of every carrier and month from the topic, which
+must equal the data set's own.
+
+Exit status: 0 if all of it holds, 1 if not, 2 if it could not be run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import shlex
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import click
+import uvloop
+from rich.console import Console
+
+from audit.api import run_audit, session
+from audit.files import StoreError
+from audit.history import HistoryUnfit
+from audit.java import JavaNotFound
+from chaos.checkers import check_all
+from chaos.cli import operating_words
+from chaos.cluster import Cluster
+from chaos.history import read_history
+from chaos.recovery import recoveries
+from chaos.workload import WINDOW_MAX
+from demo.board import Board
+from demo.delays import delays_in_topic, differences
+from demo.flights_data import ROW_COUNT, DataMissing, Flight, data_file, delays_of, read_flights
+from demo.load import TOPIC, LoadConfig, LoadResult, run_load
+from demo.verdict import Evidence, all_hold, lines_of, table_of, write_verdict
+
+EXIT_WRONG = 1
+EXIT_UNUSABLE = 2
+MARKER = ".flights-demo"  # only a directory with this in it is ever removed
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.option(
+    "--dir",
+    "directory",
+    default="data/demo",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Work directory: stores, logs, history. Removed at the start.",
+)
+@click.option(
+    "--report",
+    "report_directory",
+    default="report",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where index.html and verdict.json go.",
+)
+@click.option("--limit", type=click.IntRange(30, ROW_COUNT), help="Send only so many departures.")
+@click.option(
+    "--window",
+    default=1024,
+    type=click.IntRange(1, WINDOW_MAX),
+    help="Most sends in flight; of one aircraft there is never more than one.",
+)
+@click.option("--rate", type=click.FloatRange(1), help="Sends a second; else as fast as can be.")
+@click.option("--keep", is_flag=True, help="Keep the work directory of the run before, renamed.")
+def main(
+    directory: Path,
+    report_directory: Path,
+    limit: int | None,
+    window: int,
+    rate: float | None,
+    keep: bool,
+) -> None:
+    """Send a year of departures through two leader kills and prove that nothing was lost."""
+    logging.basicConfig(level=logging.ERROR, format="%(levelname)s %(name)s %(message)s")
+    console = Console()
+    board = Board(console)
+    command = shlex.join(["python", "-m", "demo.flights", *sys.argv[1:]])
+    try:
+        data = data_file()
+        make_room(directory, keep)
+        config = LoadConfig(directory, limit or ROW_COUNT, window, rate, command)
+        ok = run(config, data, report_directory, board)
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        raise click.Abort from None
+    except (DataMissing, JavaNotFound, StoreError, HistoryUnfit, RoomTaken) as error:
+        click.echo(f"demo: {error}", err=True)
+        sys.exit(EXIT_UNUSABLE)
+    except Exception as error:
+        words = operating_words(error)
+        if words is None:
+            raise
+        click.echo(f"demo: {words}", err=True)
+        sys.exit(EXIT_UNUSABLE)
+    sys.exit(0 if ok else EXIT_WRONG)
+
+
+def run(config: LoadConfig, data: Path, report_directory: Path, board: Board) -> bool:
+    """The whole demo; returns whether everything holds."""
+    begin_s = time.monotonic()
+    flights = itertools.islice(read_flights(data), config.total)
+    load = uvloop.run(_interruptible_load(config, flights, board))
+    loaded_s = time.monotonic()
+    evidence = judge(config, data, load, board, loaded_s - begin_s)
+    lines = lines_of(evidence)
+    write_verdict(evidence, lines, report_directory)
+    board.console.print(table_of(lines))
+    ok = all_hold(lines)
+    words = "[bold green]everything holds[/]" if ok else "[bold red]something is WRONG[/]"
+    took_s = time.monotonic() - begin_s
+    page = report_directory / "index.html"
+    board.console.print(f"{words} ({took_s:.0f} s); page: {page}", highlight=False)
+    return ok
+
+
+def judge(
+    config: LoadConfig, data: Path, load: LoadResult, board: Board, load_s: float
+) -> Evidence:
+    """Audit, history checks, delay figures. One Spark session for all of it."""
+    spark_begin_s = time.monotonic()
+    first_store = next(iter(load.stores.values()))
+    with session() as spark:
+        board.say("Spark is up")
+        with board.during("Spark audits three stores against the history"):
+            report = run_audit(spark, load.stores, config.history, TOPIC)
+        with board.during("Spark computes delays by carrier and month from the topic"):
+            found = delays_in_topic(spark, first_store, TOPIC)
+    spark_s = time.monotonic() - spark_begin_s
+    expected = delays_of(itertools.islice(read_flights(data), config.total))
+    with board.during("checking the history"):
+        history = read_history(config.history)
+        checks = check_all(history)
+    return Evidence(
+        load,
+        history,
+        checks,
+        recoveries(history),
+        report,
+        expected,
+        differences(expected, found),
+        {"cluster and load": load_s, "Spark": spark_s},
+    )
+
+
+class RoomTaken(Exception):
+    """The work directory holds something that is not a demo's; it is not touched."""
+
+
+def make_room(directory: Path, keep: bool) -> None:
+    """An empty work directory. What an earlier demo left running there is stopped.
+
+    Raises RoomTaken rather than remove a directory that no demo made.
+    """
+    if directory.exists() and any(directory.iterdir()):
+        if not (directory / MARKER).exists():
+            raise RoomTaken(f"{directory} is not empty and not a demo's; name another with --dir")
+        if (directory / "cluster" / "cluster.json").exists():
+            asyncio.run(_stop_earlier(directory / "cluster"))
+        if keep:
+            directory.rename(_free_name(directory))
+        else:
+            shutil.rmtree(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / MARKER).touch()
+
+
+async def _stop_earlier(directory: Path) -> None:
+    cluster = Cluster(directory)
+    try:
+        await cluster.down()
+    finally:
+        await cluster.close()
+
+
+def _free_name(directory: Path) -> Path:
+    return next(
+        name
+        for name in (directory.with_name(f"{directory.name}.{n}") for n in itertools.count(1))
+        if not name.exists()
+    )
+
+
+async def _interruptible_load(
+    config: LoadConfig, flights: Iterable[Flight], board: Board
+) -> LoadResult:
+    """SIGTERM is taken like Ctrl-C: the load is cancelled and its cluster stopped."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await run_load(config, flights, board)
+
+
+if __name__ == "__main__":
+    main()

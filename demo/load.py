@@ -1,0 +1,210 @@
+"""The demo's live part: cluster, two consumers, every departure sent in order, two leader kills.
+
+The leader is killed with -9 at one third of the acknowledgements and whoever leads then at two
+thirds; each comes back after `RESTART_AFTER_S`, while the load goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import orjson
+
+from chaos.cluster import Cluster
+from chaos.clusterfile import ClusterError
+from chaos.consumers import drain, join_group
+from chaos.events import Outcome
+from chaos.history import HistoryWriter
+from chaos.nemesis import Kill
+from chaos.observer import Observer, Watched
+from chaos.runner import wait_whole
+from chaos.workload import Consumption, Item, KeyedSender, Tally
+from client import Admin, Producer
+from demo.board import Board
+from demo.flights_data import Flight, flight_id, tail_number
+
+TOPIC = "Flights"
+GROUP = "flight-consumers"
+QUEUES = 8
+KILLS_AT = (1 / 3, 2 / 3)  # of all sends acknowledged
+RESTART_AFTER_S = 2.0
+JOIN_TIMEOUT_S = 30.0
+DRAIN_TIMEOUT_S = 60.0
+SEND_TIMEOUT_MS = 30_000  # far above any failover: what fails after it is worth a failed demo
+SETTINGS = {"mappedFileSizeCommitLog": str(64 * 1024 * 1024)}  # several segments, not one
+
+
+@dataclass(frozen=True, slots=True)
+class LoadConfig:
+    """`rate_per_s` None: as fast as the window allows."""
+
+    directory: Path
+    total: int
+    window: int
+    rate_per_s: float | None
+    command: str
+
+    @property
+    def history(self) -> Path:
+        return self.directory / "history.jsonl"
+
+    @property
+    def cluster(self) -> Path:
+        return self.directory / "cluster"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadResult:
+    """What the live part knows by itself; the rest is in the history and the stores."""
+
+    tally: Tally
+    drained: bool
+    stopped: dict[str, str]  # node → how it ended
+    stores: dict[str, Path]
+
+
+class Milestones:
+    """Tells waiters when so many sends were acknowledged."""
+
+    def __init__(self) -> None:
+        self.acknowledged = 0
+        self._waiting: list[tuple[int, asyncio.Event]] = []
+
+    def outcome(self, outcome: Outcome) -> None:
+        """Count one outcome; cheap, once per send."""
+        if outcome is not Outcome.OK:
+            return
+        self.acknowledged += 1
+        if self._waiting and self.acknowledged >= self._waiting[0][0]:
+            self._waiting.pop(0)[1].set()
+
+    async def reached(self, count: int) -> None:
+        """Return once `count` sends were acknowledged."""
+        if self.acknowledged >= count:
+            return
+        event = asyncio.Event()
+        self._waiting.append((count, event))
+        self._waiting.sort(key=lambda waiter: waiter[0])
+        await event.wait()
+
+
+def messages(flights: Iterable[Flight]) -> Iterator[Item]:
+    """Each departure as a message: ordered by aircraft, tagged with its carrier."""
+    for flight in flights:
+        tail = tail_number(flight)
+        properties = {"__SHARDINGKEY": tail} if tail else {}
+        yield Item(
+            TOPIC, orjson.dumps(flight), flight_id(flight), tail, str(flight["carrier"]), properties
+        )
+
+
+async def run_load(config: LoadConfig, flights: Iterable[Flight], board: Board) -> LoadResult:
+    """Run the live part; the cluster is stopped whatever happens.
+
+    Raises ClusterError, ClientError, OSError, perhaps inside an ExceptionGroup.
+    """
+    cluster = Cluster(config.cluster)
+    try:
+        with board.during("starting a name server and three brokers"):
+            await cluster.up(settings=SETTINGS)
+        try:
+            meta = {"scenario": "flights", "command": config.command}
+            with HistoryWriter(config.history, **meta) as history:
+                tally, drained = await _run(config, flights, cluster, history, board)
+        finally:
+            stopped = await cluster.down()
+        board.say("cluster stopped: " + ", ".join(f"{n} {how}" for n, how in stopped.items()))
+        stores = {n.name: config.cluster / n.name / "store" for n in cluster.state().brokers}
+        return LoadResult(tally, drained, stopped, stores)
+    finally:
+        await cluster.close()
+
+
+async def _run(
+    config: LoadConfig,
+    flights: Iterable[Flight],
+    cluster: Cluster,
+    history: HistoryWriter,
+    board: Board,
+) -> tuple[Tally, bool]:
+    namesrv = cluster.state().namesrv
+    watched = Watched(TOPIC, GROUP, QUEUES)
+    consumption = Consumption(history)
+    milestones = Milestones()
+    async with AsyncExitStack() as stack:
+        async with Admin(namesrv) as admin:
+            await admin.create_topic(TOPIC, QUEUES)
+        names = ["consumer-0", "consumer-1"]
+        await join_group(stack, namesrv, watched, names, consumption, JOIN_TIMEOUT_S)
+        observer = await stack.enter_async_context(Observer(cluster, history, watched))
+        producer = await stack.enter_async_context(Producer("flight-producers", namesrv))
+        sender = KeyedSender(
+            producer,
+            history,
+            "producer-0",
+            await producer.queues(TOPIC),
+            window=config.window,
+            timeout_ms=SEND_TIMEOUT_MS,
+            rate_per_s=config.rate_per_s,
+            on_outcome=milestones.outcome,
+        )
+        board.say(f"sending {config.total:,} departures, two consumers of one group listen")
+        stack.enter_context(board)
+        board.count("acknowledged", config.total)
+        board.count("consumed", config.total)
+        async with asyncio.TaskGroup() as group:
+            show = group.create_task(_show(board, milestones, consumption), name="progress")
+            send = group.create_task(sender.run(messages(flights)), name="sender")
+            kills = group.create_task(
+                _kill_leaders(config, cluster, history, milestones, send, board), name="kills"
+            )
+            tally = await send
+            await kills
+            board.say(f"all sent: {tally.ok:,} acknowledged; waiting for the consumers")
+            drained = await drain(observer, watched, history, DRAIN_TIMEOUT_S)
+            board.say(f"consumed {consumption.distinct:,}" + ("" if drained else ", NOT drained"))
+            show.cancel()
+    return tally, drained
+
+
+async def _kill_leaders(
+    config: LoadConfig,
+    cluster: Cluster,
+    history: HistoryWriter,
+    milestones: Milestones,
+    send: asyncio.Task[Tally],
+    board: Board,
+) -> None:
+    for fraction in KILLS_AT:
+        reached = asyncio.create_task(milestones.reached(int(config.total * fraction)))
+        try:
+            await asyncio.wait((reached, send), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            reached.cancel()
+        if send.done():
+            raise ClusterError(
+                "the load was over before the leader could be killed under it: "
+                "take a larger --limit or a lower --rate"
+            )
+        kill = Kill(cluster, history, "leader")
+        try:
+            await kill.inject()
+            board.say(f"kill -9 of the leader {kill.node} at {milestones.acknowledged:,}")
+            await asyncio.sleep(RESTART_AFTER_S)
+        finally:
+            node = kill.node
+            await kill.heal()
+        board.say(f"{node} started again")
+        await wait_whole(cluster)
+        board.say("all three replicas have caught up")
+
+
+async def _show(board: Board, milestones: Milestones, consumption: Consumption) -> None:
+    while True:
+        board.advance("acknowledged", milestones.acknowledged)
+        board.advance("consumed", consumption.distinct)
+        await asyncio.sleep(0.2)

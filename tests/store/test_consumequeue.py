@@ -1,0 +1,268 @@
+from pathlib import Path
+
+import pytest
+
+from store.consumequeue import FILLER, ConsumeQueueStore
+from store.dispatch import UNIT
+from store.disk import OsDisk
+from store.filecache import FileCache
+
+PER_FILE = 10
+
+
+def unit(n: int, queue: int = 0) -> bytes:
+    """The unit of message n: CommitLog offset 1000 * (n + 1)."""
+    return UNIT.pack(1000 * (n + 1) + queue, 100 + n, n)
+
+
+def units(first: int, count: int) -> bytes:
+    return b"".join(unit(n) for n in range(first, first + count))
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> OsDisk:
+    return OsDisk(str(tmp_path))
+
+
+def new_store(disk: OsDisk, confirmed: int = 1 << 62, **options: int) -> ConsumeQueueStore:
+    store = ConsumeQueueStore(disk, "consumequeue", PER_FILE, **options)
+    store.open(confirmed)
+    return store
+
+
+def file_of(disk: OsDisk, number: int) -> bytes:
+    return disk.open(f"consumequeue/T/0/{number * PER_FILE * 20:020d}").pread(0, PER_FILE * 20)
+
+
+@pytest.mark.parametrize("flush_after", [0, 3, 10, 17, 25])
+def test_reads_see_file_and_tail_alike(disk: OsDisk, flush_after: int) -> None:
+    store = new_store(disk)
+    store.append("T", 0, 0, units(0, flush_after))
+    store.flush()
+    store.append("T", 0, flush_after, units(flush_after, 27 - flush_after))
+    queue = store.queue("T", 0)
+    assert queue is not None
+    assert (queue.min_offset, queue.max_offset) == (0, 27)
+    for offset in range(27):
+        for count in (1, 2, 9, 10, 11, 100):
+            assert queue.units(offset, count) == units(offset, min(count, 27 - offset))
+    for offset, count in ((-1, 5), (27, 1), (28, 1), (3, 0)):
+        assert queue.units(offset, count) == b""
+    assert queue.unit(5) == (6000, 105, 5)
+
+
+def test_files_are_apaches(disk: OsDisk) -> None:
+    store = new_store(disk)
+    store.append("T", 0, 0, units(0, 13))
+    store.append("%RETRY%g", 3, 0, units(0, 1))
+    store.flush()
+    assert disk.listdir("consumequeue/T/0") == [f"{0:020d}", f"{200:020d}"]
+    assert file_of(disk, 0) == units(0, 10)
+    assert file_of(disk, 1) == units(10, 3) + bytes(7 * 20)
+    assert store.topics() == {"T": [0], "%RETRY%g": [3]}
+    assert store.queue("T", 1) is None
+
+
+def test_append_is_idempotent_below_max_and_allows_no_hole(disk: OsDisk) -> None:
+    store = new_store(disk)
+    store.append("T", 0, 0, units(0, 5))
+    store.append("T", 0, 0, units(0, 5))
+    store.append("T", 0, 2, units(2, 3))
+    store.append("T", 0, 3, units(3, 4))  # half of it new
+    store.flush()
+    store.append("T", 0, 6, units(6, 2))
+    queue = store.queue("T", 0)
+    assert queue is not None
+    assert queue.max_offset == 8
+    assert queue.units(0, 100) == units(0, 8)
+    with pytest.raises(AssertionError):
+        store.append("T", 0, 9, units(9, 1))
+    with pytest.raises(AssertionError):
+        store.append("T", 0, 8, units(8, 1)[:-1])
+    assert queue.units(0, 100) == units(0, 8)
+
+
+@pytest.mark.parametrize("first", [1, 9, 10, 13, 40])
+def test_a_queue_that_begins_later_is_pre_filled(disk: OsDisk, first: int) -> None:
+    store = new_store(disk)
+    store.append("T", 0, first, units(first, 3))
+    queue = store.queue("T", 0)
+    assert queue is not None
+    assert (queue.min_offset, queue.max_offset) == (first, first + 3)
+    store.flush()
+    store.close()
+    start = first - first % PER_FILE
+    assert file_of(disk, first // PER_FILE)[: (first - start) * 20] == FILLER * (first - start)
+    store = new_store(disk)
+    store.correct_min_offset(0)
+    queue = store.queue("T", 0)
+    assert queue is not None
+    assert (queue.min_offset, queue.max_offset) == (first, first + 3)
+    assert queue.units(first, 9) == units(first, 3)
+
+
+@pytest.mark.parametrize("confirmed_units", [0, 1, 9, 10, 11, 20, 24, 25])
+def test_units_not_confirmed_are_dropped_at_open(disk: OsDisk, confirmed_units: int) -> None:
+    store = new_store(disk)
+    store.append("T", 0, 0, units(0, 25))
+    store.flush()
+    store.close()
+    store = new_store(disk, 1000 * (confirmed_units + 1))
+    queue = store.queue("T", 0)
+    if confirmed_units == 0:
+        assert queue is None
+        assert disk.listdir("consumequeue/T/0") == []
+    else:
+        assert queue is not None
+        assert queue.max_offset == confirmed_units
+        content = b"".join(file_of(disk, n) for n in range(len(queue.file_starts)))
+        assert content == units(0, confirmed_units).ljust(len(content), b"\0")
+    store.append("T", 0, confirmed_units, units(confirmed_units, 30))
+    queue = store.queue("T", 0)
+    assert queue is not None
+    assert queue.units(0, 100) == units(0, confirmed_units + 30)
+
+
+def test_units_behind_a_hole_do_not_come_back(disk: OsDisk) -> None:
+    """A power cut lost a page in the middle of what was not confirmed."""
+    store = new_store(disk)
+    store.append("T", 0, 0, units(0, 9))
+    store.flush()
+    store.close()
+    disk.open(f"consumequeue/T/0/{0:020d}").pwrite(4 * 20, bytes(40))
+    store = new_store(disk, confirmed=5000)
+    queue = store.queue("T", 0)
+    assert queue is not None
+    assert queue.max_offset == 4
+    assert file_of(disk, 0) == units(0, 4) + bytes(6 * 20)
+
+
+def test_tails_that_were_not_flushed_are_gone_after_a_kill(disk: OsDisk) -> None:
+    store = new_store(disk)
+    store.append("T", 0, 0, units(0, 3))
+    store.flush()
+    store.append("T", 0, 3, units(3, 3))
+    store.close()
+    queue = new_store(disk).queue("T", 0)
+    assert queue is not None
+    assert queue.max_offset == 3
+
+
+def test_bounds_of_the_tails(disk: OsDisk) -> None:
+    store = new_store(disk, tail_units_max=4, tails_bytes_max=200)
+    store.append("T", 0, 0, units(0, 3))
+    assert store.tails_bytes == 60
+    store.append("T", 0, 3, units(3, 1))  # one tail is full: written
+    assert store.tails_bytes == 0
+    assert file_of(disk, 0)[:80] == units(0, 4)
+    for queue_id in range(1, 4):
+        store.append("T", queue_id, 0, units(0, 3))
+        assert store.tails_bytes == 60 * queue_id
+    store.append("T", 4, 0, units(0, 1))  # all together reach 200: all written
+    assert store.tails_bytes == 0
+    for queue_id in range(1, 4):
+        queue = store.queue("T", queue_id)
+        assert queue is not None
+        assert queue.tail_bytes == 0
+        assert queue.units(0, 10) == units(0, 3)
+    store.append("T", 5, 0, units(0, 100))  # larger than any bound at once
+    assert store.tails_bytes == 0
+
+
+def test_truncate_to_commitlog(disk: OsDisk) -> None:
+    """Queues that know more than the log are cut, in file and tail."""
+    for end in range(1, 26):
+        store = new_store(OsDisk(f"{disk.root}/{end}"))
+        store.append("T", 0, 0, units(0, 15))
+        store.write_tails()
+        store.append("T", 0, 15, units(15, 10))
+        store.truncate_to_commitlog(1000 * (end + 1))
+        queue = store.queue("T", 0)
+        assert queue is not None
+        assert queue.max_offset == end
+        store.append("T", 0, end, units(end, 4))
+        assert queue.units(0, 100) == units(0, end + 4)
+
+
+def test_min_offset_follows_the_commitlog(disk: OsDisk) -> None:
+    store = new_store(disk)
+    store.append("T", 0, 0, units(0, 35))
+    store.correct_min_offset(1000 * 14)
+    queue = store.queue("T", 0)
+    assert queue is not None
+    assert queue.min_offset == 13
+    store.flush()
+    store.correct_min_offset(1000 * 24 - 1)
+    assert queue.min_offset == 23
+    assert disk.listdir("consumequeue/T/0") == [f"{400:020d}", f"{600:020d}"]
+    assert queue.units(22, 1) == b""
+    store.correct_min_offset(1 << 40)  # all gone: the last file stays
+    assert (queue.min_offset, queue.max_offset) == (35, 35)
+    assert disk.listdir("consumequeue/T/0") == [f"{600:020d}"]
+    store.append("T", 0, 35, units(35, 1))
+    store.flush()
+    store.close()
+    store = new_store(disk)
+    store.correct_min_offset(1 << 40)
+    queue = store.queue("T", 0)
+    assert queue is not None
+    assert queue.max_offset == 36
+
+
+def test_files_are_not_removed_under_a_flush(disk: OsDisk) -> None:
+    store = new_store(disk)
+    store.append("T", 0, 0, units(0, 35))
+    ticket = store.begin_flush()
+    store.correct_min_offset(1 << 40)
+    assert len(disk.listdir("consumequeue/T/0")) == 4
+    ticket.run()
+    store.finish_flush(ticket, synced=True)
+    store.correct_min_offset(1 << 40)
+    assert len(disk.listdir("consumequeue/T/0")) == 1
+
+
+def test_a_failed_flush_stays_dirty(disk: OsDisk) -> None:
+    store = new_store(disk)
+    store.append("T", 0, 0, units(0, 3))
+    ticket = store.begin_flush()
+    store.finish_flush(ticket, synced=False)
+    again = store.begin_flush()
+    assert again._paths == ticket._paths
+    assert again._directories == ticket._directories
+    store.finish_flush(again, synced=True)
+    assert store.begin_flush()._paths == []
+
+
+@pytest.mark.parametrize("topic", ["", ".", "..", "a/b", "a\0b"])
+def test_a_topic_cannot_lead_elsewhere(disk: OsDisk, topic: str) -> None:
+    with pytest.raises(ValueError):
+        new_store(disk).append(topic, 0, 0, units(0, 1))
+    with pytest.raises(ValueError):
+        new_store(disk).append("T", -1, 0, units(0, 1))
+
+
+def test_more_queues_than_descriptors(disk: OsDisk) -> None:
+    store = new_store(disk, open_files_max=3)
+    for queue_id in range(10):
+        store.append("T", queue_id, 0, units(0, 2))
+    store.flush()
+    assert len(store.files) == 3
+    for queue_id in range(10):
+        queue = store.queue("T", queue_id)
+        assert queue is not None
+        assert queue.units(0, 5) == units(0, 2)
+    assert len(store.files) == 3
+
+
+def test_file_cache_keeps_the_latest_used(disk: OsDisk) -> None:
+    cache = FileCache(disk, 2)
+    first = cache.get("a")
+    cache.get("b")
+    assert cache.get("a") is first
+    cache.get("c")  # b goes
+    assert cache.get("a") is first
+    cache.forget("a")
+    cache.forget("nothing")
+    assert len(cache) == 1
+    cache.close()
+    assert len(cache) == 0

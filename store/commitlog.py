@@ -343,6 +343,11 @@ class CommitLog:
         """All segments, oldest first."""
         return [SegmentInfo(s.start, s.end, s.path) for s in self._segments]
 
+    def segment_end(self, position: int) -> int:
+        """The offset behind the segment that holds, or would hold, `position`."""
+        size = self.segment_size_bytes
+        return self.min_offset + ((position - self.min_offset) // size + 1) * size
+
     # -- cutting ------------------------------------------------------------------------------
 
     def truncate(self, offset: int) -> None:

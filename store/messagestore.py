@@ -32,6 +32,7 @@ from store.errors import StoreDamaged
 from store.frame import FRAME_MAGIC, HEADER_SIZE_BYTES, Frame, FrameKind, parse_header
 from store.record import (
     BLANK,
+    BLANK_SIZE_BYTES,
     HEAD_SIZE_BYTES,
     MAGIC_BLANK,
     MAGIC_V1,
@@ -245,8 +246,7 @@ class MessageStore:
         """`position` is where the dispatched part ends, or the start of the next segment."""
         if position == self.dispatched_offset:
             return
-        size, start = self.config.segment_size_bytes, self.commitlog.min_offset
-        following = start + ((self.dispatched_offset - start) // size + 1) * size
+        following = self.commitlog.segment_end(self.dispatched_offset)
         assert position == following, (position, self.dispatched_offset)
 
     # -- reading ------------------------------------------------------------------------------
@@ -378,14 +378,17 @@ class MessageStore:
             self.commitlog.place(len(encode_record(record)))
         appended: list[AppendedRecord] = []
         next_offsets: dict[tuple[str, int], int] = {}
-        run: list[bytes] = []
-        run_size = 0
+        log = self.commitlog
+        run: list[bytes] = []  # one behind the other in one segment: one write
+        position = run_limit = 0
         for record in records:
             size = len(encode_record(record))
-            if run and self.commitlog.place(run_size + size) != self.commitlog.max_offset:
+            if run and position + size > run_limit:
                 self._write_run(run)
-                run, run_size = [], 0
-            position = self.commitlog.place(run_size + size) + run_size
+                run = []
+            if not run:
+                position = log.place(size)
+                run_limit = log.segment_end(position) - BLANK_SIZE_BYTES
             queue_offset = self._take_queue_offset(record, next_offsets)
             stored = replace(
                 record,
@@ -394,8 +397,8 @@ class MessageStore:
                 store_timestamp_ms=now_ms,
             )
             run.append(encode_record(stored))
-            run_size += size
             appended.append(AppendedRecord(position, queue_offset, size, now_ms))
+            position += size
         if run:
             self._write_run(run)
         self._stamp_ms = now_ms

@@ -185,7 +185,7 @@ class FrameWalk:
             raise FrameError(
                 f"frame {index}@{term} does not follow {last.index}@{last.term}"
             )
-        if position + header.size_bytes > self._segment_end(position):
+        if position + header.size_bytes > self._commitlog.segment_end(position):
             raise FrameError("frame goes beyond its segment")
         if verify:
             payload = self._window.get(position + HEADER_SIZE_BYTES, length)
@@ -193,15 +193,10 @@ class FrameWalk:
                 raise FrameError("frame payload CRC does not match")
         return header
 
-    def _segment_end(self, position: int) -> int:
-        log = self._commitlog
-        size = log.segment_size_bytes
-        return log.min_offset + ((position - log.min_offset) // size + 1) * size
-
     def _next_segment(self, position: int) -> int | None:
         """Where to go on after a blank record or zeros: None if that is the end of the log."""
         head = self._window.get(position, 8)
-        segment_end = self._segment_end(position)
+        segment_end = self._commitlog.segment_end(position)
         if len(head) == 8 and BLANK.unpack(head)[1] == MAGIC_BLANK:
             if BLANK.unpack(head)[0] != segment_end - position:
                 self.reason = "blank record of a wrong size"
@@ -293,13 +288,10 @@ def _surely_durable(commitlog: CommitLog, checkpoint: CheckpointFields) -> int:
 def _scan_records(commitlog: CommitLog, start: int) -> tuple[int, str | None]:
     """(offset behind the last good record, what is bad there or None for zeros)."""
     position = end = start
-    size = commitlog.segment_size_bytes
     window = _CLASSIC_WINDOW_BYTES
     while position < commitlog.max_offset:
         data = commitlog.read(position, window)
-        segment_end = commitlog.min_offset + (
-            (position - commitlog.min_offset) // size + 1
-        ) * size
+        segment_end = commitlog.segment_end(position)
         walk = walk_records(data, position)
         count = sum(1 for _ in walk)
         position += walk.end

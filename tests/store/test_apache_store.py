@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from store.dispatch import DELAY_LEVELS_MS, UNIT, Dispatcher
 from store.disk import OsDisk
+from store.dispatch import DELAY_LEVELS_MS, UNIT, Dispatcher
 from store.messagestore import GetStatus, MessageStore, StoreConfig, StoreMode
 from store.properties import decode_properties, tags_code
 from store.record import (

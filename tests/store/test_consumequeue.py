@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 
 from store.consumequeue import FILLER, ConsumeQueueStore
-from store.dispatch import UNIT
 from store.disk import OsDisk
+from store.dispatch import UNIT
 from store.filecache import FileCache
 
 PER_FILE = 10

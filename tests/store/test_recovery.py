@@ -262,7 +262,7 @@ def test_classic_torn_at_every_byte_of_the_last_record(disk: OsDisk) -> None:
 @pytest.mark.parametrize("clean", [True, False])
 def test_classic_cuts_at_the_first_bad_record(disk: OsDisk, clean: bool) -> None:
     records = classic(disk)
-    position, data = records[-5]
+    position = records[-5][0]
     overwrite(disk, position + 88, b"\xff\xff")
     log = reopened(disk)
     recovered = recover_records(log, CheckpointFields(), clean=clean)

@@ -20,13 +20,23 @@ MULTI_QUEUE_PREFIX = "%LMQ%"  # such queues point at records of other topics on 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A query whose rows are what is wrong, best read in the order of `order`."""
+    """The rows of `table` for which `wrong` holds are what is wrong.
+
+    Checks that share a `table` object are counted together, in one query. Offenders are shown with
+    `columns`, in the order of `order`.
+    """
 
     name: str
     title: str
     fault: bool
-    offenders: DataFrame
+    table: DataFrame
+    wrong: Column
+    columns: tuple[str, ...]
     order: tuple[str, ...]
+
+    @property
+    def offenders(self) -> DataFrame:
+        return self.table.where(self.wrong).select(*self.columns)
 
 
 def all_checks(tables: Tables) -> Iterator[Check]:
@@ -44,25 +54,28 @@ def all_checks(tables: Tables) -> Iterator[Check]:
 def history_checks(tables: Tables) -> Iterator[Check]:
     """Sends that make no sense by themselves: the history cannot be trusted then."""
     sends = tables.sends
-    twice = sends.groupBy("id").count().where(F.col("id").isNotNull() & (F.col("count") > 1))
+    uses = sends.groupBy("id").agg(F.max("id_text").alias("id_text"), F.count("*").alias("uses"))
     strange = (F.col("invokes") != 1) | (F.col("outcomes") > 1) | F.col("id").isNull()
     no_place = (F.col("outcome") == "ok") & (
         F.col("ack_queue").isNull() | F.col("ack_offset").isNull()
     )
-    columns = ("op", "id_text", "outcome", "invokes", "outcomes")
     yield Check(
         "history_operations",
         "sends in the history without invoke, id or place, or with two outcomes",
         True,
-        sends.where(strange | no_place).select(*columns),
+        sends,
+        strange | no_place,
+        ("op", "id_text", "outcome", "invokes", "outcomes"),
         ("op",),
     )
     yield Check(
         "history_ids",
         "ids the history uses for more than one send",
         True,
-        twice.select(F.hex("id").alias("id"), "count"),
-        ("id",),
+        uses,
+        F.col("id").isNotNull() & (F.col("uses") > 1),
+        ("id_text", "uses"),
+        ("id_text",),
     )
 
 
@@ -75,8 +88,8 @@ def ledger_checks(tables: Tables) -> Iterator[Check]:
     excused = F.col("sent") & (F.col("attempts").isNull() | (F.col("copies") <= F.col("attempts")))
 
     def check(name: str, title: str, fault: bool, wrong: Column, *columns: str) -> Check:
-        rows = ledger.where(wrong).select("id_text", *columns)
-        return Check(name, title, fault, rows, (columns[0], "id_text"))
+        order = (columns[0], "id_text")
+        return Check(name, title, fault, ledger, wrong, ("id_text", *columns), order)
 
     yield check(
         "missing",
@@ -149,32 +162,34 @@ def failed_but_stored(tables: Tables) -> Check:
         .agg(F.min("position").alias("position"), F.sort_array(F.collect_set("store")).alias("in"))
     )
     title = "failed for certain, but stored nevertheless"
-    return Check("failed_stored", title, True, found, ("position",))
+    columns = ("id_text", "op", "position", "in")
+    return Check("failed_stored", title, True, found, F.lit(True), columns, ("position",))
 
 
 def offset_checks(tables: Tables) -> Iterator[Check]:
     """Queue offsets must rise by one along the log, per topic and queue, from 0 if it is whole."""
     in_queue = Window.partitionBy("topic", "queue_id").orderBy("position")
     first = F.lit(0).cast("long") if tables.limits.begin == 0 else F.col("queue_offset")
-    rows = (
-        tables.log.where("visible")
-        .withColumn("expected", F.coalesce(F.lag("queue_offset").over(in_queue) + 1, first))
-        .where(F.col("queue_offset") != F.col("expected"))
-        .select("position", "topic", "queue_id", "expected", "queue_offset", "id_text")
-        .persist()
+    rows = tables.log.where("visible").withColumn(
+        "expected", F.coalesce(F.lag("queue_offset").over(in_queue) + 1, first)
     )
+    columns = ("position", "topic", "queue_id", "expected", "queue_offset", "id_text")
     yield Check(
         "offset_holes",
         "places where a queue's offsets leave some out",
         True,
-        rows.where(F.col("queue_offset") > F.col("expected")),
+        rows,
+        F.col("queue_offset") > F.col("expected"),
+        columns,
         ("position",),
     )
     yield Check(
         "offset_repeats",
         "places where a queue's offsets repeat or fall",
         True,
-        rows.where(F.col("queue_offset") < F.col("expected")),
+        rows,
+        F.col("queue_offset") < F.col("expected"),
+        columns,
         ("position",),
     )
 
@@ -199,24 +214,25 @@ def order_checks(tables: Tables) -> Iterator[Check]:
         .orderBy("first_position")
         .rowsBetween(Window.unboundedPreceding, -1)
     )
-    late = (
-        ordered.withColumn("after_seq", F.max(F.when(acknowledged, F.col("seq"))).over(before))
-        .where(F.col("after_seq") >= F.col("seq"))
-        .select("first_position", "order", "seq", "after_seq", "outcome", "id_text")
-        .persist()
-    )
+    ranked = ordered.withColumn("after_seq", F.max(F.when(acknowledged, F.col("seq"))).over(before))
+    late = F.col("after_seq") >= F.col("seq")
+    columns = ("first_position", "order", "seq", "after_seq", "outcome", "id_text")
     yield Check(
         "order",
         "acknowledged messages behind a later one of their order key",
         True,
-        late.where(acknowledged),
+        ranked,
+        late & acknowledged,
+        columns,
         ("first_position",),
     )
     yield Check(
         "order_unknown",
         "messages of unknown outcome behind a later one of their order key",
         False,
-        late.where(~acknowledged),
+        ranked,
+        late & ~acknowledged,
+        columns,
         ("first_position",),
     )
     yield Check(
@@ -225,8 +241,9 @@ def order_checks(tables: Tables) -> Iterator[Check]:
         True,
         ordered.where(acknowledged)
         .groupBy("order")
-        .agg(F.min("first_queue").alias("queue_min"), F.max("first_queue").alias("queue_max"))
-        .where(F.col("queue_min") != F.col("queue_max")),
+        .agg(F.min("first_queue").alias("queue_min"), F.max("first_queue").alias("queue_max")),
+        F.col("queue_min") != F.col("queue_max"),
+        ("order", "queue_min", "queue_max"),
         ("order",),
     )
 
@@ -242,11 +259,15 @@ def damage(tables: Tables) -> Check:
         .when(kind == int(ItemKind.END), F.concat(F.lit("log stops: "), F.col("reason")))
         .otherwise(F.concat(F.lit("hole: "), F.col("reason")))
     )
-    rows = tables.items.where(
-        (unreadable | ~intact) & (F.col("position") < tables.limits.of("limit"))
-    ).select("store", "position", "size", what.alias("what"))
-    title = "damaged places below a store's limit"
-    return Check("damage", title, True, rows, ("store", "position"))
+    return Check(
+        "damage",
+        "damaged places below a store's limit",
+        True,
+        tables.items.withColumn("what", what),
+        (unreadable | ~intact) & (F.col("position") < tables.limits.of("limit")),
+        ("store", "position", "size", "what"),
+        ("store", "position"),
+    )
 
 
 def frame_checks(tables: Tables) -> Iterator[Check]:
@@ -256,7 +277,7 @@ def frame_checks(tables: Tables) -> Iterator[Check]:
     frames = tables.items.where(
         (F.col("kind") == int(ItemKind.FRAME)) & (F.col("position") < tables.limits.of("limit"))
     )
-    steps = frames.withColumn("index_before", F.lag("frame_index").over(in_store)).withColumn(
+    frames = frames.withColumn("index_before", F.lag("frame_index").over(in_store)).withColumn(
         "term_before", F.lag("frame_term").over(in_store)
     )
     columns = ("store", "position", "index_before", "frame_index", "term_before", "frame_term")
@@ -265,7 +286,9 @@ def frame_checks(tables: Tables) -> Iterator[Check]:
         "frame_sequence",
         "frames whose index does not follow, or whose term falls",
         True,
-        steps.where(wrong).select(*columns),
+        frames,
+        wrong,
+        columns,
         ("store", "position"),
     )
     same = ("frame_term", "position", "payload_length", "payload_crc", "header_crc")
@@ -280,9 +303,9 @@ def frame_checks(tables: Tables) -> Iterator[Check]:
         "frame_agreement",
         "indexes at which two stores hold different frames",
         True,
-        spread.where(differs).select(
-            "frame_index", "frame_term_min", "frame_term_max", "position_min", "position_max"
-        ),
+        spread,
+        differs,
+        ("frame_index", "frame_term_min", "frame_term_max", "position_min", "position_max"),
         ("frame_index",),
     )
     whole = frame_end() <= tables.limits.of("limit")  # behind the limit a frame may be torn
@@ -290,9 +313,9 @@ def frame_checks(tables: Tables) -> Iterator[Check]:
         "frame_records",
         "frames that hold more or fewer records than they say",
         True,
-        frames.where(whole & (F.col("records_found") != F.col("record_count"))).select(
-            "store", "position", "frame_index", "record_count", "records_found"
-        ),
+        frames,
+        whole & (F.col("records_found") != F.col("record_count")),
+        ("store", "position", "frame_index", "record_count", "records_found"),
         ("store", "position"),
     )
 
@@ -328,31 +351,31 @@ def queue_index_checks(tables: Tables) -> Iterator[Check]:
         .when(hashed & (F.col("tags_code") != F.col("record_tags_code")), "wrong tags code")
         .when(~has_unit & (F.col("position") < limits.of("commit")), "record without unit")
     )
-    wrong = (
-        joined.withColumn("what", what)
-        .where(F.col("what").isNotNull())
-        .select(
-            "store",
-            "position",
-            "what",
-            F.coalesce("topic", "record_topic").alias("topic"),
-            F.coalesce("queue_id", "record_queue").alias("queue_id"),
-            F.coalesce("queue_offset", "record_offset").alias("queue_offset"),
-        )
-        .persist()
+    judged = joined.select(
+        "store",
+        "position",
+        what.alias("what"),
+        F.coalesce("topic", "record_topic").alias("topic"),
+        F.coalesce("queue_id", "record_queue").alias("queue_id"),
+        F.coalesce("queue_offset", "record_offset").alias("queue_offset"),
     )
+    columns = ("store", "position", "what", "topic", "queue_id", "queue_offset")
     without = F.col("what") == "record without unit"
     yield Check(
         "queue_index",
         "ConsumeQueue units that point wrong",
         True,
-        wrong.where(~without),
+        judged,
+        ~without,
+        columns,
         ("store", "position"),
     )
     yield Check(
         "not_indexed",
         "committed records without a ConsumeQueue unit",
         True,
-        wrong.where(without),
+        judged,
+        without,
+        columns,
         ("store", "position"),
     )

@@ -49,7 +49,7 @@ def _consumed_offsets(events: DataFrame) -> DataFrame:
 
 
 def _consumed(consumed: DataFrame, stored: DataFrame, drained: bool) -> Iterator[Check]:
-    both = consumed.join(stored, ["queue", "offset"], "full_outer").persist()
+    both = consumed.join(stored, ["queue", "offset"], "full_outer")
     times, position = F.col("times"), F.col("position")
     unlike = position.isNotNull() & (
         (F.col("seen_min") != F.col("id")) | (F.col("seen_max") != F.col("id"))
@@ -58,23 +58,27 @@ def _consumed(consumed: DataFrame, stored: DataFrame, drained: bool) -> Iterator
         "consumed_not_stored",
         "consumed, but nothing or another message is stored at the offset",
         True,
-        both.where(times.isNotNull() & (position.isNull() | unlike)).select(
-            "queue", "offset", "times", "position"
-        ),
+        both,
+        times.isNotNull() & (position.isNull() | unlike),
+        ("queue", "offset", "times", "position"),
         ("queue", "offset"),
     )
     yield Check(
         "not_consumed",
         "stored, but never consumed",
         drained,
-        both.where(times.isNull()).select("queue", "offset", "position"),
+        both,
+        times.isNull(),
+        ("queue", "offset", "position"),
         ("queue", "offset"),
     )
     yield Check(
         "redelivered",
         "consumed more than once",
         False,
-        both.where(times > 1).select("queue", "offset", "times"),
+        both,
+        times > 1,
+        ("queue", "offset", "times"),
         ("queue", "offset"),
     )
 
@@ -86,13 +90,12 @@ def _committed(events: DataFrame, stored: DataFrame) -> Check:
         .groupBy("group", "queue")
         .agg(F.max("offset").alias("committed"))
     )
-    beyond = highest.join(ends, "queue", "left").where(
-        F.col("committed") > F.coalesce("end", F.lit(0))
-    )
     return Check(
         "committed_beyond",
         "consumer offsets committed beyond what is stored",
         True,
-        beyond.select("group", "queue", "committed", "end"),
+        highest.join(ends, "queue", "left"),
+        F.col("committed") > F.coalesce("end", F.lit(0)),
+        ("group", "queue", "committed", "end"),
         ("group", "queue"),
     )

@@ -426,7 +426,7 @@ def test_the_historys_faults_are_named(accounts: AuditReport) -> None:
     assert "no json" in accounts.check("history_lines").offenders[0]["line"]
     operations = accounts.check("history_operations").offenders
     assert [(row["invokes"], row["outcomes"]) for row in operations] == [(1, 2), (0, 1)]
-    assert [row["id"] for row in accounts.check("history_ids").offenders] == [message_id(6)]
+    assert [row["id_text"] for row in accounts.check("history_ids").offenders] == [message_id(6)]
 
 
 def test_consumed_but_not_stored_is_named(accounts: AuditReport) -> None:

@@ -113,19 +113,20 @@ class Leading(Election):
         bytes_max = config.append_bytes_max
         if progress.inflight:
             bytes_max = min(bytes_max, progress.window_bytes())
-        last = log.last_within(first, bytes_max)
+        position = log.position_of(first)
+        last, end_position = log.last_index, log.end_position
+        if end_position - position > bytes_max:
+            last = log.last_within(first, bytes_max)
+            end_position = log.end_of(last)
+        prev_index = first - 1
+        own = prev_index >= self._own_first_index  # nearly always: spares a search
+        prev_term = self.term if own else log.term_at(prev_index)
         self._out_messages.append(
             AppendOrder(
-                progress.peer,
-                self.term,
-                first - 1,
-                log.term_at(first - 1),
-                first,
-                last,
-                self.commit_index,
+                progress.peer, self.term, prev_index, prev_term, first, last, self.commit_index
             )
         )
-        progress.sent(last, log.end_of(last) - log.position_of(first), self._now_ms)
+        progress.sent(last, end_position - position, self._now_ms)
         return True
 
     def _on_append_response(self, response: AppendResponse) -> None:

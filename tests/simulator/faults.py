@@ -25,11 +25,13 @@ class FaultPlan:
             self._isolate,
             self._cut_one_way,
             self._cut_half,
+            self._split,
             self._reset_connection,
             self._pause,
             self._slow_disk,
             self._transfer,
             self._step_down,
+            self._relapse,
         ]
         if world.profile.durable:
             faults += [self._power_cut, self._power_cut_all]
@@ -39,16 +41,32 @@ class FaultPlan:
 
         # New leaders are struck just when their first frames are on the way: the moment of
         # figure 8. In most worlds nobody is.
+        self._relapsing: dict[str, str] = {}  # who is to lead again: who shall not hear of it
         self._ambush = rng.choice((0.0, 0.0, 0.3, 0.7))
-        self._ambushes = [self._kill_leader, self._isolate_leader]
+        self._ambushes = [self._kill_leader, self._isolate_leader, self._split]
 
     def elected(self, node: SimNode) -> None:
         """`node` has just become leader."""
         world = self._world
+        if not world.profile.ordered and world.rng.random() < 0.7:
+            for _ in range(3):
+                world.after(2 * world.unit_ms * world.rng.random(), self._replay, node.name)
+        friend = self._relapsing.pop(node.name, None)
+        if friend is not None and not world.healed:
+            self._cut({(node.name, friend)})
         if not world.healed and world.rng.random() < self._ambush:
             delay_ms = (world.profile.delay_ms * 2 + world.profile.sync_ms) * 2
             fault = world.rng.choice(self._ambushes)
             world.after(delay_ms * world.rng.random(), self._spring, fault, node)
+
+    def _replay(self, name: str) -> None:
+        """Old messages to a new leader arrive once more: words of its earlier leaderships."""
+        world = self._world
+        if world.healed:
+            return
+        old = [message for message in world.history if message.to == name]
+        for message in world.rng.sample(old, min(len(old), 20)):
+            world.deliver(message)
 
     def _spring(self, fault: Callable[[], None], node: SimNode) -> None:
         if not self._world.healed and node.up and self._leader() is node:
@@ -100,7 +118,7 @@ class FaultPlan:
         if not node.up:
             self.restart_later(node)
             return
-        for peer in node.voters - {node.name}:
+        for peer in node.peers:
             self._world.tell_opened(node.name, peer)
 
     def _kill(self) -> None:
@@ -167,6 +185,16 @@ class FaultPlan:
         else:
             self._cut({(o, name) for o in others})
 
+    def _split(self) -> None:
+        """Two groups that do not hear each other; the leader tends to be in the smaller one."""
+        world = self._world
+        victim = self._victim().name
+        others = [name for name in sorted(world.nodes) if name != victim]
+        world.rng.shuffle(others)
+        far = others[: world.rng.randint(len(others) // 2, len(others))]
+        near = world.nodes.keys() - set(far)
+        self._cut({(a, b) for a in near for b in far} | {(b, a) for a in near for b in far})
+
     def _cut(self, links: set[tuple[str, str]]) -> None:
         self._world.cut |= links
         self._world.after(self._soon(), self._uncut, links)
@@ -187,7 +215,34 @@ class FaultPlan:
 
     def _transfer(self) -> None:
         leader = self._leader()
-        leader.transfer(self._world.rng.choice(sorted(leader.voters - {leader.name})))
+        leader.transfer(self._world.rng.choice(leader.peers))
+
+    def _relapse(self) -> None:
+        """A leader goes on with a minority, is deposed, its frames are cut, and it leads again:
+        the friend that once acknowledged those frames hears of the new ones late."""
+        world = self._world
+        leader = self._leader()
+        if not leader.up or leader.name in self._relapsing:
+            return
+        others = sorted(world.nodes.keys() - {leader.name})
+        friend = world.rng.choice(others)
+        near = {leader.name, friend} if len(others) > 2 else {leader.name}
+        far = world.nodes.keys() - near
+        links = {(a, b) for a in near for b in far} | {(b, a) for a in near for b in far}
+        self._relapsing[leader.name] = friend
+        world.cut |= links
+        for _ in range(3):
+            world.after(2 * world.unit_ms * world.rng.random(), leader.offer, b"minority")
+        apart_ms = (8 + 4 * world.rng.random()) * world.unit_ms  # longer than most elections
+        world.after(apart_ms, self._uncut, links)
+        for beats in (2, 5, 8):
+            world.after(apart_ms + beats * world.unit_ms, self._hand_back, leader.name)
+
+    def _hand_back(self, name: str) -> None:
+        if name in self._relapsing and not self._world.healed:
+            leader = self._leader()
+            if leader.name != name:
+                leader.transfer(name)
 
     def _step_down(self) -> None:
         self._leader().step_down()

@@ -32,6 +32,7 @@ class SimNode:
         self.world = world
         self.name = name
         self.voters = voters
+        self.peers = sorted(voters - {name})  # in an order that no hash decides
         self.disk = SimDisk(world.rng)
         self.up = False
         self.paused = False  # SIGSTOP: it neither hears nor ticks, its connections stay open
@@ -97,7 +98,7 @@ class SimNode:
             self.disk.lose_power()
         else:
             self.disk.kill_process()
-            for peer in self.voters - {self.name}:  # the kernel closes its connections
+            for peer in self.peers:  # the kernel closes its connections
                 self.world.after(
                     self.world.profile.delay_ms, self.world.tell_closed, self.name, peer
                 )
@@ -107,7 +108,7 @@ class SimNode:
         if not self.up:
             self.start()
         self.resume()
-        for peer in self.voters - {self.name}:
+        for peer in self.peers:
             self.world.tell_opened(peer, self.name)
             self.world.tell_opened(self.name, peer)
 
@@ -186,6 +187,11 @@ class SimNode:
             return
         self._proposals[frame.index] = frame
         self._work()
+
+    def offer(self, payload: bytes) -> None:
+        """`propose`, if this node can be asked at all."""
+        if self.up and not self.paused:
+            self.propose(payload)
 
     def _seal(self, kind: FrameKind, payload: bytes) -> Frame:
         core = self.core

@@ -11,6 +11,7 @@ replica catch up, and every acknowledged frame still be there.
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
@@ -26,6 +27,7 @@ from tests.simulator.node import SimNode
 FAULTS_MS = 3_500.0  # how long faults go on
 HEAL_MS_MAX = 15_000.0  # by then a healed group must have made progress: > 10 elections
 STEP_MS = 20.0  # how often progress is looked at after healing
+HISTORY_MAX = 500  # messages that may be replayed
 EVENTS_MAX = 60_000  # a world that does not end is a failure, not a hang
 
 
@@ -52,7 +54,7 @@ class Profile:
         rough = rng.random() < 0.5
         delay_ms = rng.choice((0.2, 1.0, 5.0, 30.0))
         return Profile(
-            nodes=rng.choice((3, 3, 3, 3, 5)),
+            nodes=rng.choice((3, 3, 3, 5)),
             durable=rng.random() < 0.7,
             delay_ms=delay_ms,
             spike=rng.choice((0.0, 0.02, 0.1)) if rough else 0.0,
@@ -89,6 +91,7 @@ class World:
         self._queue: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._sequence = 0
         self._arrival: dict[tuple[str, str], float] = {}
+        self.history: deque[Message] = deque(maxlen=HISTORY_MAX)
         self.cut: set[tuple[str, str]] = set()
         self.config = CoreConfig(
             heartbeat_ms=25 if self.profile.fast else 75,
@@ -207,19 +210,20 @@ class World:
             return
         delay_ms = profile.delay_ms * (0.5 + rng.random())
         if not self.healed and not profile.ordered:
+            self.history.append(message)
             if rng.random() < profile.loss:
                 return
             if rng.random() < profile.spike:
                 delay_ms *= 20 * (1 + rng.random())
             if rng.random() < profile.duplication:
-                self.after(delay_ms + profile.late_ms * rng.random(), self._deliver, message)
+                self.after(delay_ms + profile.late_ms * rng.random(), self.deliver, message)
         when_ms = self.now_ms + delay_ms
         if profile.ordered or self.healed:
             when_ms = max(when_ms, self._arrival.get(link, 0.0))
             self._arrival[link] = when_ms
-        self.at(when_ms, self._deliver, message)
+        self.at(when_ms, self.deliver, message)
 
-    def _deliver(self, message: Message) -> None:
+    def deliver(self, message: Message) -> None:
         if (message.sender, message.to) in self.cut:
             return
         node = self.nodes[message.to]

@@ -1,0 +1,131 @@
+"""The disk that forgets: what it must keep, what it may lose, and that it really loses it."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from tests.simulator.disk import SimCrash, SimDisk
+
+
+def fates(write_sync: bool, tries: int = 200) -> set[bytes]:
+    """What 200 power cuts leave of 16 bytes written over zeros."""
+    found = set()
+    for seed in range(tries):
+        disk = SimDisk(Random(seed))
+        file = disk.open("f", allocate_bytes=16)
+        file.sync()
+        disk.sync_directory("")
+        file.pwrite(0, b"0123456789abcdef")
+        if write_sync:
+            file.sync()
+        disk.lose_power()
+        found.add(disk.open("f").pread(0, 16))
+    return found
+
+
+def test_what_is_synced_survives() -> None:
+    assert fates(write_sync=True) == {b"0123456789abcdef"}
+
+
+def test_what_is_not_synced_is_kept_dropped_or_torn() -> None:
+    found = fates(write_sync=False)
+    assert b"0123456789abcdef" in found
+    assert bytes(16) in found
+    torn = found - {b"0123456789abcdef", bytes(16)}
+    assert any(data.endswith(b"\0") for data in torn)
+    assert any(data.startswith(b"\0") for data in torn)
+
+
+def test_eight_bytes_do_not_tear() -> None:
+    for seed in range(100):
+        disk = SimDisk(Random(seed))
+        file = disk.open("f", allocate_bytes=8)
+        file.sync()
+        disk.sync_directory("")
+        file.pwrite(0, b"01234567")
+        disk.lose_power()
+        assert disk.open("f").pread(0, 8) in (bytes(8), b"01234567")
+
+
+def test_unsynced_writes_survive_independently() -> None:
+    found = set()
+    for seed in range(200):
+        disk = SimDisk(Random(seed))
+        file = disk.open("f", allocate_bytes=2)
+        file.sync()
+        disk.sync_directory("")
+        file.pwrite(0, b"a")
+        file.pwrite(1, b"b")
+        disk.lose_power()
+        found.add(disk.open("f").pread(0, 2))
+    assert found == {b"\0\0", b"a\0", b"\0b", b"ab"}
+
+
+def test_a_killed_process_loses_nothing_but_its_open_files() -> None:
+    disk = SimDisk(Random(1))
+    file = disk.open("f")
+    file.pwrite(0, b"x")
+    disk.kill_process()
+    assert disk.open("f").pread(0, 9) == b"x"
+    with pytest.raises(AssertionError):
+        file.pwrite(0, b"y")
+
+
+def test_names_survive_up_to_some_operation() -> None:
+    found = set()
+    for seed in range(100):
+        disk = SimDisk(Random(seed))
+        disk.open("a").sync()
+        disk.sync_directory("")
+        disk.open("b").sync()
+        disk.rename("b", "c")
+        disk.remove("a")
+        disk.lose_power()
+        found.add(tuple(disk.listdir("")))
+    assert found == {("a",), ("a", "b"), ("a", "c"), ("c",)}
+
+
+def test_a_rename_replaces_its_target_whole_or_not_at_all() -> None:
+    found = set()
+    for seed in range(50):
+        disk = SimDisk(Random(seed))
+        for name, content in (("old", b"old"), ("new", b"new")):
+            file = disk.open(name)
+            file.pwrite(0, content)
+            file.sync()
+        disk.sync_directory("")
+        disk.rename("new", "old")
+        disk.lose_power()
+        found.add(disk.open("old").pread(0, 9))
+    assert found == {b"old", b"new"}
+
+
+def test_a_sync_under_way_does_not_cover_later_writes() -> None:
+    left = set()
+    for seed in range(50):
+        disk = SimDisk(Random(seed))
+        file = disk.open("f", allocate_bytes=2)
+        file.pwrite(0, b"a")
+        disk.sync_horizon = disk.operations
+        file.pwrite(1, b"b")
+        file.sync()
+        disk.sync_horizon = None
+        disk.sync_directory("")
+        disk.lose_power()
+        left.add(disk.open("f").pread(0, 2))
+    assert left == {b"a\0", b"ab"}
+
+
+def test_it_crashes_at_the_operation_it_was_told() -> None:
+    disk = SimDisk(Random(1))
+    file = disk.open("f")
+    disk.crash_after(2)
+    file.pwrite(0, b"whole and well")
+    with pytest.raises(SimCrash):
+        file.pwrite(14, b"perhaps in part")
+    disk.kill_process()
+    data = disk.open("f").pread(0, 99)
+    assert data.startswith(b"whole and well")
+    assert b"whole and wellperhaps in part".startswith(data)

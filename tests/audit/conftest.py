@@ -1,5 +1,6 @@
 """One Spark session for all of tests/audit; what third parties warn about is excused here alone."""
 
+import os
 import tarfile
 import warnings
 from collections.abc import Iterator
@@ -27,13 +28,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """Small data: one shuffle partition, and no code generated and compiled per query."""
+    """Small data: one shuffle partition, and no code compiled that is run a few times only."""
+    os.environ["JDK_JAVA_OPTIONS"] = "-XX:TieredStopAtLevel=1"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         with session() as running:
             running.conf.set("spark.sql.shuffle.partitions", "1")
             running.conf.set("spark.sql.codegen.wholeStage", "false")
             running.conf.set("spark.sql.codegen.factoryMode", "NO_CODEGEN")
+            del os.environ["JDK_JAVA_OPTIONS"]  # the JVM runs now; nobody else shall inherit it
             yield running
 
 

@@ -25,11 +25,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from chaos.events import History, Outcome, Send
+from chaos.events import History, Outcome, Position, Send
 
 EXAMPLES_MAX = 10
-
-Position = tuple[str, int, int]  # topic, queue, offset
 
 
 class Verdict(Enum):
@@ -101,7 +99,7 @@ def check_phantom(history: History) -> Check:
     sends = {send.id: send for send in history.sends}
     phantoms: list[str] = []
     seen = 0
-    for place, message_id in _consumed_ids(history):
+    for place, message_id in history.consumed_ids():
         seen += 1
         send = sends.get(message_id)
         if send is None:
@@ -121,7 +119,7 @@ def check_positions(history: History) -> Check:
     for send in history.sends:
         if send.outcome is Outcome.OK:
             _hold(holder, clashes, (send.topic, send.queue, send.offset), send.id)
-    for place, message_id in _consumed_ids(history):
+    for place, message_id in history.consumed_ids():
         places[message_id].add(place)
         _hold(holder, clashes, place, message_id)
     for send in history.sends:
@@ -137,7 +135,7 @@ def check_positions(history: History) -> Check:
 def check_broker_duplicates(history: History) -> Check:
     """Messages stored more often than their client attempted: only a broker can have done that."""
     sends = {send.id: send for send in history.sends}
-    copies = _stored_copies(history)
+    copies = history.stored_copies()
     wrong: list[str] = []
     for message_id, found in copies.items():
         send = sends.get(message_id)
@@ -153,7 +151,7 @@ def count_retry_duplicates(history: History) -> Check:
     """Messages stored again because the client had to ask again. Allowed; counted."""
     attempts = {send.id: send.attempts for send in history.sends}
     extra = 0
-    for message_id, found in _stored_copies(history).items():
+    for message_id, found in history.stored_copies().items():
         if 1 < len(found) <= attempts.get(message_id, 0):
             extra += len(found) - 1
     detail = "extra copies that a client's own retry stored (allowed)"
@@ -170,7 +168,7 @@ def count_redeliveries(history: History) -> Check:
 
 def count_unknown_delivered(history: History) -> Check:
     """Sends of unknown outcome that turned out to be stored. Allowed; counted."""
-    copies = _stored_copies(history)
+    copies = history.stored_copies()
     vague = [s for s in history.sends if s.outcome in (Outcome.UNKNOWN, Outcome.OPEN)]
     stored = sum(1 for send in vague if send.id in copies)
     detail = f"of {len(vague)} sends without a known outcome (allowed)"
@@ -261,31 +259,14 @@ def _order_fault(
         )
 
 
-def _stored_copies(history: History) -> dict[str, set[Position]]:
-    """Every position at which a message is known to lie: acknowledged there or consumed there."""
-    copies: dict[str, set[Position]] = defaultdict(set)
-    for send in history.sends:
-        if send.outcome is Outcome.OK:
-            copies[send.id].add((send.topic, send.queue, send.offset))
-    for place, message_id in _consumed_ids(history):
-        copies[message_id].add(place)
-    return copies
-
-
 def _first_copies(history: History) -> dict[str, Position]:
-    return {message_id: min(places) for message_id, places in _stored_copies(history).items()}
+    return {message_id: min(places) for message_id, places in history.stored_copies().items()}
 
 
 def _consumed_positions(history: History) -> Iterator[Position]:
     for consume in history.consumes:
         for offset in consume.offsets:
             yield consume.topic, consume.queue, offset
-
-
-def _consumed_ids(history: History) -> Iterator[tuple[Position, str]]:
-    for consume in history.consumes:
-        for offset, message_id in zip(consume.offsets, consume.ids, strict=False):
-            yield (consume.topic, consume.queue, offset), message_id
 
 
 def _hold(

@@ -35,7 +35,12 @@ MARKS = {
     Verdict.FAIL: "[bold red]FAIL[/]",
     Verdict.UNKNOWN: "[yellow]unknown[/]",
 }
-DEFAULT_SETTINGS = {"mappedFileSizeCommitLog": str(64 * 1024 * 1024)}
+DEFAULT_SETTINGS = {
+    "mappedFileSizeCommitLog": str(64 * 1024 * 1024),
+    # Apache's default of 32 messages an answer makes consumers wait for round trips under load.
+    "maxTransferCountOnMessageInMemory": "512",
+    "maxTransferBytesOnMessageInMemory": str(1024 * 1024),
+}
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})

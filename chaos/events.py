@@ -9,10 +9,13 @@ A send whose outcome was never written (the harness died, or was still waiting) 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
+
+Position = tuple[str, int, int]  # topic, queue, offset
 
 
 class HistoryError(Exception):
@@ -119,11 +122,33 @@ class History:
     faults: list[Fault] = field(default_factory=list)
     leaders: list[Leader] = field(default_factory=list)
     drains: list[Drain] = field(default_factory=list)
+    _copies: dict[str, set[Position]] | None = None  # computed when first asked for
 
     @property
     def start_ns(self) -> int:
         """Clock of the meta line: zero of every chart."""
         return int(self.meta["t_ns"])
+
+    def stored_copies(self) -> Mapping[str, set[Position]]:
+        """Message id → positions at which it is known to lie: acknowledged or consumed there.
+
+        Computed once: the history must be complete by then.
+        """
+        if self._copies is None:
+            copies: dict[str, set[Position]] = defaultdict(set)
+            for send in self.sends:
+                if send.outcome is Outcome.OK:
+                    copies[send.id].add((send.topic, send.queue, send.offset))
+            for place, message_id in self.consumed_ids():
+                copies[message_id].add(place)
+            self._copies = copies
+        return self._copies
+
+    def consumed_ids(self) -> Iterator[tuple[Position, str]]:
+        """Every delivery of which the message's id was recorded."""
+        for consume in self.consumes:
+            for offset, message_id in zip(consume.offsets, consume.ids, strict=False):
+                yield (consume.topic, consume.queue, offset), message_id
 
     def kills(self) -> list[Fault]:
         """The faults that took a process away."""

@@ -64,7 +64,7 @@ MARKER = ".flights-demo"  # only a directory with this in it is ever removed
 @click.option("--limit", type=click.IntRange(30, ROW_COUNT), help="Send only so many departures.")
 @click.option(
     "--window",
-    default=1024,
+    default=256,
     type=click.IntRange(1, WINDOW_MAX),
     help="Most sends in flight; of one aircraft there is never more than one.",
 )

@@ -35,7 +35,12 @@ RESTART_AFTER_S = 2.0
 JOIN_TIMEOUT_S = 30.0
 DRAIN_TIMEOUT_S = 60.0
 SEND_TIMEOUT_MS = 30_000  # far above any failover: what fails after it is worth a failed demo
-SETTINGS = {"mappedFileSizeCommitLog": str(64 * 1024 * 1024)}  # several segments, not one
+SETTINGS = {
+    "mappedFileSizeCommitLog": str(64 * 1024 * 1024),  # several segments, not one
+    # Apache's default of 32 messages an answer makes consumers wait for round trips under load.
+    "maxTransferCountOnMessageInMemory": "512",
+    "maxTransferBytesOnMessageInMemory": str(1024 * 1024),
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,6 +96,8 @@ class Cluster:
         """Make the cluster, or start an existing one again with its data; wait until it serves."""
         self.directory.mkdir(parents=True, exist_ok=True)
         with locked(self.directory):
+            exists = (self.directory / "cluster.json").exists()
+            before = self.state().settings if exists else {}
             plan = self._plan(replica_count, namesrv, dict(settings or {}))
             save_state(self.directory, plan)
             started: list[ProcessId] = []
@@ -106,6 +108,8 @@ class Cluster:
                 await self._wait_serving(timeout_s, everybody=True)
             except BaseException:  # Ctrl-C included: end what was started, then go on raising
                 end_now(started)
+                # A setting that the brokers refuse must not be in the way of the next try.
+                save_state(self.directory, replace(self.state(), settings=before))
                 raise
             return self.state()
 

@@ -1,0 +1,110 @@
+"""The real thing, small: three broker processes, one leader killed under load, nothing lost."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import orjson
+import pytest
+from click.testing import CliRunner
+
+from chaos import cluster_cli
+from chaos.checkers import Verdict
+from chaos.cli import main
+from chaos.clusterfile import load_state
+from chaos.history import read_history
+from chaos.process import state
+from chaos.runner import RunConfig, run_scenario
+
+
+def assert_stopped(directory: Path) -> None:
+    nodes = load_state(directory).nodes
+    assert {state(node.process) for node in nodes if node.process} == {"dead"}
+
+
+async def test_leader_killed_under_load(tmp_path: Path) -> None:
+    said: list[str] = []
+    config = RunConfig(
+        "failover",
+        tmp_path,
+        seed=5,
+        kills=1,
+        minutes=3 / 60,
+        rate_per_s=400,
+        keys=50,
+        window=64,
+        settings={"mappedFileSizeCommitLog": str(8 * 1024 * 1024)},
+    )
+    result = await run_scenario(config, "the command", said.append)
+    assert result.verdict is Verdict.PASS, result.checks
+    assert result.tally.ok == result.tally.invoked > 1000
+    (recovery,) = result.recoveries
+    assert recovery.role == "leader"
+    assert recovery.everybody_ms is not None and recovery.worst_client_ms is not None
+    assert [line for line in said if line.startswith("kill 1 of 1")]
+
+    history = read_history(result.history)
+    assert [fault.kind for fault in history.faults] == ["kill", "start"]
+    assert len({leader.term for leader in history.leaders}) >= 2
+    assert history.drains[0].complete
+    assert history.commits
+    verdict = orjson.loads((tmp_path / "verdict.json").read_bytes())
+    assert verdict["verdict"] == "pass"
+    assert verdict["recovery"]["recovered"] == 1
+    assert "the command" in result.page.read_text(encoding="utf-8")
+    assert_stopped(tmp_path / "cluster")
+
+
+def test_commands_against_a_cluster_that_runs_already(tmp_path: Path) -> None:
+    home, out = tmp_path / "c", tmp_path / "run"
+
+    def cluster(*words: str) -> str:
+        result = CliRunner().invoke(cluster_cli.main, [words[0], "--dir", str(home), *words[1:]])
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    try:
+        cluster("up", "--set", f"mappedFileSizeCommitLog={8 * 1024 * 1024}")
+        words = ["run", "followers", "--dir", str(out), "--cluster", str(home), "--kills", "1"]
+        words += ["--minutes", "0.03", "--rate", "200", "--producers", "1", "--seed", "2"]
+        result = CliRunner().invoke(main, words)
+        assert result.exit_code == 0, result.output
+        assert re.search(r"kill 1 of 1: n\d \(follower\)", result.output)
+        again = CliRunner().invoke(main, words)
+        assert again.exit_code == 2 and "holds a history already" in again.output
+        nodes = orjson.loads(cluster("status", "--json"))["nodes"]
+        assert all(node["alive"] for node in nodes)  # it was not ours to stop
+        assert sorted(node["role"] or "" for node in nodes)[-1] == "leader"
+        commits = {node["commit"] for node in nodes if node["kind"] == "broker"}
+        assert min(commits) > 1
+        cluster("kill", "leader")
+        cluster("down")
+        up = cluster("up")  # with its data, as many replicas
+        assert "leader (ready)" in up
+    finally:
+        CliRunner().invoke(cluster_cli.main, ["down", "--dir", str(home)])
+    assert_stopped(home)
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("flushDiskTyp=SYNC_FLUSH", "did you mean flushDiskType?"),
+        ("flushDiskType=SOMETIMES", "expected one of SYNC_FLUSH, ASYNC_FLUSH"),
+    ],
+)
+def test_wrong_setting_is_told_in_the_brokers_words_and_forgotten(
+    tmp_path: Path, setting: str, words: str
+) -> None:
+    up = ["up", "--dir", str(tmp_path), "--replicas", "1", "--set"]
+    result = CliRunner().invoke(cluster_cli.main, [*up, setting])
+    assert result.exit_code == 1
+    assert words in result.output
+    assert_stopped(tmp_path)
+    try:
+        result = CliRunner().invoke(cluster_cli.main, [*up, "flushDiskType=SYNC_FLUSH"])
+        assert result.exit_code == 0, result.output
+    finally:
+        CliRunner().invoke(cluster_cli.main, ["down", "--dir", str(tmp_path)])
+    assert_stopped(tmp_path)

@@ -1,8 +1,9 @@
 """The audit as a library: one session, an audit, a topic as a table.
 
 with session() as spark:
-    report = run_audit(spark, {"n0": "…/n0/store", …}, "history.jsonl", "Flights")
-    flights = topic_frame(spark, "…/n0/store", "Flights")
+    report = run_audit(spark, stores, "history.jsonl", "Flights")
+    store = stores[report.fullest_store]
+    flights = topic_frame(spark, store, "Flights", until=report.agreed_end)
 """
 
 import tempfile
@@ -45,8 +46,9 @@ def topic_frame(
     """A topic's messages in one store as a DataFrame (audit.parse.RECORD_BODY_SCHEMA).
 
     Reads committed messages: up to `until`, by default the store's own commit position, or all of
-    the log if the store has none (classic mode). A client's retry may be in it twice: distinct by
-    `uniq_key` if that matters. Every action reads the log again.
+    the log if the store has none (classic mode). The commit position of a store that was killed is
+    that of its last flush; an audit's report knows better (`agreed_end`). A client's retry may be
+    in the topic twice: distinct by `uniq_key` if that matters. Every action reads the log again.
     """
     commit = confirmed_position(str(store)) if until is None else until
     reader = spark.read.format("rocketmq").option("topic", topic)

@@ -104,7 +104,8 @@ def print_report(report: AuditReport, console: Console) -> None:
             continue
         console.print(f"[bold red]{check.title}[/] ({check.count:,})", highlight=False)
         for offender in check.offenders[:OFFENDERS_SHOWN]:
-            console.print("  ", "  ".join(f"{k}={v}" for k, v in offender.items()), markup=False)
+            line = "  ".join(f"{key}={value}" for key, value in offender.items())
+            console.print("  ", line, markup=False, soft_wrap=True)
         if check.count > OFFENDERS_SHOWN:
             console.print(f"   … {check.count - OFFENDERS_SHOWN:,} more", highlight=False)
     verdict = "[bold green]nothing is wrong[/]" if report.ok else "[bold red]something is wrong[/]"

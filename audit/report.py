@@ -61,6 +61,16 @@ class AuditReport:
         """The verdict."""
         return all(check.ok for check in self.checks)
 
+    @property
+    def agreed_end(self) -> int:
+        """Log position up to which a majority agrees: the end of the topic that was audited."""
+        return max(store.agreed for store in self.stores)
+
+    @property
+    def fullest_store(self) -> str:
+        """Name of a store that reaches `agreed_end`: the one to read the topic from."""
+        return max(self.stores, key=lambda store: store.agreed).store
+
     def check(self, name: str) -> CheckResult:
         """The check of that name. KeyError if it was not run."""
         for check in self.checks:

@@ -13,6 +13,7 @@ from google_crc32c import value as crc32c
 from pyspark.sql import SparkSession
 
 from audit.api import AuditReport, run_audit
+from audit.report import OFFENDERS_MAX
 from store.frame import FrameKind
 from tests.audit.run import NAMES, TOPIC, Run, message_id
 from tests.audit.stores import Log, Message, unit_bytes
@@ -380,7 +381,8 @@ def test_what_only_a_minority_holds_is_missing(cut: tuple[Run, AuditReport]) -> 
     run, report = cut
     last_segment = max(run.log.segments)
     gone = [p for p in run.log.placed if p.message.topic == TOPIC and p.position > last_segment]
-    assert report.count("missing") >= len(gone) - 1 > 0
+    assert report.count("missing") >= len(gone) - 1 > OFFENDERS_MAX
+    assert len(report.check("missing").offenders) == OFFENDERS_MAX
 
 
 @pytest.fixture(scope="module")

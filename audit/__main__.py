@@ -1,0 +1,5 @@
+"""`python -m audit` is mqaudit."""
+
+from audit.cli import main
+
+main()

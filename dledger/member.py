@@ -88,6 +88,7 @@ class RaftMember:
         )
         self._running = False
         self._pumping = False
+        self._commit_due = 0  # committed, to be applied; 0: nothing
         self._cut_scheduled = False
         self._serving = False  # the application knows that it leads
         self._was_leader = False
@@ -366,7 +367,14 @@ class RaftMember:
                 wanted = ready()
                 if wanted is not None:
                     self._perform(wanted)
-                elif not (self._serving and self._proposer.propose_next()):
+                elif self._serving and self._proposer.propose_next():
+                    continue
+                elif self._commit_due:
+                    # Last, so that acknowledgements and the next frame are on their way to the
+                    # peers while this node's ConsumeQueues and answers are made.
+                    commit_index, self._commit_due = self._commit_due, 0
+                    self._applier.advance(commit_index)
+                else:
                     break
         except OSError as error:
             self._fail("writing failed", error)
@@ -394,7 +402,7 @@ class RaftMember:
             if self._flusher.mode is FlushMode.ASYNC:
                 self.core.durable(raft_log.last_index)
         if ready.commit_index is not None:
-            self._applier.advance(ready.commit_index)
+            self._commit_due = ready.commit_index  # applied by the pump
         for token, index in ready.reads:
             self._reads.confirmed(token, index, self._applier.applied_index)
         for token in ready.failed_reads:

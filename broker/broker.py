@@ -197,7 +197,7 @@ class Broker:
             state,
             rules,
             queue_end=self._queue_end,
-            request_cut=lambda: self.engine.request_cut(),
+            request_cut=lambda at_once: self.engine.request_cut(at_once),
             propose=self._propose_then,
             leader_address=lambda: self.roles.leader_address,
             clock_ms=self.clock_ms,

@@ -2,15 +2,16 @@
 
 `on_raw` sees all frames of one arrival. JSON sends are parsed here once and go straight to the
 send path; every other frame takes the connection's usual way to `handlers`. When all frames of the
-arrival are through, the sends among them are cut together.
+arrival are through, the sends among them are cut together, long arrivals in parts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from orjson import JSONDecodeError, loads
+from orjson import loads
 
+from broker.errors import Refused
 from broker.send import SendPath
 from broker.sendrequest import v2_fields
 from remoting.codec import RawFrame
@@ -23,6 +24,10 @@ from store.record import pack_host
 SEND_V2 = int(RequestCode.SEND_MESSAGE_V2)
 SEND_BATCH = int(RequestCode.SEND_BATCH_MESSAGE)
 SEND_V1 = int(RequestCode.SEND_MESSAGE)
+# Of a long arrival so many are proposed before the next are parsed: the followers write these
+# while the leader parses those. Half of a client's usual window of 256: measured 62,000 sends a
+# second with whole arrivals, 65,000 with 64, 74,000 to 84,000 with 128.
+SENDS_PER_CUT = 128
 
 
 class Processor:
@@ -35,30 +40,37 @@ class Processor:
             handlers[code] = self._send
 
     def on_raw(self, connection: Connection, frames: list[RawFrame]) -> None:
-        receive = self._sends.receive
+        """All frames of one arrival. What is no plain send, or an odd one, goes the usual way,
+        which also says what is wrong with it."""
+        sends = self._sends
+        admit = sends.admit
         born_host = connection.attachment
         if born_host is None:
             born_host = connection.attachment = _born_host(connection.peer_address)
-        sent = False
+        admitted = 0
         for frame in frames:
             serialize_type, header, body = frame
             if serialize_type == JSON:
                 try:
                     fields = loads(header)
                     code = fields["code"]
-                    if code == SEND_V2 or code == SEND_BATCH:
-                        flag = fields["flag"]
-                        ext = fields["extFields"]
-                        if not flag & RESPONSE_FLAG:
-                            sender = (connection, fields["opaque"], flag & ONEWAY_FLAG, JSON)
-                            receive(sender, ext, body, born_host, code)
-                            sent = True
-                            continue
-                except (JSONDecodeError, KeyError, TypeError):
-                    pass  # the usual way says what is wrong with it
+                    flag = fields["flag"]
+                    if (code == SEND_V2 or code == SEND_BATCH) and not flag & RESPONSE_FLAG:
+                        sender = (connection, fields["opaque"], flag & ONEWAY_FLAG, JSON)
+                        admit(sender, fields["extFields"], body, born_host, code)
+                        admitted += 1
+                        if admitted == SENDS_PER_CUT:
+                            sends.wake(at_once=True)
+                            admitted = 0
+                        continue
+                except Refused as refused:
+                    sends.refuse(sender, refused)
+                    continue
+                except (AttributeError, KeyError, TypeError, ValueError):
+                    pass  # malformed; nothing was admitted
             connection.dispatch(frame)
-        if sent:
-            self._sends.wake()
+        if admitted:
+            sends.wake()
 
     def _send(self, connection: Connection, command: RemotingCommand) -> None:
         """A send that did not take the fast way: binary header, long names, odd JSON."""

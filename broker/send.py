@@ -113,7 +113,7 @@ class SendPath:
         rules: SendRules,
         *,
         queue_end: Callable[[str, int], int],
-        request_cut: Callable[[], None],
+        request_cut: Callable[[bool], None],
         propose: Callable[[bytes, Callable[[Exception | None], None]], None],
         leader_address: Callable[[], str],
         clock_ms: Callable[[], int],
@@ -165,21 +165,27 @@ class SendPath:
     ) -> None:
         """Take one send with V2 header fields. Answers by itself when it is refused."""
         try:
-            self._admit(sender, ext, body, born_host, code)
+            self.admit(sender, ext, body, born_host, code)
         except Refused as refused:
-            self._refuse(sender, refused.code, refused.remark)
+            self.refuse(sender, refused)
         except (KeyError, ValueError, TypeError, AttributeError) as error:
             remark = f"the send header is malformed: {error!r}; the message was not stored"
             self._refuse(sender, ResponseCode.SYSTEM_ERROR, remark)
 
-    def wake(self) -> None:
-        """After a run of `receive`: have the member cut what waits."""
+    def wake(self, at_once: bool = False) -> None:
+        """After a run of `receive` or `admit`: have the member cut what waits, at the end of this
+        turn of the loop (with what other connections bring), or at once."""
         if self._groups:
-            self._request_cut()
+            self._request_cut(at_once)
 
-    def _admit(
+    def admit(
         self, sender: Sender, ext: Mapping[str, str], body: bytes, born_host: bytes, code: int
     ) -> None:
+        """Check one send and put it on the waiting list, or have its topic created first.
+
+        Raises Refused, and KeyError, ValueError, TypeError or AttributeError for a malformed
+        header; nothing has happened then.
+        """
         name = ext["b"]
         topic = self._topics.get(name)
         if topic is None or not self._leading or self.disk_full:
@@ -476,6 +482,10 @@ class SendPath:
             self._refuse(sender, code, remark)
         self._held_bytes -= group.held_bytes
         group.held_bytes = 0
+
+    def refuse(self, sender: Sender, refused: Refused) -> None:
+        """Answer a send that `admit` refused."""
+        self._refuse(sender, refused.code, refused.remark)
 
     def _refuse(self, sender: Sender, code: int, remark: str) -> None:
         connection, opaque, one_way, serialize_type = sender

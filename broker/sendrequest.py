@@ -53,6 +53,7 @@ BORN_V6 = 0x10
 STORE_V6 = 0x20
 TRANSACTION_BITS = 0x0C
 INT32_MAX = 0x7FFFFFFF
+INT64_MAX = 0x7FFFFFFFFFFFFFFF
 
 SYSTEM_ERROR = 1
 MESSAGE_ILLEGAL = 13
@@ -264,8 +265,26 @@ def parse_single(
         raise _body_refused(body, rules)
     stored, unique_key, tags = stored_properties(ext.get("i") or "", rules)
     sys_flag, flag, reconsume = numbers
-    fixed = (sys_flag, flag, reconsume, _born_ms(ext["g"]), born_host)
-    return _record(queue, topic, body, fixed, stored, tags, rules), unique_key
+    born_ms = int(ext["g"])
+    size = len(stored)
+    if len(born_host) != 8 or size > PROPERTIES_SIZE_MAX or not 0 <= born_ms <= INT64_MAX:
+        fixed = (sys_flag, flag, reconsume, _born_ms(ext["g"]), born_host)
+        return _record(queue, topic, body, fixed, stored, tags, rules), unique_key
+    tail = topic.name_part + _INT16(size) + stored  # what _record does, without the call
+    return (
+        queue,
+        rules.head_size_v4 + len(body) + len(tail),
+        rules.head_v4,
+        crc32(body) & 0x7FFFFFFF,
+        flag,
+        sys_flag,
+        born_ms,
+        born_host,
+        reconsume,
+        body,
+        tail,
+        tags,
+    ), unique_key
 
 
 def parse_batch(
@@ -309,7 +328,7 @@ def _numbers(ext: Mapping[str, str], rules: SendRules) -> tuple[int, int, int]:
 
 def _born_ms(text: str) -> int:
     born_ms = int(text)
-    if not 0 <= born_ms <= 0x7FFFFFFFFFFFFFFF:
+    if not 0 <= born_ms <= INT64_MAX:
         raise Refused(MESSAGE_ILLEGAL, "bornTimestamp is out of range")
     return born_ms
 

@@ -40,6 +40,7 @@ log = logging.getLogger("dledger.member")
 
 TICK_MS = 10  # < a seventh of a heartbeat: what a deadline may be late by
 HOUSEKEEPING_MS = 500
+FRAMES_KEEP_BUSY = 2  # one being written by the peers, one on its way to them
 
 
 class RaftMember:
@@ -188,12 +189,19 @@ class RaftMember:
 
     # -- what the broker asks -----------------------------------------------------------------
 
-    def request_cut(self) -> None:
-        """Something waits in the application. Cheap; one cut per turn of the loop follows."""
+    def request_cut(self, at_once: bool = False) -> None:
+        """Something waits in the application. Cheap; one cut per turn of the loop follows, with
+        what other connections bring in the same turn; or one at once, if the peers have little to
+        do (what they have is commonly written while more is gathered into a larger frame)."""
         if not self._running:
             return
         self._proposer.cut_wanted = True
-        self._schedule_cut()
+        core = self.core
+        idle = core.last_index - core.commit_index < FRAMES_KEEP_BUSY
+        if at_once and idle and not self._pumping:
+            self._pump()
+        else:
+            self._schedule_cut()
 
     def _schedule_cut(self) -> None:
         if not self._cut_scheduled:

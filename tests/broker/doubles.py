@@ -45,7 +45,7 @@ class FakeLog:
         self.cuts_wanted = 0
         self.commands = []  # (payload, done)
 
-    def request_cut(self):
+    def request_cut(self, at_once):
         self.cuts_wanted += 1
 
     def propose(self, payload, done):

@@ -127,4 +127,3 @@ class BrokerApplication:
 
     def role_changed(self, event: RoleEvent) -> None:
         self._on_role(event)
-

@@ -109,10 +109,10 @@ class Broker:
         self.port = self.config.listen_port or _free_port()
         self.address = format_address(self.config.broker_ip1, self.port)
         self._build(await self._store_host())
-        await self.server.start("0.0.0.0", self.port)
         self._started = True
+        await self.engine.start()  # before anybody can ask about it
+        await self.server.start(self.config.bind_address, self.port)
         self.registrar.start()
-        await self.engine.start()
         self._housekeeper.start()
         log.info(
             "listening address=%s broker=%s node=%s group=%s",

@@ -51,9 +51,7 @@ START_ERRORS = (
     type=click.Path(dir_okay=False),
     help="broker.conf in Apache RocketMQ's format.",
 )
-@click.option(
-    "-n", "--namesrvAddr", "name_servers", help="Name servers, host:port;host:port."
-)
+@click.option("-n", "--namesrvAddr", "name_servers", help="Name servers, host:port;host:port.")
 @click.option(
     "--set",
     "settings",

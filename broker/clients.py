@@ -72,9 +72,7 @@ class ConsumerGroup:
         """Take over a heartbeat's ConsumerData; True when a subscription came, went or changed."""
         self.consume_type = str(fields.get("consumeType") or "CONSUME_PASSIVELY")
         self.message_model = str(fields.get("messageModel") or "CLUSTERING")
-        self.consume_from_where = str(
-            fields.get("consumeFromWhere") or "CONSUME_FROM_LAST_OFFSET"
-        )
+        self.consume_from_where = str(fields.get("consumeFromWhere") or "CONSUME_FROM_LAST_OFFSET")
         told = fields.get("subscriptionDataSet") or []
         if not isinstance(told, list) or len(told) > SUBSCRIPTIONS_PER_GROUP_MAX:
             raise BodyError("subscriptionDataSet is not a list, or too long")
@@ -165,9 +163,7 @@ class ClientTable:
             self.producers[group_name] = members
         return any_change
 
-    def _join(
-        self, members: dict[str, Member], consumer: bool, group: str, member: Member
-    ) -> bool:
+    def _join(self, members: dict[str, Member], consumer: bool, group: str, member: Member) -> bool:
         """Add or refresh; True when the client was not there over this connection."""
         old = members.get(member.client_id)
         if old is not None and old.connection is member.connection:

@@ -58,6 +58,7 @@ class BrokerConfig:
         "brokerRole", "ASYNC_MASTER", choices=("ASYNC_MASTER", "SYNC_MASTER", "SLAVE")
     )
     listen_port: int = _option("listenPort", 10911, low=0, high=65535)
+    bind_address: str = _option("bindAddress", "0.0.0.0")  # brokerIP1 is what clients are told
     namesrv_addr: str = _option("namesrvAddr", "")  # host:port;host:port
     broker_ip1: str = _option("brokerIP1", "127.0.0.1")
     store_path_root_dir: str = _option("storePathRootDir", "store")

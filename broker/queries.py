@@ -87,9 +87,7 @@ class Queries:
         first = int.from_bytes(queue.units(0, 1)[:8], "big", signed=True)
         return self.store.commitlog.max_offset - first <= self.hot_bytes
 
-    def update_offset(
-        self, _: Connection, request: RemotingCommand
-    ) -> Answer:
+    def update_offset(self, _: Connection, request: RemotingCommand) -> Answer:
         header = ConsumerOffsetHeader.parse(request.ext)
         offset = integer(request.ext, "commitOffset")
         if offset < 0 or header.queue_id < 0:

@@ -199,9 +199,7 @@ class SendPath:
         if queue is None:
             queue = self._queue_for(topic, queue_id)
         if code == BATCH_CODE:
-            records, size, unique_key = parse_batch(
-                ext, body, queue, topic, born_host, self._rules
-            )
+            records, size, unique_key = parse_batch(ext, body, queue, topic, born_host, self._rules)
             group = self._room(size)
             group.records += records
             group.replies.append((sender, unique_key, len(records)))
@@ -326,9 +324,7 @@ class SendPath:
             waiters.append(entry)
             return
         self._creating[name] = [entry]
-        self._propose(
-            put_topic(config, if_absent=True), lambda error: self._created(name, error)
-        )
+        self._propose(put_topic(config, if_absent=True), lambda error: self._created(name, error))
 
     def _created(self, name: str, error: Exception | None) -> None:
         for sender, ext, body, born_host, code in self._creating.pop(name, []):
@@ -436,9 +432,7 @@ class SendPath:
         if not leading:
             waiting, self._groups = self._groups, deque()
             for group in waiting:
-                self._fail(
-                    group, ResponseCode.SERVICE_NOT_AVAILABLE, self._not_leader_remark()
-                )
+                self._fail(group, ResponseCode.SERVICE_NOT_AVAILABLE, self._not_leader_remark())
 
     def sweep(self) -> None:
         """Answer sends whose frame's fate is open for too long; called by a timer."""

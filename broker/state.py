@@ -53,9 +53,7 @@ class BrokerState:
     @property
     def applied_index(self) -> int:
         """Every table reflects at least this index."""
-        return min(
-            self.topics.applied_index, self.groups.applied_index, self.offsets.applied_index
-        )
+        return min(self.topics.applied_index, self.groups.applied_index, self.offsets.applied_index)
 
     def apply(self, index: int, timestamp_ms: int, payload: bytes | memoryview) -> Change:
         """Apply the command frame `index`. Raises StateError."""

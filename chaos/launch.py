@@ -59,6 +59,7 @@ def broker_conf(directory: Path, state: ClusterState, node: Node) -> str:
         "brokerClusterName": "DefaultCluster",
         "brokerName": state.group,
         "brokerIP1": node.host,
+        "bindAddress": node.host,
         "listenPort": str(node.port),
         "namesrvAddr": state.namesrv,
         "storePathRootDir": str(node_directory(directory, node).absolute() / "store"),

@@ -1,7 +1,7 @@
 """Administration: what mqadmin's commands ask name servers and brokers for.
 
-    async with Admin("127.0.0.1:9876") as admin:
-        await admin.create_topic("orders", queues=8)
+async with Admin("127.0.0.1:9876") as admin:
+    await admin.create_topic("orders", queues=8)
 """
 
 from __future__ import annotations
@@ -157,15 +157,11 @@ class Admin:
 
     async def search_offset(self, queue: MessageQueue, timestamp_ms: int) -> int:
         """The first offset stored at or after `timestamp_ms` (29)."""
-        return await self._queue_offset(
-            queue, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, timestamp_ms
-        )
+        return await self._queue_offset(queue, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, timestamp_ms)
 
     async def consumer_offset(self, group: str, queue: MessageQueue) -> int | None:
         """What the group has committed (14); None if nothing."""
-        header = ConsumerOffsetHeader(
-            group, queue.topic, queue.queue_id, zero_if_not_found=False
-        )
+        header = ConsumerOffsetHeader(group, queue.topic, queue.queue_id, zero_if_not_found=False)
         await self._know(queue.topic)
         response = await self._instance.invoke_leader(
             queue.broker_name,

@@ -155,9 +155,7 @@ class PushConsumer:
         )
         self._instance.directory.watch_leaders(self._leader_changed)
         self._offsets = OffsetStore(self.group, self._instance, self._on_commit)
-        self._deliverer = Deliverer(
-            self.group, self._listener, self._instance, self.config.failure
-        )
+        self._deliverer = Deliverer(self.group, self._listener, self._instance, self.config.failure)
         self._rebalance_wanted.set()
         self._rebalancing = self._instance.spawn(self._rebalance_forever(), "rebalance")
         self._instance.spawn(self._commit_forever(), "commit offsets")

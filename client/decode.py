@@ -83,9 +83,22 @@ def decode_messages(
         topic = body[topic_start : properties_start - 2].decode()
         messages.append(
             MessageExt(
-                topic, content, properties, broker_name, queue_id, queue_offset, position,
-                sys_flag & ~SYS_COMPRESSED, flag, born_ms, born_host, store_ms, store_host,
-                reconsumed, prepared, size,
+                topic,
+                content,
+                properties,
+                broker_name,
+                queue_id,
+                queue_offset,
+                position,
+                sys_flag & ~SYS_COMPRESSED,
+                flag,
+                born_ms,
+                born_host,
+                store_ms,
+                store_host,
+                reconsumed,
+                prepared,
+                size,
             )
         )
     return messages

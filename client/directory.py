@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 def parse_addresses(namesrv: str | Sequence[str]) -> tuple[str, ...]:
-    """"host:port;host:port" or a sequence of them. Raises ValueError if there is none."""
+    """ "host:port;host:port" or a sequence of them. Raises ValueError if there is none."""
     parts = namesrv.split(";") if isinstance(namesrv, str) else list(namesrv)
     addresses = tuple(part.strip() for part in parts if part.strip())
     if not addresses:
@@ -150,9 +150,7 @@ class Directory:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _start(
-        self, name: str, make: Callable[[], Coroutine[Any, Any, T]]
-    ) -> asyncio.Task[T]:
+    def _start(self, name: str, make: Callable[[], Coroutine[Any, Any, T]]) -> asyncio.Task[T]:
         task = self._running.get(name)
         if task is None:
             task = asyncio.get_running_loop().create_task(make(), name=f"directory {name}")

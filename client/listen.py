@@ -25,9 +25,7 @@ from remoting.headers import SendBackHeader
 
 logger = logging.getLogger(__name__)
 
-Listener = Callable[
-    [list[MessageExt]], "ConsumeResult | Awaitable[ConsumeResult | None] | None"
-]
+Listener = Callable[[list[MessageExt]], "ConsumeResult | Awaitable[ConsumeResult | None] | None"]
 RETRY_PREFIX = "%RETRY%"
 # One try with a short failover's patience; after that the local back-off takes over.
 SEND_BACK = RetryPolicy(20, 100, 2, 20, time_ms_max=1000)

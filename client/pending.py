@@ -1,14 +1,14 @@
 """A send that is not decided yet, and the rules of how it ends. Pure.
 
-    attempt's fate                        afterwards
-    answered 0, 10, 11, 12                SendResult
-    answered 14, 2, 17, 16, 204, 205,
-      215, 1500                           certainly not stored there: again elsewhere or later
-    answered 1                            unknown ([OUTCOME_UNKNOWN], quorum time-out): again
-    answered anything else                certainly not stored, and again would not help
-    connection broke, or silence          unknown: again
-    out of time                           SendOutcomeUnknown if any attempt is unknown or not
-                                          answered, else SendFailed
+attempt's fate                        afterwards
+answered 0, 10, 11, 12                SendResult
+answered 14, 2, 17, 16, 204, 205,
+  215, 1500                           certainly not stored there: again elsewhere or later
+answered 1                            unknown ([OUTCOME_UNKNOWN], quorum time-out): again
+answered anything else                certainly not stored, and again would not help
+connection broke, or silence          unknown: again
+out of time                           SendOutcomeUnknown if any attempt is unknown or not
+                                      answered, else SendFailed
 """
 
 from __future__ import annotations

@@ -107,9 +107,7 @@ class Producer:
     async def start(self) -> None:
         """Open for sends. Does not wait for any server."""
         await self._instance.start(self._heartbeat)
-        self._engine = SendEngine(
-            self._instance, self.group, self.config, self._alternative
-        )
+        self._engine = SendEngine(self._instance, self.group, self.config, self._alternative)
 
     async def stop(self) -> None:
         """End undecided sends as they stand, say goodbye to the brokers, close."""

@@ -257,9 +257,7 @@ class SendEngine:
             self.fault.failed(pending.queue.broker_name, self.now() * 1000)
             self._later(pending)
 
-    def _stored(
-        self, channel: Channel, pending: Pending, code: int, ext: dict[str, str]
-    ) -> None:
+    def _stored(self, channel: Channel, pending: Pending, code: int, ext: dict[str, str]) -> None:
         if pending.scout is not None:
             _settle(pending.scout, pending.channel is channel)
         queue = pending.queue

@@ -92,9 +92,7 @@ class Applier:
             self._apply_batch()
 
     def _apply_batch(self) -> None:
-        frames = self._log.frames(
-            self.applied_index + 1, self._commit_index, self._batch_bytes_max
-        )
+        frames = self._log.frames(self.applied_index + 1, self._commit_index, self._batch_bytes_max)
         assert frames, (self.applied_index, self._commit_index)
         assert frames[0].index == self.applied_index + 1, (frames[0], self.applied_index)
         proposals = self._proposals

@@ -81,9 +81,7 @@ class Reads:
             self._asked.pop(self._token)
             self._fail(futures, lambda: NotLeader(leader) if kind is NotLeader else kind(text))
 
-    def _fail(
-        self, futures: list[asyncio.Future[int]], error: Callable[[], RaftError]
-    ) -> None:
+    def _fail(self, futures: list[asyncio.Future[int]], error: Callable[[], RaftError]) -> None:
         self._waiting -= len(futures)
         for future in futures:
             if not future.done():

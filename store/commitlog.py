@@ -230,8 +230,8 @@ class CommitLog:
     def place(self, length: int) -> int:
         """The position that the next `length` bytes get. Raises RecordTooLarge."""
         position = self.max_offset
-        segment_end = self._segments[-1].end if self._segments else (
-            position + self.segment_size_bytes
+        segment_end = (
+            self._segments[-1].end if self._segments else (position + self.segment_size_bytes)
         )
         if length + BLANK_SIZE_BYTES <= segment_end - position:
             return position
@@ -253,8 +253,10 @@ class CommitLog:
         assert self._settled
         if length is None:
             length = sum(map(len, buffers))
-        if position != self.max_offset or not self._segments or (
-            position == self._segments[-1].end
+        if (
+            position != self.max_offset
+            or not self._segments
+            or (position == self._segments[-1].end)
         ):
             self._roll(position)
         segment = self._segments[-1]

@@ -364,9 +364,7 @@ class MessageStore:
 
     # -- classic mode -------------------------------------------------------------------------
 
-    def append_classic(
-        self, records: Sequence[MessageRecord], now_ms: int
-    ) -> list[AppendedRecord]:
+    def append_classic(self, records: Sequence[MessageRecord], now_ms: int) -> list[AppendedRecord]:
         """Give the records their queue offset, physical offset and store time, write and dispatch
         them. Not durable until a GroupFlusher or `flush` says so.
 

@@ -240,9 +240,7 @@ def check_record(
     return size
 
 
-def decode_record(
-    buffer: Buffer, offset: int = 0, *, check_body: bool = True
-) -> MessageRecord:
+def decode_record(buffer: Buffer, offset: int = 0, *, check_body: bool = True) -> MessageRecord:
     """The record at `offset`, verified. Raises RecordError."""
     check_record(buffer, offset, check_body=check_body)
     size, body_start, body_length, topic_start, topic_length = _tail(buffer, offset)
@@ -314,9 +312,7 @@ class RecordWalk:
             self.stop = StopReason.CUT_SHORT
 
 
-def walk_records(
-    buffer: Buffer, base: int | None = None, *, check_body: bool = True
-) -> RecordWalk:
+def walk_records(buffer: Buffer, base: int | None = None, *, check_body: bool = True) -> RecordWalk:
     """Walk records from byte 0 of `buffer`, which lies at CommitLog offset `base`.
 
     With base None, PHYSICALOFFSET is not compared (a pull body)."""

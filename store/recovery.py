@@ -182,9 +182,7 @@ class FrameWalk:
             raise FrameError(f"frame says it stands at {told}")
         last = self.last
         if last is not None and (index != last.index + 1 or term < last.term):
-            raise FrameError(
-                f"frame {index}@{term} does not follow {last.index}@{last.term}"
-            )
+            raise FrameError(f"frame {index}@{term} does not follow {last.index}@{last.term}")
         if position + header.size_bytes > self._commitlog.segment_end(position):
             raise FrameError("frame goes beyond its segment")
         if verify:
@@ -210,9 +208,7 @@ class FrameWalk:
         return None
 
 
-def walk_frames(
-    commitlog: CommitLog, from_offset: int, to_offset: int | None = None
-) -> FrameWalk:
+def walk_frames(commitlog: CommitLog, from_offset: int, to_offset: int | None = None) -> FrameWalk:
     """Iterate over the frame headers from `from_offset`, which must be the first byte of a frame,
     of a segment or of a blank record. Payloads are not read. Never raises for what it finds:
     FrameWalk.reason tells it."""

@@ -72,11 +72,11 @@ def select(
         if tag_codes is None or code in tag_codes:
             if chosen:
                 hot = position >= limits.hot_from
-                count_max = limits.count_max if hot else min(
-                    limits.count_max, limits.cold_count_max
+                count_max = (
+                    limits.count_max if hot else min(limits.count_max, limits.cold_count_max)
                 )
-                bytes_max = limits.bytes_max if hot else min(
-                    limits.bytes_max, limits.cold_bytes_max
+                bytes_max = (
+                    limits.bytes_max if hot else min(limits.bytes_max, limits.cold_bytes_max)
                 )
                 if len(chosen) >= count_max or total + size > bytes_max:
                     break

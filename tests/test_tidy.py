@@ -49,6 +49,11 @@ CORE = [
     "namesrv/routes.py",
     "client/rebalance.py",
     "chaos/checkers.py",
+    "chaos/events.py",
+    "chaos/recovery.py",
+    "chaos/series.py",
+    "audit/layout.py",
+    "audit/walk.py",
 ]
 IMPURE = {"asyncio", "logging", "os", "random", "socket", "subprocess", "threading", "time"}
 

@@ -160,9 +160,11 @@ async def test_message_the_client_refuses_ends_the_run(writer: HistoryWriter) ->
     sender = KeyedSender(producer, writer, "p", QUEUES, window=4)
     with pytest.raises(InvalidMessage):
         await sender.run(items(100, 5, random.Random(3)))
+    invoked = sender.tally.invoked
+    assert invoked < 100  # how far the other keys were by then is a matter of timing
     await asyncio.sleep(0.02)
     assert sender.tally.fail == 1
-    assert sender.tally.invoked < 30
+    assert sender.tally.invoked == invoked, "nothing is started behind the failure"
 
 
 @pytest.mark.parametrize("window", [0, 16_385])

@@ -194,9 +194,7 @@ async def test_queues_are_shared_and_taken_over() -> None:
         assert set(first.queues) | set(second.queues) == {queue(n) for n in range(4)}
         await first.stop()
         broker.push(
-            RemotingCommand.request(
-                RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": "g"}
-            )
+            RemotingCommand.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": "g"})
         )
         await until(lambda: len(second.queues) == 4)
         before = len(two.messages)

@@ -202,7 +202,7 @@ def test_frame_is_what_the_codec_reads(topic: str) -> None:
     assert (header.producer_group, header.topic, header.broker_name) == ("grp%s", topic, "b-0")
     assert (header.queue_id, header.born_timestamp_ms, header.sys_flag) == (3, 7, 0)
     assert header.properties == (
-        f"UNIQ_KEY\x01{'K' * 32}\x02WAIT\x01true\x02TAGS\x01a%d\x02ключ\x01\"v\\\x02"
+        f'UNIQ_KEY\x01{"K" * 32}\x02WAIT\x01true\x02TAGS\x01a%d\x02ключ\x01"v\\\x02'
     )
 
 
@@ -217,8 +217,12 @@ def test_batch_body_by_bytes() -> None:
 
 @pytest.mark.parametrize(
     "messages",
-    [[], [Message("T", b"")], [Message("T", b"x"), Message("U", b"x")],
-     [Message("T", b"x", delay_level=1)]],
+    [
+        [],
+        [Message("T", b"")],
+        [Message("T", b"x"), Message("U", b"x")],
+        [Message("T", b"x", delay_level=1)],
+    ],
 )
 def test_broken_batch(messages: list[Message]) -> None:
     with pytest.raises(ClientError):
@@ -260,9 +264,9 @@ def test_tags_are_compared_as_strings() -> None:
         log.append("T", 0, b"b", f"OTHERTAGS\x01Aa\x02TAGS\x01{tags}\x02" if tags else "")
     wanted = subscribe("T", "Aa", 1).wanted_tags()
     assert [m.tags for m in decode_messages(body_of(log), "g", wanted)] == ["Aa"]
-    assert subscribe("T", "Aa", 1).to_json()["codeSet"] == subscribe("T", "BB", 1).to_json()[
-        "codeSet"
-    ]
+    assert (
+        subscribe("T", "Aa", 1).to_json()["codeSet"] == subscribe("T", "BB", 1).to_json()["codeSet"]
+    )
 
 
 @pytest.mark.parametrize("cut", [1, 5, 87, 90, -1, -2])

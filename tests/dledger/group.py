@@ -114,7 +114,9 @@ class Member:
         self.events += [f"{self.name} read {token} fails" for token in ready.failed_reads]
         if ready.role is not None:
             event = ready.role
-            leader = f" of {event.leader}" if event.role.value == "follower" and event.leader else ""
+            leader = (
+                f" of {event.leader}" if event.role.value == "follower" and event.leader else ""
+            )
             done = " ready" if event.leader_ready else ""
             self.events.append(
                 f"{self.name} is {event.role.value}{leader}{done} in term {event.term}"

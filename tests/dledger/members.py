@@ -172,7 +172,10 @@ class Node:
         checkpoint.open()
         self.checkpoint = checkpoint
         self.commitlog = CommitLog(
-            self.disk, "commitlog", group.segment_size_bytes, checkpoint  # type: ignore[arg-type]
+            self.disk,
+            "commitlog",
+            group.segment_size_bytes,
+            checkpoint,  # type: ignore[arg-type]
         )
         self.commitlog.open()
         sock, self.sock = self.sock, None
@@ -227,7 +230,8 @@ class Group:
         self.nodes = [Node(self, f"n{n}") for n in range(count)]
         peers = {n.node_id: PeerAddress(n.node_id, "127.0.0.1", n.port) for n in self.nodes}
         self.config = replace(
-            MemberConfig("n0", "g", peers, flush), **limits  # type: ignore[arg-type]
+            MemberConfig("n0", "g", peers, flush),
+            **limits,  # type: ignore[arg-type]
         )
 
     async def __aenter__(self) -> Group:
@@ -264,9 +268,7 @@ class Group:
 
         def ready() -> list[Node]:
             return [
-                n
-                for n in nodes
-                if n.running and n.app.ready and n.member.core.role is Role.LEADER
+                n for n in nodes if n.running and n.app.ready and n.member.core.role is Role.LEADER
             ]
 
         await self.until(lambda: bool(ready()))

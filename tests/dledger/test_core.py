@@ -280,9 +280,7 @@ def test_a_loss_is_resent_with_growing_pauses() -> None:
         core.tick(group.now_ms)
         for member in "bc":
             answers += 1
-            core.step(
-                HeartbeatResponse(member, "a", 1, 1, core._round, 1, 1, 1), group.now_ms
-            )
+            core.step(HeartbeatResponse(member, "a", 1, 1, core._round, 1, 1, 1), group.now_ms)
         group["a"].work()
     sent = [m for r in group["a"].readies for m in r.messages if isinstance(m, AppendOrder)]
     again = [m for m in sent if m.to == "b" and m.first_index == 2]
@@ -331,9 +329,7 @@ def test_a_trimmed_log_boots_with_what_was_cut_as_committed() -> None:
     assert (core.commit_index, core.last_index, core.durable_index) == (10, 10, 10)
     core.step(Heartbeat("b", "a", 3, 10, 1), 0.0)
     frames = make_log([3] * 12)[7:]
-    moved = tuple(
-        make_frame(f.index, 3, 1000 + 62 * (f.index - 11), b"xx") for f in frames
-    )
+    moved = tuple(make_frame(f.index, 3, 1000 + 62 * (f.index - 11), b"xx") for f in frames)
     core.step(AppendRequest("b", "a", 3, 7, 3, 12, moved), 0.0)
     ready = core.ready()
     assert ready is not None

@@ -43,9 +43,7 @@ def append(log: RaftLog, count: int = 1, term: int = 1, size: int = 100) -> list
     for _ in range(count):
         index = log.last_index + 1
         payload = b"%04d" % index + b"." * (size - 4)
-        frame = seal_frame(
-            index, term, log.place(size), 7, FrameKind.COMMAND, 0, payload
-        )
+        frame = seal_frame(index, term, log.place(size), 7, FrameKind.COMMAND, 0, payload)
         log.append((frame,))
         frames.append(frame)
     return frames

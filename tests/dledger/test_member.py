@@ -17,9 +17,7 @@ from tests.dledger.members import Group, Node
 
 def log_bytes(node: Node) -> bytes:
     log = node.commitlog
-    return b"".join(
-        log.read(s.start, min(s.end, log.max_offset) - s.start) for s in log.segments()
-    )
+    return b"".join(log.read(s.start, min(s.end, log.max_offset) - s.start) for s in log.segments())
 
 
 async def send_and_wait(group: Group, node: Node, *messages: bytes) -> None:

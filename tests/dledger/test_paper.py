@@ -59,7 +59,7 @@ def appended(member: Member, request: AppendRequest) -> AppendResponse:
     return response
 
 
-# -- 5.1 basics ---------------------------------------------------------------------------------
+# -- 5.1 basics --------------------------------------------------------------------------------
 
 
 def test_5_1_normally_one_leader_and_all_others_follow() -> None:
@@ -109,7 +109,7 @@ def test_5_1_a_request_of_a_stale_term_is_refused() -> None:
     assert member.log == []
 
 
-# -- 5.2 leader election --------------------------------------------------------------------------
+# -- 5.2 leader election -----------------------------------------------------------------------
 
 
 def test_5_2_a_server_starts_as_a_follower() -> None:
@@ -221,7 +221,7 @@ def test_5_2_election_time_outs_are_random_within_their_bounds() -> None:
     assert max(dues) - min(dues) > 300
 
 
-# -- 5.3 log replication ----------------------------------------------------------------------------
+# -- 5.3 log replication -----------------------------------------------------------------------
 
 
 def test_5_3_the_leader_appends_and_sends_in_parallel() -> None:
@@ -336,7 +336,7 @@ def test_5_3_figure_7_every_follower_is_brought_to_the_leaders_log(follower: str
     assert group["x"].log == group["l"].log
 
 
-# -- 5.4 safety ---------------------------------------------------------------------------------------
+# -- 5.4 safety --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -363,7 +363,7 @@ def test_5_4_2_entries_of_earlier_terms_are_not_committed_by_counting() -> None:
     assert commits == [3]  # 1@1 and 2@2 came with the first frame of term 3, never alone
 
 
-# -- 5.5, 5.6 crashes, timing -----------------------------------------------------------------------------
+# -- 5.5, 5.6 crashes, timing ------------------------------------------------------------------
 
 
 def test_5_5_a_request_that_arrives_twice_has_the_same_effect() -> None:

@@ -78,9 +78,7 @@ class Checker:
         """Log matching, by induction over what is behind each frame."""
         previous_term = node.log.index.term_at(frames[0].index - 1)
         for frame in frames:
-            known = self._frames.setdefault(
-                (frame.index, frame.term), (frame.data, previous_term)
-            )
+            known = self._frames.setdefault((frame.index, frame.term), (frame.data, previous_term))
             if known != (frame.data, previous_term):
                 self.fail(f"log matching: {node.name} appends {frame}, known as {known}")
             previous_term = frame.term

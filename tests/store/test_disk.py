@@ -37,9 +37,7 @@ def test_files(tmp_path: Path) -> None:
     assert 0 < available <= total
 
 
-def test_a_full_disk_costs_no_descriptor(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_costs_no_descriptor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(fd: int, offset: int, length: int) -> None:
         raise OSError(errno.ENOSPC, "full")
 

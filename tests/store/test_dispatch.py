@@ -83,14 +83,11 @@ def test_the_shortcut_for_equal_endings_never_lies() -> None:
     pieces += [b"TAGS\x01\x02", b"TAGS\x01a", b"W\x01true\x02"]
     for _ in range(200):
         items = [
-            record(properties=b"".join(rng.choices(pieces, k=3)), queue_offset=n)
-            for n in range(8)
+            record(properties=b"".join(rng.choices(pieces, k=3)), queue_offset=n) for n in range(8)
         ]
         (units,) = index_payload(payload_of(items), 0)
         codes = [code for _, _, code in UNIT.iter_unpack(units.units)]
-        assert codes == [
-            tags_code(decode_properties(i.properties).get("TAGS")) for i in items
-        ]
+        assert codes == [tags_code(decode_properties(i.properties).get("TAGS")) for i in items]
 
 
 @pytest.mark.parametrize(
@@ -183,7 +180,9 @@ def test_agrees_with_the_walk() -> None:
         offsets[key] = offsets.get(key, -1) + 1
         items.append(
             record(
-                topic=key[0], queue_id=key[1], queue_offset=offsets[key],
+                topic=key[0],
+                queue_id=key[1],
+                queue_offset=offsets[key],
                 body=bytes(rng.randrange(300)),
             )
         )

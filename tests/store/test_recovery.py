@@ -233,8 +233,10 @@ def classic(disk: OsDisk, count: int = 30) -> list[tuple[int, bytes]]:
         position = log.place(size)
         data = encode_record(
             record(
-                body=item.body, physical_offset=position,
-                store_timestamp_ms=item.store_timestamp_ms, queue_offset=n,
+                body=item.body,
+                physical_offset=position,
+                store_timestamp_ms=item.store_timestamp_ms,
+                queue_offset=n,
             )
         )
         log.write(position, data)

@@ -14,9 +14,7 @@ def segments(*ages_hours: float) -> list[SegmentAge]:
 
 
 def decide(ages: list[SegmentAge], hour: int = 4, ratio: float = 0.5, limit: int = 10**9) -> int:
-    return expired_before(
-        ages, POLICY, now_ms=NOW, hour=hour, disk_used_ratio=ratio, limit=limit
-    )
+    return expired_before(ages, POLICY, now_ms=NOW, hour=hour, disk_used_ratio=ratio, limit=limit)
 
 
 @pytest.mark.parametrize(
@@ -37,9 +35,7 @@ def decide(ages: list[SegmentAge], hour: int = 4, ratio: float = 0.5, limit: int
         ((90,) * 9, 4, 0.5, 10**9, 800),  # three at once
     ],
 )
-def test_table(
-    ages: tuple[float, ...], hour: int, ratio: float, limit: int, expected: int
-) -> None:
+def test_table(ages: tuple[float, ...], hour: int, ratio: float, limit: int, expected: int) -> None:
     assert decide(segments(*ages), hour, ratio, limit) == expected
 
 

@@ -74,7 +74,7 @@ class Admin:
             )
         if (
             self.state.topics.get(topic.name) is None
-            and len(self.state.topics.topics) >= self.config.topics_max
+            and len(self.state.topics.entries) >= self.config.topics_max
         ):
             raise Refused(
                 ResponseCode.SYSTEM_BUSY, f"[BUSY] there are {self.config.topics_max} topics"

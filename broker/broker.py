@@ -445,7 +445,7 @@ class Broker:
 
     def _registered_topics(self) -> tuple[DataVersion, list[RegisteredTopic]]:
         table = self.state.topics
-        topics = list(table.topics.values())
+        topics = list(table.entries.values())
         if self._template is not None:
             topics.append(self._template)
         version = DataVersion(table.counter, 0, table.timestamp_ms)

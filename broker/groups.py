@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from broker.errors import StateError
+from broker.versioned import VersionedTable
 
 GROUP_LENGTH_MAX = 255
 EXTRA_FIELDS_MAX = 32  # of one group; more is not a configuration
@@ -99,51 +100,12 @@ def group_name_problem(name: str) -> str:
     return ""
 
 
-class GroupTable:
-    """Name → SubscriptionGroup."""
+class GroupTable(VersionedTable[SubscriptionGroup]):
+    """Name → SubscriptionGroup; in JSON Apache's SubscriptionGroupWrapper: subscriptionGroup.json
+    and the answer to code 201."""
 
     def __init__(self) -> None:
-        self.groups: dict[str, SubscriptionGroup] = {}
-        self.applied_index = 0
-        self.counter = 0
-        self.timestamp_ms = 0
-
-    def get(self, name: str) -> SubscriptionGroup | None:
-        return self.groups.get(name)
-
-    def put(self, group: SubscriptionGroup, now_ms: int, *, if_absent: bool = False) -> bool:
-        before = self.groups.get(group.name)
-        if before == group or (if_absent and before is not None):
-            return False
-        self.groups[group.name] = group
-        self._touch(now_ms)
-        return True
-
-    def delete(self, name: str, now_ms: int) -> bool:
-        if self.groups.pop(name, None) is None:
-            return False
-        self._touch(now_ms)
-        return True
-
-    def _touch(self, now_ms: int) -> None:
-        self.counter += 1
-        self.timestamp_ms = now_ms
+        super().__init__("subscriptionGroupTable", group_from_json)
 
     def to_json(self) -> dict[str, Any]:
-        """Apache's SubscriptionGroupWrapper: subscriptionGroup.json and the answer to code 201."""
-        version = {"counter": self.counter, "stateVersion": 0, "timestamp": self.timestamp_ms}
-        return {
-            "dataVersion": version,
-            "forbiddenTable": {},
-            "subscriptionGroupTable": {n: g.to_json() for n, g in sorted(self.groups.items())},
-        }
-
-    def load(self, value: Mapping[str, Any], applied_index: int) -> None:
-        """Become what a snapshot says; unchanged when that raises."""
-        table = value["subscriptionGroupTable"].items()
-        loaded = {name: group_from_json(group) for name, group in table}
-        counter = int(value["dataVersion"]["counter"])
-        self.timestamp_ms = int(value["dataVersion"]["timestamp"])
-        self.counter = counter
-        self.groups = loaded
-        self.applied_index = applied_index
+        return super().to_json() | {"forbiddenTable": {}}

@@ -311,7 +311,7 @@ class SendPath:
             raise Refused(
                 ResponseCode.SYSTEM_BUSY, "[BUSY] too much waits for topics to be created"
             )
-        if len(self._state.topics.topics) >= self._config.topics_max:
+        if len(self._state.topics.entries) >= self._config.topics_max:
             raise Refused(
                 ResponseCode.SYSTEM_BUSY,
                 f"[BUSY] there are {self._config.topics_max} topics already; none was created",

@@ -55,10 +55,8 @@ def capture(state: BrokerState) -> Snapshot:
     copies: list[tuple[str, Table]] = []
     for name, table in _files(state):
         twin = copy.copy(table)
-        if isinstance(twin, TopicTable):
-            twin.topics = dict(twin.topics)
-        elif isinstance(twin, GroupTable):
-            twin.groups = dict(twin.groups)
+        if isinstance(twin, TopicTable | GroupTable):
+            twin.entries = dict(twin.entries)
         else:
             twin.offsets = {key: dict(queues) for key, queues in twin.offsets.items()}
         copies.append((name, twin))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from broker.errors import StateError
+from broker.versioned import VersionedTable
 
 PERM_READ = 4
 PERM_WRITE = 2
@@ -136,56 +137,9 @@ def retry_topic(group: str, queue_count: int = 1) -> TopicConfig:
     return TopicConfig(RETRY_PREFIX + group, queue_count, queue_count, PERM_READ | PERM_WRITE)
 
 
-class TopicTable:
-    """Name → TopicConfig, with the data version name servers compare.
-
-    `applied_index` is the Raft index of the last frame this table reflects.
-    """
+class TopicTable(VersionedTable[TopicConfig]):
+    """Name → TopicConfig; in JSON Apache's TopicConfigSerializeWrapper: topics.json and the answer
+    to code 21."""
 
     def __init__(self) -> None:
-        self.topics: dict[str, TopicConfig] = {}
-        self.applied_index = 0
-        self.counter = 0
-        self.timestamp_ms = 0
-
-    def get(self, name: str) -> TopicConfig | None:
-        return self.topics.get(name)
-
-    def put(self, topic: TopicConfig, now_ms: int, *, if_absent: bool = False) -> bool:
-        """Create or replace; with `if_absent` only create. True when something changed."""
-        before = self.topics.get(topic.name)
-        if before == topic or (if_absent and before is not None):
-            return False
-        self.topics[topic.name] = topic
-        self._touch(now_ms)
-        return True
-
-    def delete(self, name: str, now_ms: int) -> bool:
-        if self.topics.pop(name, None) is None:
-            return False
-        self._touch(now_ms)
-        return True
-
-    def _touch(self, now_ms: int) -> None:
-        self.counter += 1
-        self.timestamp_ms = now_ms
-
-    def data_version(self) -> dict[str, int]:
-        return {"counter": self.counter, "stateVersion": 0, "timestamp": self.timestamp_ms}
-
-    def to_json(self) -> dict[str, Any]:
-        """Apache's TopicConfigSerializeWrapper: topics.json and the answer to code 21."""
-        return {
-            "dataVersion": self.data_version(),
-            "topicConfigTable": {name: t.to_json() for name, t in sorted(self.topics.items())},
-        }
-
-    def load(self, value: Mapping[str, Any], applied_index: int) -> None:
-        """Become what a snapshot says; unchanged when that raises."""
-        table = value["topicConfigTable"].items()
-        loaded = {name: topic_from_json(topic) for name, topic in table}
-        counter = int(value["dataVersion"]["counter"])
-        self.timestamp_ms = int(value["dataVersion"]["timestamp"])
-        self.counter = counter
-        self.topics = loaded
-        self.applied_index = applied_index
+        super().__init__("topicConfigTable", topic_from_json)

@@ -1,0 +1,74 @@
+"""A table of named entries with the data version that Apache's tools compare. Pure.
+
+Topics and subscription groups are such tables: changed only by applied command frames, so equal on
+every replica that applied the same frames. The version's time is the frame's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, Protocol, TypeVar
+
+
+class Entry(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    def to_json(self) -> dict[str, Any]: ...
+
+
+E = TypeVar("E", bound=Entry)
+
+
+class VersionedTable(Generic[E]):
+    """Name → entry. `applied_index` is the Raft index of the last frame the table reflects."""
+
+    def __init__(self, json_key: str, entry_from_json: Callable[[Mapping[str, Any]], E]) -> None:
+        """`json_key` is where Apache's JSON shape keeps the entries."""
+        self.entries: dict[str, E] = {}
+        self.applied_index = 0
+        self.counter = 0
+        self.timestamp_ms = 0
+        self._json_key = json_key
+        self._entry_from_json = entry_from_json
+
+    def get(self, name: str) -> E | None:
+        return self.entries.get(name)
+
+    def put(self, entry: E, now_ms: int, *, if_absent: bool = False) -> bool:
+        """Create or replace; with `if_absent` only create. True when something changed."""
+        before = self.entries.get(entry.name)
+        if before == entry or (if_absent and before is not None):
+            return False
+        self.entries[entry.name] = entry
+        self._touch(now_ms)
+        return True
+
+    def delete(self, name: str, now_ms: int) -> bool:
+        if self.entries.pop(name, None) is None:
+            return False
+        self._touch(now_ms)
+        return True
+
+    def _touch(self, now_ms: int) -> None:
+        self.counter += 1
+        self.timestamp_ms = now_ms
+
+    def data_version(self) -> dict[str, int]:
+        return {"counter": self.counter, "stateVersion": 0, "timestamp": self.timestamp_ms}
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "dataVersion": self.data_version(),
+            self._json_key: {name: e.to_json() for name, e in sorted(self.entries.items())},
+        }
+
+    def load(self, value: Mapping[str, Any], applied_index: int) -> None:
+        """Become what a snapshot says; unchanged when that raises."""
+        table = value[self._json_key].items()
+        loaded = {name: self._entry_from_json(entry) for name, entry in table}
+        counter = int(value["dataVersion"]["counter"])
+        self.timestamp_ms = int(value["dataVersion"]["timestamp"])
+        self.counter = counter
+        self.entries = loaded
+        self.applied_index = applied_index

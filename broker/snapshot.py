@@ -56,7 +56,7 @@ def capture(state: BrokerState) -> Snapshot:
     for name, table in _files(state):
         twin = copy.copy(table)
         if isinstance(twin, TopicTable | GroupTable):
-            twin.entries = dict(twin.entries)
+            twin.own_entries()
         else:
             twin.offsets = {key: dict(queues) for key, queues in twin.offsets.items()}
         copies.append((name, twin))

@@ -50,6 +50,10 @@ class VersionedTable(Generic[E]):
         self._touch(now_ms)
         return True
 
+    def own_entries(self) -> None:
+        """Stop sharing the entries with the table this one was copied from."""
+        self.entries = dict(self.entries)
+
     def _touch(self, now_ms: int) -> None:
         self.counter += 1
         self.timestamp_ms = now_ms

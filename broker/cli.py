@@ -97,6 +97,8 @@ def main(
         stream=sys.stderr,
         format="%(asctime)s %(levelname)s %(name)s %(message)s",
     )
+    for key in config.without_effect():
+        log.warning("config_without_effect key=%s: accepted, but not acted on in Raft mode", key)
     sys.exit(uvloop.run(run(config)))
 
 

@@ -127,6 +127,19 @@ class BrokerConfig:
     snapshot_interval_ms: int = _option("snapshotIntervalMs", 10_000, low=50)
     write_buffer_bytes_max: int = _option("writeBufferBytesMax", 64 * MIB, low=64 * KIB)
 
+    def without_effect(self) -> tuple[str, ...]:
+        """Apache's keys that were set here and that Raft mode does not act on."""
+        return tuple(
+            name
+            for name, value, unset in (
+                ("brokerId", self.broker_id, 0),
+                ("brokerRole", self.broker_role, "ASYNC_MASTER"),
+                ("slaveReadEnable", self.slave_read_enable, False),
+                ("preferredLeaderId", self.preferred_leader_id, ""),
+            )
+            if value != unset
+        )
+
     @property
     def address(self) -> str:
         """What clients and name servers are told: brokerIP1:listenPort."""

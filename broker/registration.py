@@ -31,7 +31,6 @@ from remoting.registration import (
 log = logging.getLogger("broker.registration")
 
 RETRY_MS = 1_000  # a name server that comes back knows us a second later
-GATHER_MS = 20  # topic changes that come together travel together
 UNREGISTER_TIMEOUT_MS = 500
 
 

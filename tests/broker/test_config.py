@@ -82,3 +82,9 @@ def test_properties_text_reads_back():
     config = BrokerConfig(broker_name="b", auto_create_topic_enable=False)
     assert build_config(parse(config.properties_text(), "x")) == config
     assert len(OPTIONS) == len(config.properties_text().splitlines())
+
+
+def test_keys_without_effect_are_named() -> None:
+    assert build_config({}).without_effect() == ()
+    config = build_config(parse("brokerRole=SYNC_MASTER\npreferredLeaderId=n1\n", "f"))
+    assert config.without_effect() == ("brokerRole", "preferredLeaderId")

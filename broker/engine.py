@@ -58,10 +58,6 @@ class Engine(Protocol):
 class RaftEngine(RaftMember):
     """RaftMember, with the two views of its log that snapshots and recovery need."""
 
-    def abandon(self, reason: str) -> None:
-        """Fall silent at once, as a crash would; `stop` has to follow."""
-        self._fail("abandoned", RuntimeError(reason))
-
     @property
     def log_index(self) -> LogIndex:
         return self.log.index

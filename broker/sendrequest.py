@@ -265,26 +265,8 @@ def parse_single(
         raise _body_refused(body, rules)
     stored, unique_key, tags = stored_properties(ext.get("i") or "", rules)
     sys_flag, flag, reconsume = numbers
-    born_ms = int(ext["g"])
-    size = len(stored)
-    if len(born_host) != 8 or size > PROPERTIES_SIZE_MAX or not 0 <= born_ms <= INT64_MAX:
-        fixed = (sys_flag, flag, reconsume, _born_ms(ext["g"]), born_host)
-        return _record(queue, topic, body, fixed, stored, tags, rules), unique_key
-    tail = topic.name_part + _INT16(size) + stored  # what _record does, without the call
-    return (
-        queue,
-        rules.head_size_v4 + len(body) + len(tail),
-        rules.head_v4,
-        crc32(body) & 0x7FFFFFFF,
-        flag,
-        sys_flag,
-        born_ms,
-        born_host,
-        reconsume,
-        body,
-        tail,
-        tags,
-    ), unique_key
+    fixed = (sys_flag, flag, reconsume, _born_ms(ext["g"]), born_host)
+    return _record(queue, topic, body, fixed, stored, tags, rules), unique_key
 
 
 def parse_batch(

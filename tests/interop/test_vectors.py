@@ -8,8 +8,9 @@ import pytest
 from remoting.codec import FrameReader, decode_command, encode_command
 from remoting.command import RemotingCommand
 from store.properties import java_string_hash, tags_code
-from store.record import MessageRecord, decode_record, encode_record, offset_message_id
+from store.record import decode_record, encode_record, offset_message_id
 from tests.interop.jvm import Jvm
+from tests.store.make import PLAIN
 
 RECORD_HEX = (
     "00000068daa320a758932aac000000000000000000000000000000000000000000000000000000000000018bcf"
@@ -40,25 +41,9 @@ def test_hash_code_is_javas(jvm: Jvm, text: str, code: int | None) -> None:
 
 
 def test_java_decodes_our_record(jvm: Jvm) -> None:
-    record = MessageRecord(
-        topic="T",
-        body=b"hi",
-        properties=b"TAGS\x01TagA\x02",
-        queue_id=0,
-        flag=0,
-        queue_offset=0,
-        physical_offset=0,
-        sys_flag=0,
-        born_timestamp_ms=1700000000000,
-        born_host=("127.0.0.1", 50000),
-        store_timestamp_ms=1700000000001,
-        store_host=("127.0.0.1", 10911),
-        reconsume_times=0,
-        prepared_transaction_offset=0,
-    )
-    data = encode_record(record)
+    data = encode_record(PLAIN)
     assert data.hex() == RECORD_HEX
-    assert decode_record(data, 0) == record
+    assert decode_record(data, 0) == PLAIN
     buffer = jvm.gateway.jvm.java.nio.ByteBuffer.wrap(data)
     decoded = jvm.rocketmq.common.message.MessageDecoder.decode(buffer)
     assert decoded.getTopic() == "T"

@@ -37,7 +37,7 @@ CONSUME_TIMEOUT_S = 120
 
 def mqcluster(*arguments: str) -> str:
     result = subprocess.run(
-        [sys.executable, "-m", "chaos.cluster_cli", *arguments], capture_output=True, text=True
+        [sys.executable, "-m", "chaos.cluster.cli", *arguments], capture_output=True, text=True
     )
     if result.returncode:
         raise click.ClickException(result.stdout + result.stderr)

@@ -15,15 +15,15 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from chaos.checkers import Check, Verdict, check_all, merge
-from chaos.cluster_cli import parse_settings
-from chaos.clusterfile import ClusterError
-from chaos.events import HistoryError
-from chaos.history import read_history
-from chaos.recovery import Recovery, recoveries, spread
-from chaos.report import write_report
-from chaos.runner import SCENARIOS, RunConfig, RunResult, run_scenario
-from chaos.workload import WINDOW_MAX
+from chaos.checks.checkers import Check, Verdict, check_all, merge
+from chaos.cluster.cli import parse_settings
+from chaos.cluster.clusterfile import ClusterError
+from chaos.history.events import HistoryError
+from chaos.history.files import read_history
+from chaos.report.page import write_report
+from chaos.report.recovery import Recovery, recoveries, spread
+from chaos.run.runner import SCENARIOS, RunConfig, RunResult, run_scenario
+from chaos.workloads.log import WINDOW_MAX
 from client import ClientError
 
 EXIT_WRONG = 1

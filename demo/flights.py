@@ -29,12 +29,12 @@ from audit.api import run_audit, session
 from audit.files import StoreError
 from audit.history import HistoryUnfit
 from audit.java import JavaNotFound
-from chaos.checkers import check_all
+from chaos.checks.checkers import check_all
 from chaos.cli import operating_words
-from chaos.cluster import Cluster
-from chaos.history import read_history
-from chaos.recovery import recoveries
-from chaos.workload import WINDOW_MAX
+from chaos.cluster.cluster import Cluster
+from chaos.history.files import read_history
+from chaos.report.recovery import recoveries
+from chaos.workloads.log import WINDOW_MAX
 from demo.board import Board
 from demo.delays import delays_in_topic, differences
 from demo.flights_data import ROW_COUNT, DataMissing, Flight, data_file, delays_of, read_flights

@@ -14,15 +14,15 @@ from pathlib import Path
 
 import orjson
 
-from chaos.cluster import Cluster
-from chaos.clusterfile import ClusterError
-from chaos.consumers import drain, join_group
-from chaos.events import Outcome
-from chaos.history import HistoryWriter
-from chaos.nemesis import Kill
-from chaos.observer import Observer, Watched
-from chaos.runner import wait_whole
-from chaos.workload import Consumption, Item, KeyedSender, Tally
+from chaos.cluster.cluster import Cluster
+from chaos.cluster.clusterfile import ClusterError
+from chaos.faults.nemesis import Kill
+from chaos.history.events import Outcome
+from chaos.history.files import HistoryWriter
+from chaos.run.observer import Observer, Watched
+from chaos.run.runner import wait_whole
+from chaos.workloads.consumers import drain, join_group
+from chaos.workloads.log import Consumption, Item, KeyedSender, Tally
 from client import Admin, Producer
 from demo.board import Board
 from demo.flights_data import Flight, flight_id, tail_number

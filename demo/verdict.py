@@ -11,10 +11,9 @@ import orjson
 from rich.table import Table
 
 from audit.report import AuditReport, CheckResult
-from chaos.checkers import Check, Verdict
-from chaos.events import History, Outcome
-from chaos.recovery import Recovery, summary
-from chaos.report import (
+from chaos.checks.checkers import Check, Verdict
+from chaos.history.events import History, Outcome
+from chaos.report.page import (
     Page,
     PageTable,
     Row,
@@ -24,6 +23,7 @@ from chaos.report import (
     render,
     send_tiles,
 )
+from chaos.report.recovery import Recovery, summary
 from demo.flights_data import DelayTable
 from demo.load import KILLS_AT, LoadResult
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from chaos.events import History, assemble
+from chaos.history.events import History, assemble
 
 
 class HistoryBuilder:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from chaos.clusterfile import Node
-from chaos.probe import ReplicaView
+from chaos.cluster.clusterfile import Node
+from chaos.cluster.probe import ReplicaView
 
 SLEEPS = "import time; print('ready', flush=True); time.sleep(600)"
 STUBBORN = (

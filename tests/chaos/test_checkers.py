@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from chaos.checkers import (
+from chaos.checks.checkers import (
     CHECKS,
     EXAMPLES_MAX,
     Check,
@@ -24,7 +24,7 @@ from chaos.checkers import (
     count_unknown_delivered,
     merge,
 )
-from chaos.events import History
+from chaos.history.events import History
 from tests.chaos.builder import HistoryBuilder, clean
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import orjson
 import pytest
 
-from chaos.cluster import Cluster
-from chaos.clusterfile import ClusterError, load_state, locked
-from chaos.ports import choose_ports, ephemeral_low, is_free
-from chaos.process import state
+from chaos.cluster.cluster import Cluster
+from chaos.cluster.clusterfile import ClusterError, load_state, locked
+from chaos.cluster.ports import choose_ports, ephemeral_low, is_free
+from chaos.cluster.process import state
 from tests.chaos.doubles import ENDS, STUBBORN, AgreeingProbe, Programs, StandInProbe
 
 

@@ -9,13 +9,13 @@ import orjson
 import pytest
 from click.testing import CliRunner
 
-from chaos import cluster_cli
-from chaos.checkers import Verdict
+from chaos.checks.checkers import Verdict
 from chaos.cli import main
-from chaos.clusterfile import load_state
-from chaos.history import read_history
-from chaos.process import state
-from chaos.runner import RunConfig, run_scenario
+from chaos.cluster import cli as cluster_cli
+from chaos.cluster.clusterfile import load_state
+from chaos.cluster.process import state
+from chaos.history.files import read_history
+from chaos.run.runner import RunConfig, run_scenario
 
 
 def assert_stopped(directory: Path) -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from chaos import history as module
-from chaos.events import HistoryError, Outcome, assemble
-from chaos.history import HistoryWriter, read_history, read_records
+from chaos.history import files as module
+from chaos.history.events import HistoryError, Outcome, assemble
+from chaos.history.files import HistoryWriter, read_history, read_records
 
 
 def test_round_trip_of_every_kind_of_event(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_killed_writer_leaves_a_readable_history(tmp_path: Path) -> None:
     path = tmp_path / "h.jsonl"
     program = (
         "import sys, pathlib, time\n"
-        "from chaos.history import HistoryWriter\n"
+        "from chaos.history.files import HistoryWriter\n"
         "w = HistoryWriter(pathlib.Path(sys.argv[1]))\n"
         "w.event('ok', 'leader', 'observer', 1, node='n0', term=1)\n"
         "w.flush(); print('ready', flush=True)\n"

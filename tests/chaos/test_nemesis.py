@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from chaos.cluster import Cluster
-from chaos.clusterfile import ClusterError
-from chaos.history import HistoryWriter, read_history
-from chaos.nemesis import KILLS_MAX, Kill, plan_kills
+from chaos.cluster.cluster import Cluster
+from chaos.cluster.clusterfile import ClusterError
+from chaos.faults.nemesis import KILLS_MAX, Kill, plan_kills
+from chaos.history.files import HistoryWriter, read_history
 from tests.chaos.doubles import AgreeingProbe, Programs
 
 

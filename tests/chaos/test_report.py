@@ -9,12 +9,12 @@ import orjson
 import pytest
 from click.testing import CliRunner
 
-from chaos.checkers import check_all
+from chaos.checks.checkers import check_all
 from chaos.cli import main, operating_words
-from chaos.clusterfile import ClusterError
-from chaos.events import Outcome
-from chaos.report import write_report
-from chaos.series import BUCKETS_MAX, DOTS_PER_BUCKET, bucket_size, series_of
+from chaos.cluster.clusterfile import ClusterError
+from chaos.history.events import Outcome
+from chaos.report.page import write_report
+from chaos.report.series import BUCKETS_MAX, DOTS_PER_BUCKET, bucket_size, series_of
 from tests.chaos.builder import HistoryBuilder, clean
 
 

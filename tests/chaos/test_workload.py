@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from chaos.checkers import Verdict, check_order
-from chaos.events import Outcome
-from chaos.history import HistoryWriter, read_history
-from chaos.workload import BACKLOG_PER_WINDOW, Consumption, Item, KeyedSender, random_items
+from chaos.checks.checkers import Verdict, check_order
+from chaos.history.events import Outcome
+from chaos.history.files import HistoryWriter, read_history
+from chaos.workloads.log import BACKLOG_PER_WINDOW, Consumption, Item, KeyedSender, random_items
 from client import (
     InvalidMessage,
     Message,

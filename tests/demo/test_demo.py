@@ -12,10 +12,10 @@ import pytest
 from rich.console import Console
 
 from audit.report import AuditReport, CheckResult
-from chaos.checkers import check_all
-from chaos.events import Outcome
-from chaos.recovery import recoveries
-from chaos.workload import Tally
+from chaos.checks.checkers import check_all
+from chaos.history.events import Outcome
+from chaos.report.recovery import recoveries
+from chaos.workloads.log import Tally
 from demo.board import Board
 from demo.delays import differences
 from demo.flights import MARKER, RoomTaken, make_room

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import orjson
 
-from chaos.clusterfile import load_state
-from chaos.process import state
+from chaos.cluster.clusterfile import load_state
+from chaos.cluster.process import state
 
 
 def demo(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -19,7 +19,7 @@ WAIT_S = 60  # a bound against hanging, not an expectation
 
 def mqcluster(*arguments: str) -> str:
     result = subprocess.run(
-        [sys.executable, "-m", "chaos.cluster_cli", *arguments],
+        [sys.executable, "-m", "chaos.cluster.cli", *arguments],
         capture_output=True,
         text=True,
         timeout=120,

@@ -7,10 +7,10 @@ import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
-from chaos.clusterfile import ClusterError
-from chaos.history import HistoryWriter
-from chaos.observer import Observer, Watched
-from chaos.workload import Consumption
+from chaos.cluster.clusterfile import ClusterError
+from chaos.history.files import HistoryWriter
+from chaos.run.observer import Observer, Watched
+from chaos.workloads.log import Consumption
 from client import CacheLimits, ConsumeFrom, ConsumerConfig, PullConfig, PushConsumer
 
 COMMIT_INTERVAL_MS = 500

@@ -14,10 +14,10 @@ from pathlib import Path
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from chaos.checkers import Check, Verdict, merge
-from chaos.events import History, Outcome
-from chaos.recovery import Recovery, recoveries, spread
-from chaos.series import Series, series_of
+from chaos.checks.checkers import Check, Verdict, merge
+from chaos.history.events import History, Outcome
+from chaos.report.recovery import Recovery, recoveries, spread
+from chaos.report.series import Series, series_of
 
 COLOURS = {Outcome.OK: "#1a9850", Outcome.UNKNOWN: "#e6961e", Outcome.FAIL: "#d73027"}
 CONSUMED = "#4575b4"

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from chaos.events import History, Outcome, Position, Send
+from chaos.history.events import History, Outcome, Position, Send
 
 EXAMPLES_MAX = 10
 

@@ -14,8 +14,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from chaos.cluster import DOWN_TIMEOUT_S, REPLICAS_MAX, UP_TIMEOUT_S, Cluster, NodeStatus
-from chaos.clusterfile import ClusterError
+from chaos.cluster.cluster import DOWN_TIMEOUT_S, REPLICAS_MAX, UP_TIMEOUT_S, Cluster, NodeStatus
+from chaos.cluster.clusterfile import ClusterError
 
 T = TypeVar("T")
 

@@ -22,17 +22,17 @@ from typing import Any
 
 import orjson
 
-from chaos.checkers import Check, Verdict, check_all, merge
-from chaos.cluster import Cluster
-from chaos.clusterfile import ClusterError
-from chaos.consumers import drain, join_group
-from chaos.events import History
-from chaos.history import HistoryWriter, read_history
-from chaos.nemesis import Kill, PlannedKill, plan_kills
-from chaos.observer import Observer, Watched
-from chaos.recovery import Recovery, recoveries, summary
-from chaos.report import write_report
-from chaos.workload import Consumption, KeyedSender, Tally, random_items
+from chaos.checks.checkers import Check, Verdict, check_all, merge
+from chaos.cluster.cluster import Cluster
+from chaos.cluster.clusterfile import ClusterError
+from chaos.faults.nemesis import Kill, PlannedKill, plan_kills
+from chaos.history.events import History
+from chaos.history.files import HistoryWriter, read_history
+from chaos.report.page import write_report
+from chaos.report.recovery import Recovery, recoveries, summary
+from chaos.run.observer import Observer, Watched
+from chaos.workloads.consumers import drain, join_group
+from chaos.workloads.log import Consumption, KeyedSender, Tally, random_items
 from client import Admin, Producer
 
 Say = Callable[[str], None]

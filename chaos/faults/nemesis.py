@@ -12,9 +12,9 @@ import signal
 from dataclasses import dataclass
 from typing import Protocol
 
-from chaos.cluster import Cluster
-from chaos.clusterfile import ClusterError, Node
-from chaos.history import HistoryWriter
+from chaos.cluster.cluster import Cluster
+from chaos.cluster.clusterfile import ClusterError, Node
+from chaos.history.files import HistoryWriter
 
 PROCESS = "nemesis"
 KILLS_MAX = 10_000

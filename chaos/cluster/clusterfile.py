@@ -16,7 +16,7 @@ from typing import Any
 
 import orjson
 
-from chaos.process import ProcessId
+from chaos.cluster.process import ProcessId
 
 FILE_VERSION = 1
 NAMESRV = "namesrv"  # the node name and the kind of the name server

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from chaos.events import Outcome
-from chaos.history import HistoryWriter
+from chaos.history.events import Outcome
+from chaos.history.files import HistoryWriter
 from client import (
     ClientError,
     ConsumeResult,

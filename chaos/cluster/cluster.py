@@ -18,8 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from chaos import launch
-from chaos.clusterfile import (
+from chaos.cluster import launch
+from chaos.cluster.clusterfile import (
     NAMESRV,
     ClusterError,
     ClusterState,
@@ -28,9 +28,9 @@ from chaos.clusterfile import (
     locked,
     save_state,
 )
-from chaos.ports import choose_ports
-from chaos.probe import Probe, RemotingProbe, ReplicaView, leader_of, replicas
-from chaos.process import ProcessId, send_signal, spawn, state, tail
+from chaos.cluster.ports import choose_ports
+from chaos.cluster.probe import Probe, RemotingProbe, ReplicaView, leader_of, replicas
+from chaos.cluster.process import ProcessId, send_signal, spawn, state, tail
 
 LOG = logging.getLogger("chaos")
 

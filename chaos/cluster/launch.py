@@ -10,9 +10,9 @@ import os
 import sys
 from pathlib import Path
 
-from chaos.clusterfile import ClusterState, Node
+from chaos.cluster.clusterfile import ClusterState, Node
 
-PROJECT_ROOT = Path(__file__).resolve().parent.parent
+PROJECT_ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def node_directory(directory: Path, node: Node) -> Path:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from chaos.cluster import Cluster
-from chaos.history import HistoryWriter
-from chaos.probe import RemotingProbe, leader_of, replicas
+from chaos.cluster.cluster import Cluster
+from chaos.cluster.probe import RemotingProbe, leader_of, replicas
+from chaos.history.files import HistoryWriter
 
 PROCESS = "observer"
 ROLES_EVERY_S = 0.05

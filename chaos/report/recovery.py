@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from chaos.events import Fault, History, Outcome, Send
+from chaos.history.events import Fault, History, Outcome, Send
 
 NS_PER_MS = 1_000_000
 

@@ -11,8 +11,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from chaos.events import History, Outcome, Send
-from chaos.recovery import percentile
+from chaos.history.events import History, Outcome, Send
+from chaos.report.recovery import percentile
 
 BUCKETS_MAX = 400
 BUCKET_SIZES_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)

@@ -24,7 +24,7 @@ from typing import Any
 
 import orjson
 
-from chaos.events import History, HistoryError, assemble
+from chaos.history.events import History, HistoryError, assemble
 
 FLUSH_INTERVAL_MS = 50
 BUFFER_BYTES_MAX = 1 << 20  # past this the caller itself writes: a slow disk slows the run down

@@ -1,0 +1,1 @@
+"""What a history proves or disproves. Pure."""

@@ -1,0 +1,1 @@
+"""What a run wrote down: the format, its writer and reader."""

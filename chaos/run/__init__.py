@@ -1,0 +1,1 @@
+"""A run from begin to verdict, and what watches it."""

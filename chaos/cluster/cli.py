@@ -14,8 +14,9 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from chaos.cluster.cluster import DOWN_TIMEOUT_S, REPLICAS_MAX, UP_TIMEOUT_S, Cluster, NodeStatus
+from chaos.cluster.cluster import DOWN_TIMEOUT_S, UP_TIMEOUT_S, Cluster, NodeStatus
 from chaos.cluster.clusterfile import ClusterError
+from chaos.cluster.topology import GROUPS_MAX, MODES, NAME_SERVERS_MAX, REPLICAS_MAX, Shape
 
 T = TypeVar("T")
 
@@ -38,10 +39,11 @@ SIGNALS = {
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
-    """Run a name server and a replicated broker group as processes on this machine.
+    """Run name servers and broker groups as processes on this machine.
 
     \b
       mqcluster up --dir /tmp/demo
+      mqcluster up --dir /tmp/classic --mode 2m-2s-sync
       mqcluster status --dir /tmp/demo
       mqcluster kill --dir /tmp/demo leader
       mqcluster start --dir /tmp/demo n0
@@ -52,14 +54,23 @@ def main() -> None:
 @main.command()
 @DIRECTORY
 @click.option(
-    "--namesrv",
-    metavar="HOST:PORT",
-    help="Use this name server instead of starting one.",
+    "--mode",
+    type=click.Choice(list(MODES)),
+    help="How groups keep their messages (raft for a new cluster); see: modes.",
 )
+@click.option("--groups", type=click.IntRange(1, GROUPS_MAX), help="Broker groups.")
 @click.option(
     "--replicas",
     type=click.IntRange(1, REPLICAS_MAX),
-    help="Brokers in the group (3 for a new cluster).",
+    help="Brokers in each group, the leader or master included.",
+)
+@click.option(
+    "--name-servers", type=click.IntRange(1, NAME_SERVERS_MAX), help="Name servers to start."
+)
+@click.option(
+    "--namesrv",
+    metavar="HOST:PORT[;…]",
+    help="Use these name servers instead of starting one.",
 )
 @click.option(
     "--set",
@@ -71,8 +82,11 @@ def main() -> None:
 @click.option("--timeout", default=UP_TIMEOUT_S, show_default=True, help="Seconds to come up in.")
 def up(
     directory: Path,
-    namesrv: str | None,
+    mode: str | None,
+    groups: int | None,
     replicas: int | None,
+    name_servers: int | None,
+    namesrv: str | None,
     settings: tuple[str, ...],
     timeout: float,
 ) -> None:
@@ -84,11 +98,19 @@ def up(
     wanted = parse_settings(settings)
 
     async def work(cluster: Cluster) -> None:
-        found = await cluster.up(replicas, namesrv, wanted, timeout)
-        click.echo(f"up: group {found.group}, name server {found.namesrv}")
+        shape = Shape(mode, groups, replicas, name_servers, namesrv)
+        found = await cluster.up(shape, wanted, timeout)
+        click.echo(f"up: group {', '.join(found.groups)}, name server {found.namesrv}")
         show(await cluster.status())
 
     run(directory, work)
+
+
+@main.command("modes")
+def list_modes() -> None:
+    """Name the modes a cluster can have."""
+    for mode in MODES.values():
+        click.echo(f"{mode.name:12}{mode.description}")
 
 
 @main.command()
@@ -109,7 +131,7 @@ def status(directory: Path, as_json: bool) -> None:
 
 @main.command()
 @DIRECTORY
-@click.argument("target", metavar="leader|NAME")
+@click.argument("target", metavar="leader[:GROUP]|NAME")
 @click.option(
     "--signal",
     "signal_name",
@@ -231,6 +253,7 @@ def status_json(cluster: Cluster, found: list[NodeStatus]) -> str:
             {
                 "name": node.name,
                 "kind": node.kind,
+                "group": node.group,
                 "pid": node.process.pid if node.process and status.alive else None,
                 "alive": status.alive,
                 "state": status.state,
@@ -245,7 +268,12 @@ def status_json(cluster: Cluster, found: list[NodeStatus]) -> str:
                 "durable": view.durable_index if view else None,
             }
         )
-    data = {"group": state.group, "namesrv": state.namesrv, "nodes": nodes}
+    data = {
+        "mode": state.mode,
+        "groups": state.groups,
+        "namesrv": state.namesrv,
+        "nodes": nodes,
+    }
     return orjson.dumps(data, option=orjson.OPT_INDENT_2).decode()
 
 

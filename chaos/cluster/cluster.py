@@ -1,10 +1,10 @@
-"""A cluster of processes on this machine: one name server and the replicas of one broker group.
+"""A cluster of processes on this machine: name servers and the brokers of one or more groups.
 
 Everything known about it is in DIR/cluster.json (chaos/clusterfile.py), read anew by every call, so
 several commands may work on one cluster one after the other, and a cluster outlives whoever
-started it. `up` returns once a send would be acknowledged: one replica leads and is ready, and the
-name server names its address; no test message is left behind. If it cannot, what it started is
-ended again: no orphans.
+started it. `up` returns once a send would be acknowledged: in every group one broker leads and is
+ready, and the name server names its address; no test message is left behind. If it cannot, what
+it started is ended again: no orphans.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from pathlib import Path
 
 from chaos.cluster import launch
 from chaos.cluster.clusterfile import (
-    NAMESRV,
     ClusterError,
     ClusterState,
     Node,
@@ -29,14 +28,13 @@ from chaos.cluster.clusterfile import (
     save_state,
 )
 from chaos.cluster.ports import choose_ports
-from chaos.cluster.probe import Probe, RemotingProbe, ReplicaView, leader_of, replicas
+from chaos.cluster.probe import MASTER, Probe, RemotingProbe, ReplicaView, leader_of, replicas
 from chaos.cluster.process import ProcessId, send_signal, spawn, state, tail
+from chaos.cluster.topology import Shape, check_unchanged, plan, ports_needed
 
 LOG = logging.getLogger("chaos")
 
 HOST = "127.0.0.1"
-GROUP = "broker-a"
-REPLICAS_MAX = 9
 UP_TIMEOUT_S = 30.0
 DOWN_TIMEOUT_S = 15.0  # for an orderly end, before SIGKILL
 GONE_TIMEOUT_S = 10.0  # for the system to bury a killed process
@@ -88,8 +86,7 @@ class Cluster:
 
     async def up(
         self,
-        replica_count: int | None = None,
-        namesrv: str | None = None,
+        shape: Shape | None = None,
         settings: Mapping[str, str] | None = None,
         timeout_s: float = UP_TIMEOUT_S,
     ) -> ClusterState:
@@ -98,11 +95,11 @@ class Cluster:
         with locked(self.directory):
             exists = (self.directory / "cluster.json").exists()
             before = self.state().settings if exists else {}
-            plan = self._plan(replica_count, namesrv, dict(settings or {}))
-            save_state(self.directory, plan)
+            planned = self._plan(shape or Shape(), dict(settings or {}))
+            save_state(self.directory, planned)
             started: list[ProcessId] = []
             try:
-                for node in plan.nodes:
+                for node in planned.nodes:
                     if node.process is None or state(node.process) == "dead":
                         started.append(self._start(node.name))
                 await self._wait_serving(timeout_s, everybody=True)
@@ -114,27 +111,30 @@ class Cluster:
             return self.state()
 
     async def status(self) -> list[NodeStatus]:
-        """Every process, the name server first."""
+        """Every process, the name servers first."""
         found = self.state()
         alive = {node.name: _state_of(node) for node in found.nodes}
         asked = [node for node in found.brokers if alive[node.name] == "running"]
-        views = await replicas(self._probe, [node.address for node in asked])
+        views = await replicas(self._probe, asked)
         view_of = {node.name: view for node, view in zip(asked, views, strict=True)}
         return [NodeStatus(n, alive[n.name], view_of.get(n.name)) for n in found.nodes]
 
-    async def leader(self) -> Node | None:
-        """The replica that leads the highest term, as the replicas say it now."""
-        brokers = self.state().brokers
-        view = leader_of(await replicas(self._probe, [node.address for node in brokers]))
-        return next((n for n in brokers if view is not None and n.name == view.node), None)
+    async def leader(self, group: str | None = None) -> Node | None:
+        """The broker that leads the highest term of `group` (None: the first group), as the
+        brokers say it now; in classic modes the master, if it answers."""
+        found = self.state()
+        members = found.members(group or found.groups[0])
+        view = leader_of(await replicas(self._probe, members), members[0].group)
+        return next((n for n in members if view is not None and n.name == view.node), None)
 
     async def find(self, target: str) -> Node:
-        """`leader` or a node's name. Raises ClusterError."""
-        if target != "leader":
+        """`leader`, `leader:GROUP` or a node's name. Raises ClusterError."""
+        word, _, group = target.partition(":")
+        if word not in ("leader", MASTER):
             return self.state().node(target)
-        found = await self.leader()
+        found = await self.leader(group or None)
         if found is None:
-            raise ClusterError("no replica says that it leads; see: status")
+            raise ClusterError("no broker says that it leads; see: status")
         return found
 
     def signal(self, name: str, number: signal.Signals) -> ProcessId:
@@ -166,8 +166,8 @@ class Cluster:
         with locked(self.directory):
             found = self.state()
             ended: dict[str, str] = {}
-            for group in (found.brokers, found.nodes):  # the name server last
-                pending = [n for n in group if n.name not in ended]
+            for kind in (found.brokers, found.nodes):  # the name servers last
+                pending = [n for n in kind if n.name not in ended]
                 ended |= await self._end(pending, timeout_s)
             return {node.name: ended[node.name] for node in found.nodes}
 
@@ -178,31 +178,15 @@ class Cluster:
         """
         await self._wait_serving(timeout_s, everybody=False)
 
-    def _plan(
-        self, replica_count: int | None, namesrv: str | None, settings: dict[str, str]
-    ) -> ClusterState:
-        if (self.directory / "cluster.json").exists():
-            old = self.state()
-            if replica_count not in (None, len(old.brokers)):
-                raise ClusterError(
-                    f"the cluster in {self.directory} has {len(old.brokers)} replicas, "
-                    f"not {replica_count}; the number of replicas cannot be changed this way"
-                )
-            if namesrv is not None and namesrv != old.namesrv:
-                others = tuple(node for node in old.nodes if node.kind != NAMESRV)
-                old = replace(old, namesrv=namesrv, nodes=others)
-            return replace(old, settings=old.settings | settings)
-        count = 3 if replica_count is None else replica_count
-        if not 1 <= count <= REPLICAS_MAX:
-            raise ClusterError(f"replicas must be 1 to {REPLICAS_MAX}, not {count}")
-        ports = choose_ports(2 * count + 1, HOST, random.Random())
-        nodes = [
-            Node(f"n{i}", "broker", HOST, ports[2 * i], ports[2 * i + 1]) for i in range(count)
-        ]
-        if namesrv is None:
-            nodes.insert(0, Node(NAMESRV, NAMESRV, HOST, ports[-1], 0))
-            namesrv = nodes[0].address
-        return ClusterState(GROUP, namesrv, settings, tuple(nodes))
+    def _plan(self, shape: Shape, settings: dict[str, str]) -> ClusterState:
+        if not (self.directory / "cluster.json").exists():
+            ports = choose_ports(ports_needed(shape), HOST, random.Random())
+            return plan(shape, settings, HOST, ports)
+        old = self.state()
+        check_unchanged(shape, old, self.directory)
+        if shape.namesrv is not None and shape.namesrv != old.namesrv:
+            old = replace(old, namesrv=shape.namesrv, nodes=old.brokers)
+        return replace(old, settings=old.settings | settings)
 
     def _start(self, name: str) -> ProcessId:
         """Spawn and remember; the caller holds the lock."""
@@ -243,19 +227,30 @@ class Cluster:
         With `everybody`, every replica must answer, too.
         """
         found = self.state()
-        views = await replicas(self._probe, [node.address for node in found.brokers])
-        view = leader_of(views)
-        if view is None:
-            return "no leader yet"
-        if not view.leader_ready:
-            return f"{view.node} leads term {view.term} but is not ready yet"
-        address = found.node(view.node).address
-        known = await self._probe.registered_leader(found.namesrv, found.group)
-        if known != address:
-            return f"the name server {found.namesrv} names {known or 'no leader'}, not {address}"
+        views = await replicas(self._probe, found.brokers)
+        for group in found.groups:
+            why = await self._group_not_serving(found, group, views)
+            if why is not None:
+                return why
         silent = [n.name for n, v in zip(found.brokers, views, strict=True) if v is None]
         if everybody and silent:
             return f"no answer from {', '.join(silent)} yet"
+        return None
+
+    async def _group_not_serving(
+        self, found: ClusterState, group: str, views: Sequence[ReplicaView | None]
+    ) -> str | None:
+        of_group = "" if len(found.groups) == 1 else f" of {group}"
+        view = leader_of(views, group)
+        if view is None:
+            return f"no leader{of_group} yet"
+        if not view.leader_ready:
+            return f"{view.node} leads term {view.term} but is not ready yet"
+        address = found.node(view.node).address
+        known = await self._probe.registered_leader(found.namesrv, group)
+        if known != address:
+            named = known or "no leader"
+            return f"the name server {found.namesrv} names {named}{of_group}, not {address}"
         return None
 
     def log_tails(self, nodes: Sequence[Node]) -> str:

@@ -18,8 +18,8 @@ import orjson
 
 from chaos.cluster.process import ProcessId
 
-FILE_VERSION = 1
-NAMESRV = "namesrv"  # the node name and the kind of the name server
+FILE_VERSION = 2
+NAMESRV = "namesrv"  # the kind of name servers, and the first one's node name
 
 
 class ClusterError(Exception):
@@ -34,8 +34,15 @@ class Node:
     kind: str  # "namesrv" or "broker"
     host: str
     port: int
-    peer_port: int  # Raft listener; 0 for the name server
+    peer_port: int  # Raft listener; 0 for name servers and in classic mode
+    group: str = ""  # brokerName; "" for name servers
+    broker_id: int = 0  # classic: brokerId; Raft: the ordinal in the group
     process: ProcessId | None = None
+
+    @property
+    def ha_port(self) -> int:
+        """Where a classic master serves its slaves."""
+        return self.port + 1
 
     @property
     def address(self) -> str:
@@ -44,16 +51,35 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
-    """All of cluster.json. `namesrv` is an address, of our own name server or of a foreign one."""
+    """All of cluster.json. `namesrv`: addresses separated by ';', of our own name servers or of
+    foreign ones. `mode` is one of chaos.cluster.topology's."""
 
-    group: str
+    mode: str
     namesrv: str
     settings: dict[str, str]
     nodes: tuple[Node, ...]
+    links: bool = False  # traffic between the nodes goes through proxies
+    faultable: bool = False  # brokers run over the fault layer
 
     @property
     def brokers(self) -> tuple[Node, ...]:
         return tuple(node for node in self.nodes if node.kind == "broker")
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """The broker groups' names, in order."""
+        return tuple(dict.fromkeys(node.group for node in self.brokers))
+
+    @property
+    def name_servers(self) -> tuple[Node, ...]:
+        return tuple(node for node in self.nodes if node.kind == NAMESRV)
+
+    def members(self, group: str) -> tuple[Node, ...]:
+        """The brokers of one group. Raises ClusterError that lists the groups there are."""
+        found = tuple(node for node in self.brokers if node.group == group)
+        if not found:
+            raise ClusterError(f"no group {group!r} here; there are {', '.join(self.groups)}")
+        return found
 
     def node(self, name: str) -> Node:
         """The node called `name`. Raises ClusterError that lists the names there are."""
@@ -76,10 +102,12 @@ def load_state(directory: Path) -> ClusterState:
         if data["version"] != FILE_VERSION:
             raise ClusterError(f"{path} has version {data['version']}, not {FILE_VERSION}")
         return ClusterState(
-            data["group"],
+            data["mode"],
             data["namesrv"],
             dict(data["settings"]),
             tuple(_node(entry) for entry in data["nodes"]),
+            data["links"],
+            data["faultable"],
         )
     except FileNotFoundError:
         raise ClusterError(
@@ -93,9 +121,11 @@ def save_state(directory: Path, state: ClusterState) -> None:
     """Replace DIR/cluster.json atomically."""
     data = {
         "version": FILE_VERSION,
-        "group": state.group,
+        "mode": state.mode,
         "namesrv": state.namesrv,
         "settings": state.settings,
+        "links": state.links,
+        "faultable": state.faultable,
         "nodes": [_plain(node) for node in state.nodes],
     }
     path = directory / "cluster.json"
@@ -120,7 +150,14 @@ def _node(entry: dict[str, Any]) -> Node:
     if entry["pid"]:
         process = ProcessId(entry["pid"], entry["start_ticks"])
     return Node(
-        entry["name"], entry["kind"], entry["host"], entry["port"], entry["peer_port"], process
+        entry["name"],
+        entry["kind"],
+        entry["host"],
+        entry["port"],
+        entry["peer_port"],
+        entry["group"],
+        entry["broker_id"],
+        process,
     )
 
 
@@ -131,6 +168,8 @@ def _plain(node: Node) -> dict[str, Any]:
         "host": node.host,
         "port": node.port,
         "peer_port": node.peer_port,
+        "group": node.group,
+        "broker_id": node.broker_id,
         "pid": node.process.pid if node.process else 0,
         "start_ticks": node.process.start_ticks if node.process else 0,
     }

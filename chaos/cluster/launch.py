@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from chaos.cluster.clusterfile import ClusterState, Node
+from chaos.cluster.topology import CLASSIC, MODES, PYSYNCOBJ, Mode
 
 PROJECT_ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -53,19 +54,35 @@ def environment() -> dict[str, str]:
 
 
 def broker_conf(directory: Path, state: ClusterState, node: Node) -> str:
-    """broker.conf of one replica; the user's settings come last and so win."""
-    peers = ";".join(f"{peer.name}-{peer.host}:{peer.peer_port}" for peer in state.brokers)
+    """broker.conf of one broker; the user's settings come last and so win."""
     own = {
         "brokerClusterName": "DefaultCluster",
-        "brokerName": state.group,
+        "brokerName": node.group,
         "brokerIP1": node.host,
         "bindAddress": node.host,
         "listenPort": str(node.port),
         "namesrvAddr": state.namesrv,
         "storePathRootDir": str(node_directory(directory, node).absolute() / "store"),
+    }
+    mode = MODES[state.mode]
+    own |= _classic(mode, node) if mode.engine == CLASSIC else _replicated(mode, state, node)
+    return "".join(f"{key}={value}\n" for key, value in (own | state.settings).items())
+
+
+def _classic(mode: Mode, node: Node) -> dict[str, str]:
+    return {
+        "brokerId": str(node.broker_id),
+        "brokerRole": mode.role if node.broker_id == 0 else "SLAVE",
+        "haListenPort": str(node.ha_port),
+    }
+
+
+def _replicated(mode: Mode, state: ClusterState, node: Node) -> dict[str, str]:
+    members = state.members(node.group)
+    peers = ";".join(f"{peer.name}-{peer.host}:{peer.peer_port}" for peer in members)
+    return {
         "enableDLegerCommitLog": "true",
-        "dLegerGroup": state.group,
+        "dLegerGroup": node.group,
         "dLegerPeers": peers,
         "dLegerSelfId": node.name,
-    }
-    return "".join(f"{key}={value}\n" for key, value in (own | state.settings).items())
+    } | ({"engine": "pysyncobj"} if mode.engine == PYSYNCOBJ else {})

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol
 
+from chaos.cluster.clusterfile import Node
 from remoting.client import RemotingClient
 from remoting.codes import RequestCode, ResponseCode
 from remoting.command import RemotingCommand
@@ -19,13 +20,16 @@ from remoting.errors import RemotingError
 from remoting.fastjson import loads
 
 PROBE_TIMEOUT_MS = 500.0
+MASTER, SLAVE = "master", "slave"  # roles of classic brokers
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaView:
-    """What one replica says about itself. Indexes are Raft indexes."""
+    """What one broker says about itself. Indexes are Raft indexes; of a classic broker they are
+    byte offsets of its CommitLog, and the master counts as the leader of a term 0."""
 
     node: str
+    group: str
     role: str
     term: int
     leader: str
@@ -37,18 +41,19 @@ class ReplicaView:
 
     @property
     def leads(self) -> bool:
-        return self.role == "leader"
+        return self.role in ("leader", MASTER)
 
 
 class Probe(Protocol):
     """What the cluster commands need to see."""
 
-    async def replica(self, address: str) -> ReplicaView | None:
-        """The replica's view; None if it does not answer."""
+    async def replica(self, node: Node) -> ReplicaView | None:
+        """The broker's view; None if it does not answer."""
         ...
 
     async def registered_leader(self, namesrv: str, group: str) -> str | None:
-        """Address of the group's brokerId 0 at the name server; None if it knows none."""
+        """Address of the group's brokerId 0 at the first of these name servers (separated by
+        ';') that answers; None if it knows none."""
         ...
 
     async def close(self) -> None: ...
@@ -75,14 +80,17 @@ class RemotingProbe:
     async def close(self) -> None:
         await self._client.close()
 
-    async def replica(self, address: str) -> ReplicaView | None:
-        body = await self._ask(address, RequestCode.GET_BROKER_RUNTIME_INFO)
+    async def replica(self, node: Node) -> ReplicaView | None:
+        body = await self._ask(node.address, RequestCode.GET_BROKER_RUNTIME_INFO)
         table = body.get("table") if body else None
-        return parse_replica(table) if isinstance(table, dict) else None
+        return parse_replica(node, table) if isinstance(table, dict) else None
 
     async def registered_leader(self, namesrv: str, group: str) -> str | None:
-        body = await self._ask(namesrv, RequestCode.GET_BROKER_CLUSTER_INFO)
-        if not body:
+        for address in namesrv.split(";"):
+            body = await self._ask(address, RequestCode.GET_BROKER_CLUSTER_INFO)
+            if body:
+                break
+        else:
             return None
         entry = (body.get("brokerAddrTable") or {}).get(group) or {}
         found = (entry.get("brokerAddrs") or {}).get("0")
@@ -121,11 +129,14 @@ class RemotingProbe:
         return body if isinstance(body, dict) else None
 
 
-def parse_replica(table: dict[str, str]) -> ReplicaView | None:
-    """The raft* keys of a runtime info table; None if it is not a Raft replica's."""
+def parse_replica(node: Node, table: dict[str, str]) -> ReplicaView | None:
+    """The view in a runtime info table; None if what it needs is not there."""
     try:
+        if "raftRole" not in table:
+            return _classic_view(node, table)
         return ReplicaView(
             table["raftSelfId"],
+            node.group,
             table["raftRole"],
             int(table["raftTerm"]),
             table.get("raftLeader", ""),
@@ -139,12 +150,20 @@ def parse_replica(table: dict[str, str]) -> ReplicaView | None:
         return None
 
 
-async def replicas(probe: Probe, addresses: Sequence[str]) -> list[ReplicaView | None]:
+def _classic_view(node: Node, table: dict[str, str]) -> ReplicaView:
+    end = int(table["commitLogMaxOffset"])
+    master = node.broker_id == 0
+    leader = node.name if master else ""
+    role = MASTER if master else SLAVE
+    return ReplicaView(node.name, node.group, role, 0, leader, master, end, end, end, end)
+
+
+async def replicas(probe: Probe, nodes: Sequence[Node]) -> list[ReplicaView | None]:
     """All views at once, in the order asked."""
-    return list(await asyncio.gather(*(probe.replica(address) for address in addresses)))
+    return list(await asyncio.gather(*(probe.replica(node) for node in nodes)))
 
 
-def leader_of(views: Sequence[ReplicaView | None]) -> ReplicaView | None:
-    """The view that leads the highest term: a deposed leader that has not noticed loses."""
-    leading = [view for view in views if view is not None and view.leads]
+def leader_of(views: Sequence[ReplicaView | None], group: str) -> ReplicaView | None:
+    """The view that leads the group's highest term: a deposed leader that has not noticed loses."""
+    leading = [v for v in views if v is not None and v.group == group and v.leads]
     return max(leading, key=lambda view: view.term, default=None)

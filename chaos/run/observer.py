@@ -75,16 +75,24 @@ class Observer:
         return lag
 
     async def _watch_roles(self) -> None:
-        brokers = self._cluster.state().brokers
-        addresses = [node.address for node in brokers]
+        state = self._cluster.state()
+        brokers = state.brokers
         while True:
-            views = await replicas(self._probe, addresses)
+            views = await replicas(self._probe, brokers)
             for view in views:
                 if view is not None and view.leads and (view.node, view.term) not in self._seen:
                     self._seen.add((view.node, view.term))
                     op = self._history.next_op()
-                    self._history.event("ok", "leader", PROCESS, op, node=view.node, term=view.term)
-            leader = leader_of(views)
+                    self._history.event(
+                        "ok",
+                        "leader",
+                        PROCESS,
+                        op,
+                        node=view.node,
+                        term=view.term,
+                        group=view.group,
+                    )
+            leader = leader_of(views, state.groups[0])
             self.leader_address = next(
                 (n.address for n in brokers if leader is not None and n.name == leader.node), None
             )

@@ -27,24 +27,26 @@ class Programs:
 
 
 class StandInProbe:
-    """Answers for replicas by address; `leader` is a node name, `registered` an address."""
+    """Answers for brokers; `leader` is a node name, `registered` an address."""
 
     def __init__(self) -> None:
         self.leader: str | None = "n0"
         self.ready = True
         self.registered: str | None = None
-        self.nodes: dict[str, str] = {}  # address → name
         self.silent: set[str] = set()  # names that do not answer
         self.term = 1
 
-    async def replica(self, address: str) -> ReplicaView | None:
-        name = self.nodes.get(address, "n0")
-        if name in self.silent:
+    async def replica(self, node: Node) -> ReplicaView | None:
+        if node.name in self.silent:
             return None
-        leads = name == self.leader
+        leads = self.leads(node)
         role = "leader" if leads else "follower"
         leader = self.leader or ""
-        return ReplicaView(name, role, self.term, leader, leads and self.ready, 10, 10, 10, 10)
+        ready = leads and self.ready
+        return ReplicaView(node.name, node.group, role, self.term, leader, ready, 10, 10, 10, 10)
+
+    def leads(self, node: Node) -> bool:
+        return node.name == self.leader
 
     async def registered_leader(self, namesrv: str, group: str) -> str | None:
         return self.registered
@@ -54,10 +56,19 @@ class StandInProbe:
 
 
 class AgreeingProbe(StandInProbe):
-    """Says at once that n0 leads, is ready and registered: a cluster that comes up."""
+    """Says at once that the first broker of each group leads, is ready and registered."""
 
-    async def replica(self, address: str) -> ReplicaView | None:
-        self.nodes.setdefault(address, f"n{len(self.nodes)}")  # asked in the order of the file
-        if self.nodes[address] == self.leader:
-            self.registered = address
-        return await super().replica(address)
+    def __init__(self) -> None:
+        super().__init__()
+        self.leaders: dict[str, str] = {}  # group → address
+
+    async def replica(self, node: Node) -> ReplicaView | None:
+        if self.leads(node):
+            self.leaders[node.group] = node.address
+        return await super().replica(node)
+
+    def leads(self, node: Node) -> bool:
+        return node.broker_id == 0
+
+    async def registered_leader(self, namesrv: str, group: str) -> str | None:
+        return self.leaders.get(group)

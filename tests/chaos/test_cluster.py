@@ -16,6 +16,7 @@ from chaos.cluster.cluster import Cluster
 from chaos.cluster.clusterfile import ClusterError, load_state, locked
 from chaos.cluster.ports import choose_ports, ephemeral_low, is_free
 from chaos.cluster.process import state
+from chaos.cluster.topology import MODES, Shape, plan, ports_needed
 from tests.chaos.doubles import ENDS, STUBBORN, AgreeingProbe, Programs, StandInProbe
 
 
@@ -53,7 +54,7 @@ async def test_up_status_kill_start_down_and_up_again(cluster: Cluster) -> None:
 
 
 async def test_broker_conf_says_what_the_cluster_is(cluster: Cluster) -> None:
-    made = await cluster.up(replica_count=2, settings={"mappedFileSizeCommitLog": "65536"})
+    made = await cluster.up(Shape(replicas=2), settings={"mappedFileSizeCommitLog": "65536"})
     text = (cluster.directory / "n1" / "broker.conf").read_text()
     conf = dict(line.split("=", 1) for line in text.splitlines())
     n0, n1 = made.brokers
@@ -65,22 +66,61 @@ async def test_broker_conf_says_what_the_cluster_is(cluster: Cluster) -> None:
     assert Path(conf["storePathRootDir"]) == (cluster.directory / "n1" / "store").absolute()
 
 
+async def test_a_classic_cluster_has_masters_and_slaves_in_each_group(cluster: Cluster) -> None:
+    made = await cluster.up(Shape("2m-2s-sync"))
+    assert [node.name for node in made.nodes] == ["namesrv", "m0", "s0", "m1", "s1"]
+    assert made.groups == ("broker-a", "broker-b")
+
+    def conf(name: str) -> dict[str, str]:
+        text = (cluster.directory / name / "broker.conf").read_text()
+        return dict(line.split("=", 1) for line in text.splitlines())
+
+    master, slave = conf("m1"), conf("s1")
+    assert "enableDLegerCommitLog" not in master | slave
+    assert (master["brokerName"], slave["brokerName"]) == ("broker-b", "broker-b")
+    assert (master["brokerRole"], slave["brokerRole"]) == ("SYNC_MASTER", "SLAVE")
+    assert (master["brokerId"], slave["brokerId"]) == ("0", "1")
+    assert master["haListenPort"] == str(int(master["listenPort"]) + 1)
+    again = await Cluster(cluster.directory, AgreeingProbe(), Programs()).up()
+    assert again.nodes == cluster.state().nodes
+
+
+async def test_several_name_servers_are_all_told_to_the_brokers(cluster: Cluster) -> None:
+    made = await cluster.up(Shape("pysyncobj", name_servers=2))
+    assert [node.name for node in made.nodes] == ["namesrv", "namesrv-1", "n0", "n1", "n2"]
+    conf = (cluster.directory / "n0" / "broker.conf").read_text()
+    assert f"namesrvAddr={made.nodes[0].address};{made.nodes[1].address}\n" in conf
+    assert "engine=pysyncobj\n" in conf
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_mode_plans_distinct_nodes(mode: str) -> None:
+    shape = Shape(mode, groups=3)
+    needed = ports_needed(shape)
+    state = plan(shape, {}, "127.0.0.1", range(20_000, 20_000 + 4 * needed, 4))
+    assert len({node.name for node in state.nodes}) == len(state.nodes)
+    assert len(state.groups) == 3
+    assert all(len(state.members(group)) == MODES[mode].replicas for group in state.groups)
+    ports = [port for node in state.nodes for port in (node.port, node.peer_port) if port]
+    assert len(set(ports)) == len(ports) == needed
+
+
 async def test_foreign_name_server_is_used_and_not_started(cluster: Cluster) -> None:
-    made = await cluster.up(replica_count=1, namesrv="127.0.0.1:9876")
+    made = await cluster.up(Shape(replicas=1, namesrv="127.0.0.1:9876"))
     assert [node.name for node in made.nodes] == ["n0"]
     assert made.namesrv == "127.0.0.1:9876"
 
 
 async def test_number_of_replicas_cannot_change(cluster: Cluster) -> None:
-    await cluster.up(replica_count=1)
-    with pytest.raises(ClusterError, match="has 1 replicas, not 3"):
-        await cluster.up(replica_count=3)
+    await cluster.up(Shape(replicas=1))
+    with pytest.raises(ClusterError, match="has replicas 1, not 3"):
+        await cluster.up(Shape(replicas=3))
 
 
 @pytest.mark.parametrize("count", [0, 10])
 async def test_replicas_out_of_range(tmp_path: Path, count: int) -> None:
     with pytest.raises(ClusterError, match="1 to 9"):
-        await Cluster(tmp_path, AgreeingProbe(), Programs()).up(replica_count=count)
+        await Cluster(tmp_path, AgreeingProbe(), Programs()).up(Shape(replicas=count))
 
 
 async def test_node_that_ends_by_itself_fails_up_with_its_log(tmp_path: Path) -> None:
@@ -106,7 +146,7 @@ async def test_up_waits_for_what_a_send_needs(
     probe.leader, probe.ready, probe.registered = leader, ready, registered
     cluster = Cluster(tmp_path, probe, Programs())
     with pytest.raises(ClusterError, match=why):
-        await cluster.up(replica_count=1, timeout_s=0.05)
+        await cluster.up(Shape(replicas=1), timeout_s=0.05)
     await assert_no_orphans(cluster)
 
 
@@ -125,7 +165,7 @@ async def test_cancelled_up_leaves_no_orphan(tmp_path: Path) -> None:
     probe = StandInProbe()
     probe.leader = None
     cluster = Cluster(tmp_path, probe, Programs())
-    task = asyncio.create_task(cluster.up(replica_count=1))
+    task = asyncio.create_task(cluster.up(Shape(replicas=1)))
     await eventually(lambda: "n0" in started_nodes(tmp_path))
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -146,7 +186,7 @@ async def test_failed_up_leaves_what_ran_before_alone(cluster: Cluster) -> None:
 
 async def test_down_kills_what_does_not_obey_and_says_so(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, AgreeingProbe(), Programs(n0=STUBBORN))
-    await cluster.up(replica_count=2)
+    await cluster.up(Shape(replicas=2))
     log = tmp_path / "n0" / "log.txt"
     await eventually(lambda: b"ready" in log.read_bytes())  # from here on it ignores SIGTERM
     cluster.signal("n1", signal.SIGSTOP)
@@ -157,7 +197,7 @@ async def test_down_kills_what_does_not_obey_and_says_so(tmp_path: Path) -> None
 
 
 async def test_two_commands_do_not_change_one_cluster_at_once(cluster: Cluster) -> None:
-    await cluster.up(replica_count=1)
+    await cluster.up(Shape(replicas=1))
     with locked(cluster.directory), pytest.raises(ClusterError, match="another command"):
         await cluster.down()
 
@@ -165,7 +205,7 @@ async def test_two_commands_do_not_change_one_cluster_at_once(cluster: Cluster) 
 async def test_words_for_what_is_not_there(cluster: Cluster, tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match="no cluster in"):
         await cluster.status()
-    await cluster.up(replica_count=1)
+    await cluster.up(Shape(replicas=1))
     with pytest.raises(ClusterError, match="there are namesrv, n0"):
         cluster.signal("n7", signal.SIGKILL)
     (cluster.directory / "cluster.json").rename(tmp_path / "kept.json")

@@ -1,0 +1,133 @@
+"""Which nodes a cluster of each mode has. Pure: ports are handed in.
+
+A *mode* is how one broker group keeps its messages: a Raft group, the same broker over pysyncobj,
+or classic masters with and without slaves. RocketMQ's names for whole clusters of two groups
+(`2m-noslave`, `2m-2s-async`, `2m-2s-sync`) are modes too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from chaos.cluster.clusterfile import NAMESRV, ClusterError, ClusterState, Node
+
+RAFT, PYSYNCOBJ, CLASSIC = "raft", "pysyncobj", "classic"  # engines
+REPLICAS_MAX = 9
+GROUPS_MAX = 16
+NAME_SERVERS_MAX = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """`replicas` counts the nodes of one group, `role` is the brokerRole of a classic master."""
+
+    name: str
+    description: str
+    engine: str
+    groups: int
+    replicas: int
+    role: str = ""
+
+
+_ALL = (
+    Mode("raft", "a Raft group of three replicas: the leader is elected", RAFT, 1, 3),
+    Mode("pysyncobj", "the same broker over stock pysyncobj, to compare", PYSYNCOBJ, 1, 3),
+    Mode("single", "one master, no copy", CLASSIC, 1, 1, "ASYNC_MASTER"),
+    Mode("async", "ASYNC_MASTER and a slave", CLASSIC, 1, 2, "ASYNC_MASTER"),
+    Mode("sync", "SYNC_MASTER and a slave: sync double write", CLASSIC, 1, 2, "SYNC_MASTER"),
+    Mode("2m-noslave", "two masters, no copies", CLASSIC, 2, 1, "ASYNC_MASTER"),
+    Mode("2m-2s-async", "two ASYNC_MASTERs with a slave each", CLASSIC, 2, 2, "ASYNC_MASTER"),
+    Mode("2m-2s-sync", "two SYNC_MASTERs with a slave each", CLASSIC, 2, 2, "SYNC_MASTER"),
+)
+MODES: dict[str, Mode] = {mode.name: mode for mode in _ALL}
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What is asked for; None: as the mode has it, or as the cluster in the directory has it."""
+
+    mode: str | None = None
+    groups: int | None = None
+    replicas: int | None = None  # per group
+    name_servers: int | None = None
+    namesrv: str | None = None  # addresses of foreign ones, used instead of our own
+    links: bool | None = None  # traffic goes through proxies that can cut it
+    faultable: bool | None = None  # brokers run over the fault layer
+
+
+def ports_needed(shape: Shape) -> int:
+    """How many listeners `plan` will place. Raises ClusterError for a shape that cannot be."""
+    mode, groups, replicas, servers = _sizes(shape)
+    per_broker = 1 if mode.engine == CLASSIC else 2
+    return groups * replicas * per_broker + servers
+
+
+def plan(shape: Shape, settings: dict[str, str], host: str, ports: Sequence[int]) -> ClusterState:
+    """The nodes of a new cluster, name servers first. Raises ClusterError."""
+    mode, groups, replicas, servers = _sizes(shape)
+    free = iter(ports)
+    brokers = []
+    for group in range(groups):
+        for ordinal in range(replicas):
+            port = next(free)
+            peer_port = 0 if mode.engine == CLASSIC else next(free)
+            name = _node_name(mode, group, ordinal, replicas)
+            brokers.append(Node(name, "broker", host, port, peer_port, group_name(group), ordinal))
+    names = [NAMESRV if i == 0 else f"{NAMESRV}-{i}" for i in range(servers)]
+    own = [Node(name, NAMESRV, host, next(free), 0) for name in names]
+    namesrv = shape.namesrv or ";".join(node.address for node in own)
+    return ClusterState(
+        mode=mode.name,
+        namesrv=namesrv,
+        settings=settings,
+        nodes=(*own, *brokers),
+        links=bool(shape.links),
+        faultable=bool(shape.faultable),
+    )
+
+
+def check_unchanged(shape: Shape, state: ClusterState, directory: object) -> None:
+    """Raises ClusterError if `shape` asks for other nodes than an existing cluster has."""
+    has = {
+        "mode": state.mode,
+        "groups": len(state.groups),
+        "replicas": len(state.brokers) // max(1, len(state.groups)),
+        "links": state.links,
+        "faultable": state.faultable,
+    }
+    for what, found in has.items():
+        asked = getattr(shape, what)
+        if asked is not None and asked != found:
+            raise ClusterError(
+                f"the cluster in {directory} has {what} {found}, not {asked}; "
+                "that cannot be changed: make another cluster, or remove its directory"
+            )
+
+
+def group_name(number: int) -> str:
+    """broker-a, broker-b, …, as RocketMQ's examples call them."""
+    return f"broker-{chr(ord('a') + number)}"
+
+
+def _node_name(mode: Mode, group: int, ordinal: int, replicas: int) -> str:
+    if mode.engine != CLASSIC:
+        return f"n{group * replicas + ordinal}"
+    return f"m{group}" if ordinal == 0 else f"s{group * (replicas - 1) + ordinal - 1}"
+
+
+def _sizes(shape: Shape) -> tuple[Mode, int, int, int]:
+    mode = MODES.get(shape.mode or RAFT)
+    if mode is None:
+        raise ClusterError(f"no mode {shape.mode!r}; there are {', '.join(MODES)}")
+    groups = mode.groups if shape.groups is None else shape.groups
+    replicas = mode.replicas if shape.replicas is None else shape.replicas
+    servers = 1 if shape.name_servers is None else shape.name_servers
+    for what, count, most in (
+        ("groups", groups, GROUPS_MAX),
+        ("replicas", replicas, REPLICAS_MAX),
+        ("name servers", servers, NAME_SERVERS_MAX),
+    ):
+        if not 1 <= count <= most:
+            raise ClusterError(f"{what} must be 1 to {most}, not {count}")
+    return mode, groups, replicas, 0 if shape.namesrv else servers

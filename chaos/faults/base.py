@@ -1,0 +1,216 @@
+"""What every fault is: a kind of the catalogue, a place in a plan, an object that injects, heals.
+
+A *kind* is data: name, family, whom it may hit, what it needs. A *planned* fault is a kind with a
+time, a target and drawn numbers, pure data out of a seed. A *fault* is the planned thing made real
+on one cluster. `Deed` is the usual shape of a fault: a subclass chooses its nodes, does and undoes;
+the history records, the order of things and healing after a failed or cancelled `inject` are here.
+
+Every module of faults has one table `KINDS: Table` and, if its kinds need something of the machine
+or the cluster, one table `NEEDS`; chaos.faults.catalogue joins them.
+"""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from chaos.cluster.cluster import Cluster, NodeStatus
+from chaos.cluster.clusterfile import ClusterError, ClusterState, Node
+from chaos.faults.select import leaders, select
+from chaos.history.files import HistoryWriter
+
+if TYPE_CHECKING:
+    from chaos.faults.links import Links
+
+PROCESS = "nemesis"
+FAMILIES = ("process", "network", "disk", "damage", "clock", "names")
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One entry of the catalogue. `whom`: selectors that make sense, the usual one first.
+
+    `needs` are names in the tables of needs ("links", "faultable", "root", "raft", …); `modes` are
+    the cluster modes that it fits, None: all. `lasts_s`: between how many seconds a plan lets it
+    last; a one-off heals at once. `params`: further numbers a plan draws, name → (low, high).
+    """
+
+    name: str
+    family: str
+    description: str
+    whom: tuple[str, ...]
+    needs: frozenset[str] = frozenset()
+    oneoff: bool = False
+    modes: frozenset[str] | None = None
+    lasts_s: tuple[float, float] = (0.5, 2.0)
+    params: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A fault of a plan. Seconds from the begin of the load; `choice` in [0, 1) picks targets."""
+
+    number: int
+    at_s: float
+    for_s: float
+    kind: str
+    whom: str
+    choice: float
+    params: Mapping[str, str | float] = field(default_factory=dict)
+
+    def figure(self, name: str, default: float) -> float:
+        """A drawn or given number. Raises ClusterError if it is none."""
+        try:
+            return float(self.params.get(name, default))
+        except ValueError:
+            raise ClusterError(f"{self.kind}: {name} must be a number") from None
+
+    def rng(self) -> random.Random:
+        """A generator of its own, the same whenever this plan is repeated."""
+        return random.Random(f"{self.number}:{self.choice}")
+
+
+class Fault(Protocol):
+    """One thing that goes wrong and is put right again."""
+
+    async def inject(self) -> None:
+        """Do it. Raises ClusterError if it could not be done: then nothing is wrong."""
+        ...
+
+    async def heal(self) -> None:
+        """Undo it; harmless if it was not injected or is healed already. Raises ClusterError if
+        it could not be undone: then it may be called again."""
+        ...
+
+    def describe(self) -> str:
+        """What it does, for a person and for the chart."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What faults work on. `links` is None where the cluster's traffic takes no proxies."""
+
+    cluster: Cluster
+    history: HistoryWriter
+    links: Links | None = None
+    rng: random.Random = field(default_factory=random.Random)
+    say: Callable[[str], None] = lambda words: None
+
+
+Factory = Callable[[Planned, Context], Fault]
+Table = Mapping[str, tuple[Kind, Factory]]
+# Why this machine (None given) or this cluster does not have what is needed; None: it has it.
+Need = Callable[[ClusterState | None], str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """Whom a fault hits. `role` is what the first of them was when it was chosen."""
+
+    nodes: tuple[Node, ...]
+    role: str = ""
+
+    @property
+    def names(self) -> list[str]:
+        return [node.name for node in self.nodes]
+
+    @property
+    def pid(self) -> int:
+        """Of the one node that is hit; 0 if there are several or none."""
+        only = self.nodes[0] if len(self.nodes) == 1 else None
+        return only.process.pid if only is not None and only.process is not None else 0
+
+
+class Deed(ABC):
+    """A fault that is written into the history. Subclasses say what to do and how to undo it.
+
+    `undo` must be harmless after a `do` that failed or was cancelled half way: it is called then,
+    and for nodes that came to life or were started again by somebody else meanwhile.
+    """
+
+    def __init__(self, planned: Planned, context: Context) -> None:
+        self.planned = planned
+        self.context = context
+        self.hit: Hit | None = None  # since when it was injected; None: nothing is wrong
+
+    @abstractmethod
+    async def do(self, hit: Hit) -> None:
+        """Make it happen. Raises ClusterError or OSError."""
+
+    @abstractmethod
+    async def undo(self, hit: Hit) -> None:
+        """Put it right. Raises ClusterError or OSError."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """What it does, in a few words; names the nodes once they are known."""
+
+    async def choose(self) -> Hit:
+        """Whom to hit: the planned selector, unless a subclass knows better."""
+        statuses = await self.context.cluster.status()
+        nodes = select(self.planned.whom, statuses, self.planned.choice)
+        return Hit(tuple(nodes), role_of(nodes[0], statuses) if nodes else "")
+
+    async def inject(self) -> None:
+        """Choose, write it down, do it, write that it is done."""
+        assert self.hit is None, f"{self.planned.kind} is injected already"
+        hit = await self.choose()
+        op = self._write("invoke", "inject", hit)
+        self.hit = hit  # from here on `heal` has something to undo, also after a cancellation
+        try:
+            await self.do(hit)
+        except (ClusterError, OSError) as error:
+            self._write("fail", "inject", hit, op, error)
+            await self.undo(hit)
+            self.hit = None
+            raise ClusterError(f"{self.planned.kind}: {error}") from error
+        self._write("ok", "inject", hit, op)
+
+    async def heal(self) -> None:
+        """Undo it, with the same two records."""
+        if self.hit is None:
+            return
+        op = self._write("invoke", "heal", self.hit)
+        try:
+            await self.undo(self.hit)
+        except (ClusterError, OSError) as error:
+            self._write("fail", "heal", self.hit, op, error)
+            raise ClusterError(f"{self.planned.kind} cannot be healed: {error}") from error
+        now = self.context.cluster.state()  # processes that were started again have other pids
+        hit = Hit(tuple(now.node(name) for name in self.hit.names), self.hit.role)
+        self._write("ok", "heal", hit, op)
+        self.hit = None
+
+    def targets(self) -> str:
+        """The nodes' names once they are known, else the selector."""
+        return ", ".join(self.hit.names) if self.hit and self.hit.nodes else self.planned.whom
+
+    def _write(
+        self, type_: str, function: str, hit: Hit, op: int = 0, error: Exception | None = None
+    ) -> int:
+        history = self.context.history
+        op = op or history.next_op()
+        fields = {
+            "fault": self.planned.number,
+            "kind": self.planned.kind,
+            "whom": self.planned.whom,
+            "nodes": hit.names,
+            "role": hit.role,
+            "pid": hit.pid,
+            "detail": self.describe(),
+        }
+        if error is not None:
+            fields["error"] = str(error)
+        history.event(type_, function, PROCESS, op, **fields)
+        return op
+
+
+def role_of(node: Node, statuses: Sequence[NodeStatus]) -> str:
+    """ "leader" (a classic master, too), "follower", or "" of a name server."""
+    if node.kind != "broker":
+        return ""
+    return "leader" if node.name in {other.name for other in leaders(statuses)} else "follower"

@@ -1,0 +1,116 @@
+"""Whom a fault hits: a selector, one look at the cluster and a number in [0, 1) → nodes. Pure.
+
+    leader, master         who leads (of several groups one, picked by the number)
+    follower, slave        one that does not, alive or frozen; never a dead one
+    most-behind            the living follower whose log ends first
+    minority, majority     so many of a group as are less than half, or just more than half
+    all                    every broker
+    namesrv, namesrvs      one name server; all of them
+    clients                no node: the fault concerns the clients' side
+    a node's name          that one, whatever its state
+
+In classic modes "leader" is the master. A leader that answers with a lower term than another one
+of its group is a follower here: it has not noticed yet.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import combinations, islice
+
+from chaos.cluster.cluster import NodeStatus
+from chaos.cluster.clusterfile import NAMESRV, ClusterError, Node
+
+LEADING = ("leader", "master")
+SELECTORS = (
+    "leader",
+    "follower",
+    "most-behind",
+    "minority",
+    "majority",
+    "all",
+    "namesrv",
+    "namesrvs",
+    "clients",
+    "master",
+    "slave",
+)
+
+
+def select(whom: str, statuses: Sequence[NodeStatus], choice: float) -> list[Node]:
+    """The nodes that `whom` means now. Raises ClusterError if there is none."""
+    brokers = [s for s in statuses if s.node.kind == "broker"]
+    servers = [s.node for s in statuses if s.node.kind == NAMESRV]
+    if whom == "clients":
+        return []
+    if whom == "all":
+        return [s.node for s in brokers]
+    if whom in ("namesrv", "namesrvs"):
+        if not servers:
+            raise ClusterError("this cluster uses a foreign name server")
+        return servers if whom == "namesrvs" else [pick(servers, choice)]
+    named = [s.node for s in statuses if s.node.name == whom]
+    if named:
+        return named
+    if whom in LEADING:
+        leading = leaders(brokers)
+        if not leading:
+            raise ClusterError("there is no leader now")
+        return [pick(leading, choice)]
+    if whom in ("minority", "majority"):
+        members = [s.node for s in brokers if s.node.group == _group(brokers, choice)]
+        count = (len(members) - 1) // 2 if whom == "minority" else len(members) // 2 + 1
+        if count == 0:
+            raise ClusterError(f"a group of {len(members)} has no minority")
+        return pick_some(members, count, choice)
+    if whom in ("follower", "slave", "most-behind"):
+        return [_follower(whom, brokers, choice)]
+    names = ", ".join((*SELECTORS, *(s.node.name for s in statuses)))
+    raise ClusterError(f"no target {whom!r}; there are {names}")
+
+
+def leaders(statuses: Sequence[NodeStatus]) -> list[Node]:
+    """Who leads: of each group the living one that claims it with the highest term."""
+    found: dict[str, NodeStatus] = {}
+    for status in statuses:
+        if not status.alive or status.view is None or status.role not in LEADING:
+            continue
+        other = found.get(status.node.group)
+        if other is None or other.view is None or other.view.term < status.view.term:
+            found[status.node.group] = status
+    return [status.node for status in found.values()]
+
+
+def pick(nodes: Sequence[Node], choice: float) -> Node:
+    """One of them."""
+    assert 0 <= choice < 1, choice
+    return nodes[int(choice * len(nodes))]
+
+
+def pick_some(nodes: Sequence[Node], count: int, choice: float) -> list[Node]:
+    """`count` of them, in their order; every set of them is as likely."""
+    assert 0 <= choice < 1, choice
+    ways = math.comb(len(nodes), count)
+    return list(next(islice(combinations(nodes, count), int(choice * ways), None)))
+
+
+def _follower(whom: str, brokers: Sequence[NodeStatus], choice: float) -> Node:
+    leading = {node.name for node in leaders(brokers)}
+    others = [s for s in brokers if s.alive and s.node.name not in leading]
+    if not others:
+        raise ClusterError("there is no follower alive")
+    if whom != "most-behind":
+        return pick([s.node for s in others], choice)
+    known = [s for s in others if s.view is not None]
+    if not known:
+        raise ClusterError("no follower answers, so none is known to be the most behind")
+    ends = [s.view.last_index for s in known if s.view is not None]
+    return pick([s.node for s, end in zip(known, ends, strict=True) if end == min(ends)], choice)
+
+
+def _group(brokers: Sequence[NodeStatus], choice: float) -> str:
+    groups = list(dict.fromkeys(s.node.group for s in brokers))
+    if not groups:
+        raise ClusterError("there is no broker here")
+    return groups[int(choice * len(groups))]

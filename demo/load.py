@@ -16,11 +16,11 @@ import orjson
 
 from chaos.cluster.cluster import Cluster
 from chaos.cluster.clusterfile import ClusterError
+from chaos.cluster.whole import wait_whole
 from chaos.faults.nemesis import Kill
 from chaos.history.events import Outcome
 from chaos.history.files import HistoryWriter
 from chaos.run.observer import Observer, Watched
-from chaos.run.runner import wait_whole
 from chaos.workloads.consumers import drain, join_group
 from chaos.workloads.log import Consumption, Item, KeyedSender, Tally
 from client import Admin, Producer

@@ -24,7 +24,7 @@ import orjson
 
 from chaos.checks.checkers import Check, Verdict, check_all, merge
 from chaos.cluster.cluster import Cluster
-from chaos.cluster.clusterfile import ClusterError
+from chaos.cluster.whole import wait_whole
 from chaos.faults.nemesis import Kill, PlannedKill, plan_kills
 from chaos.history.events import History
 from chaos.history.files import HistoryWriter, read_history
@@ -242,25 +242,6 @@ async def _inflict(
             await kill.heal()
         await wait_whole(cluster)
     await asyncio.sleep(max(SETTLE_S, begin_s + config.minutes * 60 - time.monotonic()))
-
-
-async def wait_whole(cluster: Cluster, timeout_s: float = HEAL_TIMEOUT_S) -> None:
-    """Return once a leader is ready and every replica has applied what it had committed then."""
-    deadline = time.monotonic() + timeout_s
-    await cluster.wait_serving(timeout_s)
-    goal: int | None = None
-    while True:
-        views = [s.view for s in await cluster.status() if s.node.kind == "broker"]
-        known = [view for view in views if view is not None]
-        if goal is None:
-            goal = max((view.commit_index for view in known), default=None)
-        if goal is not None and len(known) == len(views):
-            if all(view.applied_index >= goal for view in known):
-                return
-        if time.monotonic() > deadline:
-            applied = ", ".join(f"{view.node} {view.applied_index}" for view in known)
-            raise ClusterError(f"not whole after {timeout_s:g} s: goal {goal}, applied {applied}")
-        await asyncio.sleep(0.05)
 
 
 def sum_tallies(tallies: Sequence[Tally]) -> Tally:

@@ -1,4 +1,5 @@
-"""Administration: topics (17, 215, 21, 351), groups (200, 201, 207), clients (203, 204), 26, 28.
+"""Administration: topics (17, 215, 21, 351), groups (200, 201, 207), clients (203, 204), 26, 28;
+leadership (30001, ours).
 
 Changes go through the log: they are answered once committed and applied, so what was answered
 survives a failover exactly. Reads are served from what this replica has applied.
@@ -36,6 +37,7 @@ class Admin:
     propose: Callable[[bytes], Awaitable[int]]
     template: TopicConfig | None  # the auto-create template, part of what tools see
     runtime_info: Callable[[], dict[str, str]]
+    hand_over: Callable[[str], str]  # node id or "" → to whom leadership is being handed
 
     def handlers(self) -> dict[int, Handler]:
         code = RequestCode
@@ -52,6 +54,7 @@ class Admin:
             int(code.GET_CONSUMER_CONNECTION_LIST): self.consumer_connections,
             int(code.GET_PRODUCER_CONNECTION_LIST): self.producer_connections,
             int(code.GET_ALL_CONSUMER_OFFSET): self.all_offsets,
+            int(code.TRANSFER_LEADERSHIP): self.transfer,
         }
 
     # ---- topics ---------------------------------------------------------------------------
@@ -156,6 +159,12 @@ class Admin:
         version = orjson.dumps({"counter": 0, "stateVersion": 0, "timestamp": 0}).decode()
         body = self.config.properties_text().encode()
         return RemotingCommand.response_to(request, ext={"version": version}, body=body)
+
+    async def transfer(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """Begin to hand leadership over: ext `target` (node id; none: who has most). Answered once
+        it is begun, with ext `target`; whether it succeeds shows in the roles (28)."""
+        target = self.hand_over((request.ext or {}).get("target", ""))
+        return RemotingCommand.response_to(request, ext={"target": target})
 
     def runtime(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         return RemotingCommand.response_to(request, body=dumps({"table": self.runtime_info()}))

@@ -32,7 +32,7 @@ from broker.pull import PullService
 from broker.queries import Queries, not_leader
 from broker.rates import SAMPLE_MS, Rates
 from broker.registration import Registrar
-from broker.roles import RoleView
+from broker.roles import RoleView, most_advanced
 from broker.runtime import runtime_info
 from broker.send import NOT_LEADER, SendPath
 from broker.sendrequest import SendRules
@@ -107,7 +107,7 @@ class Broker:
             self._pool, snapshot.load, self.disk, self.state
         )
         self.port = self.config.listen_port or _free_port()
-        self.address = format_address(self.config.broker_ip1, self.port)
+        self.address = format_address(self.config.broker_ip1, self._public_port)
         self._build(await self._store_host())
         self._started = True
         await self.engine.start()  # before anybody can ask about it
@@ -115,7 +115,8 @@ class Broker:
         self.registrar.start()
         self._housekeeper.start()
         log.info(
-            "listening address=%s broker=%s node=%s group=%s",
+            "listening port=%d address=%s broker=%s node=%s group=%s",
+            self.port,
             self.address,
             self.config.broker_name,
             self.config.dleger_self_id,
@@ -169,15 +170,19 @@ class Broker:
 
     # ---- wiring ---------------------------------------------------------------------------
 
+    @property
+    def _public_port(self) -> int:
+        return self.config.advertised_port or self.port
+
     async def _store_host(self) -> bytes:
         """STOREHOST of our records. A brokerIP1 that is a name is resolved once."""
-        host = self.config.broker_ip1
+        host, port = self.config.broker_ip1, self._public_port
         try:
-            return pack_host((host, self.port))
+            return pack_host((host, port))
         except ValueError:
             loop = asyncio.get_running_loop()
-            found = await loop.getaddrinfo(host, self.port, type=socket.SOCK_STREAM)
-            return pack_host((str(found[0][4][0]), self.port))
+            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            return pack_host((str(found[0][4][0]), port))
 
     def _build(self, store_host: bytes) -> None:
         config, state = self.config, self.state
@@ -267,7 +272,13 @@ class Broker:
             self.store.config.hot_span_bytes,
         )
         admin = Admin(
-            config, self.state, self.clients, self._propose, template, lambda: runtime_info(self)
+            config,
+            self.state,
+            self.clients,
+            self._propose,
+            template,
+            lambda: runtime_info(self),
+            self._hand_over,
         )
         handlers: dict[int, Handler] = {**queries.handlers(), **admin.handlers()}
         for code in (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE):
@@ -362,6 +373,18 @@ class Broker:
         if not self.roles.leading:
             raise not_leader()
         await self.engine.read_barrier()
+
+    def _hand_over(self, target: str) -> str:
+        """Begin to transfer leadership to `target`, "": to the reachable follower that has most.
+
+        Returns to whom. Raises Refused, RaftError."""
+        if not self.roles.leading:
+            raise not_leader()
+        target = target or most_advanced(self.engine.status())
+        if not target:
+            raise Refused(ResponseCode.SYSTEM_ERROR, "no follower is within reach", retriable=True)
+        self.engine.transfer(target)
+        return target
 
     async def _propose(self, payload: bytes) -> int:
         if not self.roles.leading:

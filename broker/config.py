@@ -112,6 +112,9 @@ class BrokerConfig:
     preferred_leader_id: str = _option("preferredLeaderId", "")
 
     # ours
+    advertised_port: int = _option(
+        "advertisedPort", 0, low=0, high=65535
+    )  # what clients are told instead of listenPort, where a proxy stands before it; 0: listenPort
     heartbeat_interval_ms: int = _option("heartbeatIntervalMs", 75, low=5)
     election_timeout_min_ms: int = _option("electionTimeoutMinMs", 300, low=20)
     election_timeout_max_ms: int = _option("electionTimeoutMaxMs", 600, low=30)
@@ -142,8 +145,8 @@ class BrokerConfig:
 
     @property
     def address(self) -> str:
-        """What clients and name servers are told: brokerIP1:listenPort."""
-        return f"{self.broker_ip1}:{self.listen_port}"
+        """What clients and name servers are told: brokerIP1 and advertisedPort or listenPort."""
+        return f"{self.broker_ip1}:{self.advertised_port or self.listen_port}"
 
     @property
     def name_servers(self) -> tuple[str, ...]:

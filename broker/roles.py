@@ -1,4 +1,4 @@
-"""What this replica is right now, and what follows from a change of it.
+"""What this replica is right now, what follows from a change of it, and who could lead instead.
 
 One `RoleView` per broker, changed by the engine's role events only; everybody who has to know
 whether this replica leads asks it.
@@ -47,3 +47,14 @@ class RoleView:
         """How this replica registers: only a ready leader is brokerId 0."""
         role = "leader" if self.leading else "follower"
         return Identity(self._config.registration_id(self.leading), self.term, role)
+
+
+def most_advanced(status: dict[str, object]) -> str:
+    """Of a leader's status (dledger.status): the connected peer whose log matches furthest; "" if
+    none is connected."""
+    peers = status["peers"]
+    assert isinstance(peers, dict)
+    matches = {
+        str(name): int(peer["match"] or 0) for name, peer in peers.items() if peer["connected"]
+    }
+    return max(matches, key=lambda name: matches[name], default="")

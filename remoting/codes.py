@@ -1,7 +1,8 @@
 """Numbers of the remoting protocol: request codes, response codes, languages, our version.
 
 Names and values are Apache RocketMQ's (4.9 and 5.x), so that foreign tools and logs can be read
-side by side with ours. A code listed here is a number with a name, not a promise to serve it.
+side by side with ours; the few of our own stand last. A code listed here is a number with a name,
+not a promise to serve it.
 """
 
 from enum import IntEnum
@@ -139,6 +140,8 @@ class RequestCode(IntEnum):
     CHANGE_MESSAGE_INVISIBLETIME = 200053
     NOTIFICATION = 200054
     BATCH_ACK_MESSAGE = 200151
+    # ours, where Apache has none
+    TRANSFER_LEADERSHIP = 30_001
 
 
 class ResponseCode(IntEnum):

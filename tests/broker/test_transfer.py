@@ -1,0 +1,66 @@
+"""Leadership on request (30001), and the port that clients are told (advertisedPort)."""
+
+import pytest
+
+from broker.config import Setting, build_config
+from broker.roles import most_advanced
+from remoting.codes import RequestCode, ResponseCode
+from tests.broker.cluster import Group, until
+
+
+@pytest.fixture
+async def group(tmp_path):
+    async with Group(tmp_path, count=3) as three:
+        yield three
+
+
+async def test_leadership_goes_where_it_is_asked_to_go(group):
+    old = await group.leader()
+    target = next(name for name in group.names if name != old)
+    answer = await group.ask(
+        group.brokers[old], RequestCode.TRANSFER_LEADERSHIP, {"target": target}
+    )
+    assert (answer.code, answer.ext["target"]) == (0, target)
+    await until(lambda: group.brokers[target].roles.leading)
+    refused = await group.ask(group.brokers[old], RequestCode.TRANSFER_LEADERSHIP)
+    assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert refused.remark.startswith("[NOT_LEADER]")
+
+
+async def test_without_a_target_it_goes_to_a_follower_and_a_stranger_is_refused(group):
+    old = await group.leader()
+    answer = await group.ask(group.brokers[old], RequestCode.TRANSFER_LEADERSHIP, {"target": "n9"})
+    assert answer.code == ResponseCode.SYSTEM_ERROR and "n9" in answer.remark
+    answer = await group.ask(group.brokers[old], RequestCode.TRANSFER_LEADERSHIP)
+    assert answer.code == 0 and answer.ext["target"] != old
+    await until(lambda: group.brokers[answer.ext["target"]].roles.leading)
+
+
+@pytest.mark.parametrize(
+    ("peers", "best"),
+    [
+        ({}, ""),
+        ({"n1": (True, 4), "n2": (True, 7)}, "n2"),
+        ({"n1": (True, 4), "n2": (False, 7)}, "n1"),
+        ({"n1": (False, 4)}, ""),
+        ({"n1": (True, None)}, "n1"),
+    ],
+)
+def test_most_advanced(peers, best):
+    table = {name: {"connected": c, "match": m} for name, (c, m) in peers.items()}
+    assert most_advanced({"peers": table}) == best
+
+
+async def test_clients_are_told_the_advertised_port(tmp_path):
+    async with Group(tmp_path, advertisedPort=12345) as one:
+        broker = await one.leading()
+        assert broker.address == "127.0.0.1:12345"
+        assert broker.port != 12345
+        await until(lambda: one.brokers["n0"].state.addresses == {"n0": "127.0.0.1:12345"})
+
+
+def test_address_of_a_configuration():
+    settings = [Setting("listenPort", "10911", "test")]
+    assert build_config(settings).address == "127.0.0.1:10911"
+    settings.append(Setting("advertisedPort", "20911", "test"))
+    assert build_config(settings).address == "127.0.0.1:20911"

@@ -1,0 +1,56 @@
+"""Leadership handed over on request: a planned change of leader, without stopping anybody."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from chaos.cluster.cluster import Cluster
+from chaos.cluster.clusterfile import ClusterError, Node
+from remoting.client import RemotingClient
+from remoting.codes import RequestCode, ResponseCode
+from remoting.command import RemotingCommand
+from remoting.errors import RemotingError
+
+TRANSFER_TIMEOUT_S = 10.0
+ASK_TIMEOUT_MS = 3_000
+POLL_S = 0.02
+
+
+async def transfer(
+    cluster: Cluster, group: str | None = None, target: str = "", timeout_s: float = 0.0
+) -> tuple[Node, Node]:
+    """Hand leadership of `group` (None: the first one) to `target` ("": who has most).
+
+    Returns (who led, who leads) once the new leader says so. Raises ClusterError; after a time-out
+    either may lead.
+    """
+    old = await cluster.leader(group)
+    if old is None:
+        raise ClusterError("there is no leader to take leadership from")
+    wanted = await _ask(old, target)
+    deadline = time.monotonic() + (timeout_s or TRANSFER_TIMEOUT_S)
+    while True:
+        new = await cluster.leader(old.group)
+        if new is not None and new.name != old.name:
+            return old, new
+        if time.monotonic() > deadline:
+            raise ClusterError(f"{old.name} still leads; it did not hand over to {wanted}")
+        await asyncio.sleep(POLL_S)
+
+
+async def _ask(leader: Node, target: str) -> str:
+    """To whom the leader says it hands over."""
+    client = RemotingClient(connect_timeout_ms=ASK_TIMEOUT_MS)
+    command = RemotingCommand.request(
+        RequestCode.TRANSFER_LEADERSHIP, {"target": target} if target else {}
+    )
+    try:
+        answer = await client.invoke(leader.address, command, ASK_TIMEOUT_MS)
+    except RemotingError as error:
+        raise ClusterError(f"{leader.name} was asked to hand over: {error}") from error
+    finally:
+        await client.close()
+    if answer.code != ResponseCode.SUCCESS or answer.ext is None:
+        raise ClusterError(f"{leader.name} does not hand over: {answer.remark}")
+    return answer.ext["target"]

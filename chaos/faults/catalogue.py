@@ -1,0 +1,99 @@
+"""All kinds of faults there are, what they need, and how a wish is written.
+
+A wish reads `KIND`, `KIND:WHOM` or `KIND:WHOM,for=3,NAME=VALUE`; several joined by `+` happen at
+the same time: `kill:leader`, `delay:follower,delay_ms=80`, `one-way-in:leader+kill:follower`.
+What a machine or a cluster cannot do is said with its reason, never left out in silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from chaos.cluster.clusterfile import ClusterError, ClusterState
+from chaos.faults import process
+from chaos.faults.base import FAMILIES, Context, Factory, Fault, Kind, Need, Planned
+from chaos.faults.plan import Want
+
+REGISTRY: Mapping[str, tuple[Kind, Factory]] = {
+    **process.KINDS,
+}
+NEEDS: Mapping[str, Need] = {
+    **process.NEEDS,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A kind as a person reads it. `cannot` says why it cannot be done here; empty: it can."""
+
+    kind: Kind
+    cannot: str
+
+
+def find(name: str) -> Kind:
+    """The kind called `name`. Raises ClusterError that lists the kinds there are."""
+    entry = REGISTRY.get(name)
+    if entry is None:
+        raise ClusterError(f"no fault {name!r}; there are {', '.join(sorted(REGISTRY))}")
+    return entry[0]
+
+
+def unavailable(kind: Kind, state: ClusterState | None = None) -> str | None:
+    """Why this machine or this cluster cannot do it; None if it can.
+
+    Without a cluster only what the machine lacks counts.
+    """
+    if state is not None and kind.modes is not None and state.mode not in kind.modes:
+        return f"not in mode {state.mode}: it is for {', '.join(sorted(kind.modes))}"
+    for name in sorted(kind.needs):
+        reason = NEEDS[name](state)
+        if reason is not None:
+            return reason
+    return None
+
+
+def make(planned: Planned, context: Context) -> Fault:
+    """The planned fault for this cluster. Raises ClusterError where it cannot be done."""
+    kind = find(planned.kind)
+    reason = unavailable(kind, context.cluster.state())
+    if reason is not None:
+        raise ClusterError(f"{kind.name}: {reason}")
+    return REGISTRY[kind.name][1](planned, context)
+
+
+def rows(state: ClusterState | None = None) -> list[Row]:
+    """Every kind, family by family, with what stands in its way here."""
+    kinds = [kind for kind, _ in REGISTRY.values()]
+    kinds.sort(key=lambda kind: (FAMILIES.index(kind.family), kind.name))
+    return [Row(kind, unavailable(kind, state) or "") for kind in kinds]
+
+
+def parse_wish(text: str) -> tuple[Want, ...]:
+    """One wish, as written above. Raises ClusterError that names the offending part."""
+    return tuple(_parse_part(part.strip()) for part in text.split("+"))
+
+
+def _parse_part(text: str) -> Want:
+    head, *assignments = text.split(",")
+    name, _, whom = head.partition(":")
+    kind = find(name.strip())
+    for_s, params = 0.0, dict[str, str | float]()
+    for assignment in assignments:
+        key, equals, value = (piece.strip() for piece in assignment.partition("="))
+        if not equals or not key or not value:
+            raise ClusterError(f"{text!r}: expected NAME=VALUE, found {assignment!r}")
+        try:
+            number = float(value)
+        except ValueError:
+            raise ClusterError(f"{text!r}: {key} must be a number, not {value!r}") from None
+        if key == "for":
+            for_s = number
+        elif key in kind.params:
+            params[key] = number
+        else:
+            known = ", ".join(("for", *kind.params))
+            raise ClusterError(f"{text!r}: {kind.name} has no {key}; it has {known}")
+    if for_s < 0:
+        raise ClusterError(f"{text!r}: for={for_s:g} is in the past")
+    return Want(kind, whom.strip(), for_s, params)

@@ -1,0 +1,93 @@
+"""When which fault hits whom: a plan out of a seed. Data in, data out; no clock, no I/O.
+
+The time is cut into equal slots, one per wish and repeat. Every round takes each wish once, in an
+order of its own. A fault begins in the first third of its slot and is healed before its end, so the
+cluster can be whole again before the next one. A wish of several parts is a composition: its later
+parts begin while the first one lasts. The same seed and arguments give the same plan.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from chaos.faults.base import Kind, Planned
+
+FAULTS_MAX = 10_000
+PARTS_MAX = 8
+BEGINS = (0.15, 0.35)  # parts of a slot between which its fault begins
+LASTS_MAX = 0.4  # part of a slot; with the above and the later parts all is healed at 0.91 of it
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """One wish: a kind, whom (empty: the kind's usual target), numbers that are not to be drawn.
+
+    `for_s`: how long it shall last; 0: drawn. It may not be longer than its slot allows.
+    """
+
+    kind: Kind
+    whom: str = ""
+    for_s: float = 0.0
+    params: Mapping[str, str | float] = field(default_factory=dict)
+
+
+def plan(
+    seed: int, wanted: Sequence[Sequence[Want]], seconds: float, repeats: int
+) -> tuple[Planned, ...]:
+    """Each of `wanted` (its parts at the same time) `repeats` times within `seconds`.
+
+    In the order of their begin, numbered from 1. Raises ValueError outside the limits.
+    """
+    slots = len(wanted) * repeats
+    if repeats < 0 or slots * max((len(parts) for parts in wanted), default=0) > FAULTS_MAX:
+        raise ValueError(f"a plan holds 0 to {FAULTS_MAX} faults")
+    if seconds <= 0:
+        raise ValueError(f"the time to spread faults over must be positive, not {seconds}")
+    if any(not 1 <= len(parts) <= PARTS_MAX for parts in wanted):
+        raise ValueError(f"1 to {PARTS_MAX} faults can be at the same time")
+    rng = random.Random(seed)
+    found: list[Planned] = []
+    slot_s = seconds / slots if slots else seconds
+    for round_ in range(repeats):
+        order = list(range(len(wanted)))
+        rng.shuffle(order)
+        for place, index in enumerate(order):
+            begin_s = slot_s * (round_ * len(wanted) + place)
+            found += _slot(rng, wanted[index], begin_s, slot_s, len(found))
+    found.sort(key=lambda planned: planned.at_s)
+    return tuple(found)
+
+
+def _slot(
+    rng: random.Random, parts: Sequence[Want], begin_s: float, slot_s: float, before: int
+) -> list[Planned]:
+    """What happens in one slot."""
+    most_s = slot_s * LASTS_MAX
+    first_at_s = begin_s + slot_s * rng.uniform(*BEGINS)
+    found: list[Planned] = []
+    for want in parts:
+        if want.for_s > most_s:
+            raise ValueError(
+                f"{want.kind.name} for {want.for_s:g} s does not fit: with so many faults in the "
+                f"time there is, one may last {most_s:.2g} s"
+            )
+        drawn_s = min(rng.uniform(*want.kind.lasts_s), most_s)
+        for_s = 0.0 if want.kind.oneoff else want.for_s or drawn_s
+        at_s = first_at_s
+        if found:
+            at_s += rng.uniform(0.1, 0.4) * (found[0].for_s or drawn_s)
+        params = {name: rng.uniform(*bounds) for name, bounds in want.kind.params.items()}
+        found.append(
+            Planned(
+                before + len(found) + 1,
+                at_s,
+                for_s,
+                want.kind.name,
+                want.whom or want.kind.whom[0],
+                rng.random(),
+                params | dict(want.params),
+            )
+        )
+    return found

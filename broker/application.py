@@ -34,6 +34,10 @@ class Dispatch(Protocol):
         nothing if the frame was dispatched before. Wants every frame, of whatever kind."""
         ...
 
+    def cut_back(self, offset: int) -> bool:
+        """The log lost what stood from `offset` on: drop its index. False: not now, ask again."""
+        ...
+
 
 class BrokerApplication:
     """See the module. Constructed before the member; `log_index` is asked once it recovered."""
@@ -124,6 +128,14 @@ class BrokerApplication:
 
     def truncated(self, from_index: int) -> None:
         self._sends.truncated(from_index)
+
+    def roll_back(self, position: int) -> bool:
+        """The engine lost applied frames: the log ends at `position` now (see dledger.pysync).
+        Messages are forgotten; the tables keep what the lost commands said. False: ask again."""
+        if not self._store.cut_back(position):
+            return False
+        self.applied_position = min(self.applied_position, position)
+        return True
 
     def role_changed(self, event: RoleEvent) -> None:
         self._on_role(event)

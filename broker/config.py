@@ -115,6 +115,7 @@ class BrokerConfig:
     advertised_port: int = _option(
         "advertisedPort", 0, low=0, high=65535
     )  # what clients are told instead of listenPort, where a proxy stands before it; 0: listenPort
+    engine: str = _option("engine", "dledger", choices=("dledger", "pysyncobj"))
     heartbeat_interval_ms: int = _option("heartbeatIntervalMs", 75, low=5)
     election_timeout_min_ms: int = _option("electionTimeoutMinMs", 300, low=20)
     election_timeout_max_ms: int = _option("electionTimeoutMaxMs", 600, low=30)

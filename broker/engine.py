@@ -1,8 +1,9 @@
 """The seam between a broker and what replicates its log.
 
-`Engine` is all the broker asks of it; `make_engine` chooses. Raft (dledger.RaftMember) is the one
-there is. Classic master/slave goes here: an engine whose `request_cut` appends what waits to a
-log without frames and lets `apply` follow its own acknowledgement rule.
+`Engine` is all the broker asks of it; `make_engine` chooses. Raft (dledger.RaftMember) is the
+default; `engine=pysyncobj` runs the same broker over stock pysyncobj, to compare with. Classic
+master/slave goes here: an engine whose `request_cut` appends what waits to a log without frames
+and lets `apply` follow its own acknowledgement rule.
 """
 
 from __future__ import annotations
@@ -12,19 +13,22 @@ import random
 import socket
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from broker.config import BrokerConfig
 from broker.errors import EngineError
-from dledger.applier import Application
 from dledger.flusher import FlushMode
 from dledger.index import LogIndex
 from dledger.member import RaftMember
 from dledger.peers import PeerAddress
+from dledger.pysync.application import RevocableApplication
 from dledger.settings import MemberConfig
 from dledger.state import CoreConfig
 from store.commitlog import CommitLog
 from store.disk import Disk
+
+if TYPE_CHECKING:
+    from dledger.pysync.member import PySyncMember
 
 
 class Engine(Protocol):
@@ -71,7 +75,7 @@ def make_engine(
     config: BrokerConfig,
     disk: Disk,
     commitlog: CommitLog,
-    application: Application,
+    application: RevocableApplication,
     *,
     wall_ms: Callable[[], int],
     on_fatal: Callable[[str], None],
@@ -97,7 +101,7 @@ def make_engine(
             election_ms_max=config.election_timeout_max_ms,
         ),
     )
-    return RaftEngine(
+    return _engine_class(config)(
         member,
         disk,
         commitlog,
@@ -108,3 +112,11 @@ def make_engine(
         on_fatal=on_fatal,
         listen_socket=listen_socket,
     )
+
+
+def _engine_class(config: BrokerConfig) -> type[RaftEngine] | type[PySyncMember]:
+    if config.engine == "dledger":
+        return RaftEngine
+    from dledger.pysync.member import PySyncMember  # here: only its brokers load pysyncobj
+
+    return PySyncMember

@@ -14,9 +14,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from dledger.messages import Message, NodeId
 from dledger.wire import (
@@ -102,6 +102,14 @@ class Random(Protocol):
     def random(self) -> float: ...
 
 
+class Reader(Protocol):
+    """Cuts what one peer's connection brings into messages, as `wire.MessageReader` does."""
+
+    def receive_data(self, data: bytes) -> list[Any]:
+        """All messages that are whole with `data`. Raises WireError: the connection is closed."""
+        ...
+
+
 class PeerLinks:
     """All links of one node. `start` listens and dials; `stop` closes everything it opened."""
 
@@ -114,10 +122,13 @@ class PeerLinks:
         rng: Random,
         config: LinkConfig | None = None,
         listen_socket: socket.socket | None = None,
+        make_reader: Callable[[NodeId, NodeId], Reader] = MessageReader,
     ) -> None:
-        """`peers` includes this node itself: there it listens, unless a bound socket is given."""
+        """`peers` includes this node itself: there it listens, unless a bound socket is given.
+        `make_reader(sender, this node)` reads what a peer sends behind its hello."""
         assert node_id in peers, (node_id, list(peers))
         self.node_id = node_id
+        self.make_reader = make_reader
         self.group = group
         self.handler = handler
         self.config = config or LinkConfig()
@@ -278,7 +289,7 @@ class _Accepted(_Connection):
     def __init__(self, links: PeerLinks) -> None:
         super().__init__(links)
         self.peer: NodeId | None = None
-        self._reader: MessageReader | None = None
+        self._reader: Reader | None = None
         self._opening = b""
         self._timer: asyncio.TimerHandle | None = None
 
@@ -330,7 +341,7 @@ class _Accepted(_Connection):
         rest = self._opening[size:]
         self._opening = b""
         self.peer = hello.sender
-        self._reader = MessageReader(hello.sender, self.links.node_id)
+        self._reader = self.links.make_reader(hello.sender, self.links.node_id)
         self.links.accepted_welcome(self, hello.sender)
         return rest
 

@@ -347,6 +347,11 @@ class ConsumeQueueStore:
         finally:
             self.finish_flush(ticket, synced=synced)
 
+    @property
+    def flushing(self) -> bool:
+        """Whether a flush is under way; nothing may be cut then."""
+        return self._flushing
+
     # -- following the CommitLog ---------------------------------------------------------------
 
     def truncate_to_commitlog(self, max_offset: int) -> None:

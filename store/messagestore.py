@@ -242,6 +242,26 @@ class MessageStore:
             raise StoreDamaged(walk.bad_position, walk.reason or "not the end of a frame")
         return count
 
+    def cut_back(self, offset: int) -> bool:
+        """Raft mode, for an engine that breaks Raft's promise: the log lost what was dispatched
+        and ends at `offset` now. Drops the units from there on; they may be dispatched anew.
+
+        False, and nothing is done, while a flush is under way. Blocking. Raises OSError."""
+        if self.queues.flushing:
+            return False
+        if offset < self.dispatched_offset:
+            fields = self.checkpoint.fields
+            if fields.confirm_offset > offset:  # first, or a kill leaves a hole in the queues
+                self.checkpoint.note(
+                    physic_timestamp_ms=fields.physic_timestamp_ms,
+                    logics_timestamp_ms=fields.logics_timestamp_ms,
+                    confirm_offset=offset,
+                )
+                self.checkpoint.sync()
+            self.queues.truncate_to_commitlog(offset)
+            self.dispatched_offset = offset
+        return True
+
     def _assert_follows(self, position: int) -> None:
         """`position` is where the dispatched part ends, or the start of the next segment."""
         if position == self.dispatched_offset:

@@ -1,0 +1,227 @@
+"""FrameJournal: the CommitLog as pysyncobj's journal. One entry is one frame, at its position.
+
+SyncObj knows entries as (command, index, term). Here a command is the byte 1 (pysyncobj's type for
+an entry without effect) and a whole frame. So to SyncObj every entry is a no-op: its own state
+machine is empty, and what is replicated is the log. Frames are sealed where index and term become
+known, in `add` on the leader; a follower's `add` writes the leader's bytes at the leader's offset.
+
+Index 1, term 0 is the entry that every SyncObj begins with: a no-op with timestamp 0, the same
+bytes everywhere.
+
+What is deliberately as in pysyncobj's FileJournal:
+- an entry counts as stored when it is written to the page cache. Nothing is fsynced while running,
+  unless `sync_each`: then `add` returns behind an fdatasync. That is as far as the seam goes: there
+  is no word for the end of a batch, so it is one fdatasync an entry, and the loop waits for it;
+- `deleteEntriesFrom` cuts whatever it is told to, applied or not.
+
+What is not: compaction (`deleteEntriesTo`) is turned off by configuration, because SyncObj's
+snapshot cannot stand for a CommitLog; so the log only grows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import overload
+
+from pysyncobj.journal import Journal
+
+from dledger.log import RaftLog
+from dledger.pysync.meta import Meta, MetaFile
+from store.frame import Frame, FrameError, FrameKind, parse_frame, seal_frame
+
+REGULAR = 0  # pysyncobj's command types, the first byte of a command
+NO_OP = 1
+READ_BYTES_MAX = 1 << 18  # of frames read at once while somebody walks over entries
+
+PlainEntry = tuple[bytes, int, int]
+
+
+class JournalError(Exception):
+    """An entry that cannot be written where it belongs: this replica cannot go on."""
+
+
+class Entry:
+    """(command, index, term); the command is read only if somebody asks for it."""
+
+    __slots__ = ("_log", "index", "term")
+
+    def __init__(self, log: RaftLog, index: int) -> None:
+        self._log = log
+        self.index = index
+        self.term = log.index.term_at(index)
+
+    def __getitem__(self, at: int) -> bytes | int:
+        if at == 0:
+            return _command(self._log.frames(self.index, self.index)[0])
+        return (self.index, self.term)[at - 1]
+
+
+class EntryRange:
+    """Consecutive entries, as a slice of the journal gives them: read when walked over.
+
+    SyncObj slices to the journal's end to look at one entry or to take the first few."""
+
+    def __init__(self, log: RaftLog, indexes: range) -> None:
+        self._log = log
+        self._indexes = indexes
+
+    def __len__(self) -> int:
+        return len(self._indexes)
+
+    @overload
+    def __getitem__(self, at: int) -> Entry: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> list[PlainEntry]: ...
+
+    def __getitem__(self, at: int | slice) -> Entry | list[PlainEntry]:
+        if isinstance(at, slice):
+            return list(EntryRange(self._log, self._indexes[at]))
+        return Entry(self._log, self._indexes[at])
+
+    def __iter__(self) -> Iterator[PlainEntry]:
+        first, end = self._indexes.start, self._indexes.stop
+        while first < end:
+            frames = self._log.frames(first, end - 1, READ_BYTES_MAX)
+            for frame in frames:
+                yield _command(frame), frame.index, frame.term
+            first += len(frames)
+
+
+class FrameJournal(Journal):  # type: ignore[misc]  # the package has no types
+    """See the module. The names of the methods are pysyncobj's."""
+
+    def __init__(
+        self,
+        log: RaftLog,
+        meta_file: MetaFile,
+        *,
+        wall_ms: Callable[[], int],
+        on_cut: Callable[[int], None],
+        sync_each: bool = False,
+    ) -> None:
+        """`log` is open. `on_cut(index)` is told of every cut, when it is done."""
+        self.log = log
+        self.held: Frame | None = None  # what the next command that SyncObj puts in stands for
+        self.opening_index = 0  # this replica's own no-op: the first entry of its leadership
+        self.saves = 0
+        self._meta_file = meta_file
+        self._meta = meta_file.load()
+        self._meta_saved = True
+        self._wall_ms = wall_ms
+        self._on_cut = on_cut
+        self._sync_each = sync_each
+
+    @property
+    def voted_for(self) -> str | None:
+        return self._meta.voted_for
+
+    # -- entries ------------------------------------------------------------------------------
+
+    def add(self, command: bytes, idx: int, term: int) -> None:
+        """Write one entry. Raises JournalError, OSError."""
+        if command[0] == REGULAR:
+            frame = self._sealed(idx, term)
+        elif len(command) == 1:
+            frame = self._no_op(idx, term)
+            self.opening_index = idx
+        else:
+            try:
+                frame = parse_frame(memoryview(command)[1:])
+            except FrameError as error:
+                raise JournalError(f"entry {idx}@{term} is no frame: {error.reason}") from error
+        self._write(frame, idx, term)
+
+    def _sealed(self, idx: int, term: int) -> Frame:
+        """The frame that was cut for this command. If leadership changed since, it was cut for
+        another place and is gone; the command then stands for nothing."""
+        frame, self.held = self.held, None
+        if frame is None or (frame.index, frame.term) != (idx, term):
+            return self._no_op(idx, term)
+        return frame
+
+    def _no_op(self, idx: int, term: int) -> Frame:
+        stamp_ms = 0 if idx == 1 else self._wall_ms()
+        return seal_frame(idx, term, self.log.place(0), stamp_ms, FrameKind.NOOP, 0, b"")
+
+    def _write(self, frame: Frame, idx: int, term: int) -> None:
+        log = self.log
+        if (frame.index, frame.term) != (idx, term):
+            raise JournalError(f"entry {idx}@{term} carries {frame!r}")
+        if idx != log.last_index + 1 or term < log.index.last_term:
+            raise JournalError(f"{frame!r} does not follow {log.last_index}@{log.index.last_term}")
+        place = log.place(len(frame.payload))
+        if frame.position != place:
+            raise JournalError(f"{frame!r}, but this log goes on at {place}: the replicas parted")
+        log.append((frame,))
+        if self._sync_each:
+            ticket = log.begin_sync()
+            if ticket is not None:
+                ticket.run()
+                log.finish_sync(ticket)
+
+    @overload
+    def __getitem__(self, item: int) -> Entry: ...
+
+    @overload
+    def __getitem__(self, item: slice) -> EntryRange: ...
+
+    def __getitem__(self, item: int | slice) -> Entry | EntryRange:
+        index = self.log.index
+        found = range(index.first_index, index.last_index + 1)[item]
+        return EntryRange(self.log, found) if isinstance(found, range) else Entry(self.log, found)
+
+    def __len__(self) -> int:
+        return self.log.last_index - self.log.index.first_index + 1
+
+    def deleteEntriesFrom(self, entryFrom: int) -> None:
+        """Cut the log behind its first `entryFrom` entries. Raises OSError."""
+        from_index = self.log.index.first_index + entryFrom
+        if from_index <= self.log.last_index:
+            self.log.truncate(from_index)
+            self._on_cut(from_index)
+
+    def deleteEntriesTo(self, entryTo: int) -> None:
+        raise JournalError("SyncObj compacts its log, although it is configured not to")
+
+    def clear(self) -> None:
+        self.deleteEntriesFrom(0)
+
+    def _destroy(self) -> None:
+        """SyncObj ends. A clean end writes down what is known, as the FileJournal's does."""
+        self.onOneSecondTimer()
+
+    # -- term, vote, commit index -------------------------------------------------------------
+
+    def setRaftCommitIndex(self, raftCommitIndex: int) -> None:
+        meta = self._meta
+        if meta.commit_index != raftCommitIndex:
+            self._meta = Meta(meta.term, meta.voted_for, raftCommitIndex)
+            self._meta_saved = False
+
+    def getRaftCommitIndex(self) -> int:
+        return self._meta.commit_index
+
+    def setCurrentTerm(self, term: int, votedForNodeId: str | None) -> None:
+        """Written before SyncObj sends anything that reflects it. Raises OSError."""
+        self._meta = Meta(term, votedForNodeId, self._meta.commit_index)
+        self._save()
+
+    def getCurrentTerm(self) -> int:
+        return self._meta.term
+
+    def getVotedForNodeId(self) -> str | None:
+        return self._meta.voted_for
+
+    def onOneSecondTimer(self) -> None:
+        if not self._meta_saved:
+            self._save()
+
+    def _save(self) -> None:
+        self._meta_file.save(self._meta)
+        self._meta_saved = True
+        self.saves += 1
+
+
+def _command(frame: Frame) -> bytes:
+    return b"\x01" + frame.data

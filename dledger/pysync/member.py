@@ -1,0 +1,449 @@
+"""PySyncMember: one replica over SyncObj, with RaftMember's face and the broker's application.
+
+Everything runs on one loop. SyncObj moves only within `guarded`: a message, a connection, a tick.
+After each, `_observe` tells the application of a new role and `_apply` hands it what SyncObj has
+applied since (to SyncObj the entries are no-ops; the frames come out of the log).
+
+Where the two notions differ:
+- leader ready: SyncObj has no such state. Here, once the leader's own no-op is applied: without
+  that a broker would not know where its queues end;
+- read_barrier: SyncObj has none. A replica that takes itself for the leader waits until what it
+  knows as committed is applied, and answers. Nothing proves that it still leads, and SyncObj lets
+  a deposed leader think so for 30 seconds: such reads are stale then;
+- delete_before: does nothing (dledger.pysync.journal), so the log grows until the disk is full;
+- applied frames that SyncObj cuts off are taken back from the application, as far as that can be
+  done, and logged as `applied_frames_truncated`.
+
+What SyncObj raises is logged, and it goes on, as its own tick thread does; after
+FAILURES_MAX ticks in a row it ends the member. What our journal, disk or application raises ends
+it at once, with the reason. Known limit: SyncObj's first tick after a start walks over the whole
+log, and the loop waits for that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+
+from pysyncobj.config import FAIL_REASON
+from pysyncobj.node import Node
+
+from dledger.applier import Applier
+from dledger.errors import Busy, NotLeader, RaftError, UnknownTarget
+from dledger.flusher import FlushMode
+from dledger.index import LogIndex
+from dledger.log import RaftLog
+from dledger.messages import NodeId, Role, RoleEvent
+from dledger.peers import Random
+from dledger.proposals import Proposals
+from dledger.pysync.application import RevocableApplication
+from dledger.pysync.journal import FrameJournal, JournalError
+from dledger.pysync.meta import MetaFile
+from dledger.pysync.replica import Replica, configuration
+from dledger.pysync.status import status_of
+from dledger.pysync.transport import LinkTransport
+from dledger.reads import Reads
+from dledger.settings import MemberConfig
+from store.commitlog import CommitLog
+from store.disk import Disk
+from store.errors import StoreError
+from store.frame import Frame, FrameKind, seal_frame
+
+log = logging.getLogger("dledger.pysync")
+
+TICK_MS = 10  # < a seventh of a heartbeat, as RaftMember's
+HOUSEKEEPING_MS = 500
+FAILURES_MAX = 100  # ticks in a row that SyncObj fails: a second of it, then it will not recover
+OURS = (AssertionError, JournalError, OSError, StoreError)  # broken here, not in SyncObj
+
+
+class ForeignLog(RaftError):
+    """The store was written by the other engine: their terms and first entries do not agree."""
+
+    code = "FOREIGN_LOG"
+    retriable = False
+
+
+class PySyncMember:
+    """See the module. `start` before anything else; `stop` in the end, also after a failure."""
+
+    def __init__(
+        self,
+        config: MemberConfig,
+        disk: Disk,
+        commitlog: CommitLog,
+        application: RevocableApplication,
+        *,
+        rng: Random,
+        clock_ms: Callable[[], float],
+        wall_ms: Callable[[], int],
+        on_fatal: Callable[[str], None],
+        listen_socket: socket.socket | None = None,
+    ) -> None:
+        """As RaftMember's. `rng` spreads the dialling only: SyncObj throws its own dice."""
+        self.config = config
+        self.failure: str | None = None
+        self.log = RaftLog(commitlog, None, config.log_cache_bytes_max)
+        self.frames_taken_back = 0  # applied here, then cut off by SyncObj
+        self._disk = disk
+        self._commitlog = commitlog
+        self._application = application
+        self._clock_ms = clock_ms
+        self._wall_ms = wall_ms
+        self._on_fatal = on_fatal
+        self._proposals = Proposals(
+            config.commands_waiting_max,
+            config.commands_waiting_bytes_max,
+            config.command_timeout_ms,
+        )
+        self._reads = Reads(self._confirm_read)
+        self._applier = Applier(
+            self.log, application, self._proposals, self._on_applied, self._on_apply_failed
+        )
+        self._transport = LinkTransport(config, rng, self, listen_socket)
+        self._running = False
+        self._pumping = False
+        self._pump_scheduled = False
+        self._cut_wanted = False
+        self._command_last = False  # who was asked last for a frame
+        self._state = Role.FOLLOWER  # as SyncObj says
+        self._told = RoleEvent(Role.FOLLOWER, 0, None, False, "start")
+        self._roll_back_to: int | None = None  # the application still has frames from there on
+        self._failures = 0  # ticks in a row
+        self._timer: asyncio.TimerHandle | None = None
+        self._housekeeping_due_ms = 0.0
+        self._role_waiters: list[asyncio.Future[None]] = []
+
+    # -- life ---------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Recover, listen, dial, and take part. Raises StoreDamaged, ForeignLog, OSError; call
+        `stop` then, too."""
+        config = self.config
+        if self._disk.exists(f"{config.directory}/hardstate"):
+            raise ForeignLog(f"{config.directory}/hardstate: this store is engine=dledger's")
+        await asyncio.to_thread(self.log.open)
+        durable = config.flush is FlushMode.SYNC
+        meta = MetaFile(self._disk, f"{config.directory}/pysyncobj.meta", sync=durable)
+        self.journal = FrameJournal(
+            self.log, meta, wall_ms=self._wall_ms, on_cut=self._on_cut, sync_each=durable
+        )
+        self._applier.start()
+        conf = configuration(config, self._on_state)
+        self.sync = Replica(config, conf, self.journal, self._transport)
+        if not durable:
+            log.warning("never_flushed node=%s: a power cut loses what it likes", config.node_id)
+        self._running = True
+        await self._transport.links.start()
+        self._tick()
+
+    async def stop(self) -> None:
+        """Hand leadership over if there is somebody to take it, then close everything."""
+        if self._running and self.failure is None:
+            await self._hand_over()
+        was_running, self._running = self._running, False
+        if self._timer is not None:
+            self._timer.cancel()
+        self._applier.stop()
+        self._proposals.close("the node stops")
+        self._reads.close()
+        await self._transport.links.stop()
+        if was_running:
+            self.sync.destroy()
+        self.log.close()
+
+    async def _hand_over(self) -> None:
+        """Ask the follower that has most to take over, and wait for it for a bounded time."""
+        if not self.sync._isLeader() or not self.sync.hasQuorum:
+            return
+        deadline_ms = self._clock_ms() + self.config.transfer_on_stop_ms
+        self.guarded(self.sync.transferLeadership)
+        while self.sync._isLeader() and self.failure is None:
+            left_ms = deadline_ms - self._clock_ms()
+            if left_ms <= 0:
+                log.warning("transfer_on_stop outcome=timeout")
+                return
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._role_waiters.append(waiter)
+            await asyncio.wait([waiter], timeout=left_ms / 1000)
+
+    # -- what the broker asks -----------------------------------------------------------------
+
+    def request_cut(self, at_once: bool = False) -> None:
+        """Something waits in the application: one frame of it follows in this turn of the loop."""
+        if self._running:
+            self._cut_wanted = True
+            self._schedule_pump()
+
+    def propose_command(self, payload: bytes) -> asyncio.Future[int]:
+        """As RaftMember's: raises, or the future fails with, NotLeader, Busy, CommandTooLarge,
+        OutcomeUnknown."""
+        if not self._running or not self.sync._isLeader():
+            raise NotLeader(self.leader)
+        future = self._proposals.submit(payload, self._clock_ms())
+        self._schedule_pump()
+        return future
+
+    async def read_barrier(self) -> int:
+        """Returns once what this node knows as committed is applied. Proves nothing: see the
+        module. Raises NotLeader, Busy."""
+        if not self._told.leader_ready or not self._running:
+            raise NotLeader(self.leader)
+        return await self._reads.add()
+
+    def transfer(self, target: NodeId) -> None:
+        """Begin to hand leadership to `target`; a RoleEvent tells if it came to it.
+
+        Raises NotLeader, UnknownTarget; Busy while the target lags behind."""
+        if not self._running or not self.sync._isLeader():
+            raise NotLeader(self.leader)
+        if target not in self.config.peers or target == self.config.node_id:
+            raise UnknownTarget(f"{target} cannot take leadership over from here")
+        answers: list[int] = []
+        self.guarded(
+            lambda: self.sync.transferLeadership(Node(target), lambda _, why: answers.append(why))
+        )
+        if answers != [FAIL_REASON.SUCCESS]:
+            raise Busy(f"{target} does not have the whole log yet")
+        self.pump()
+
+    def delete_before(self, position: int) -> int:
+        """SyncObj cannot do without the beginning of its log: nothing is deleted."""
+        return self._commitlog.min_offset
+
+    def abandon(self, reason: str) -> None:
+        """Fall silent at once; `stop` has to follow."""
+        self._fail("abandoned", RuntimeError(reason))
+
+    @property
+    def leader(self) -> NodeId | None:
+        """Who leads, as far as this node knows."""
+        return self._told.leader if self._running else None
+
+    @property
+    def applied_index(self) -> int:
+        return self._applier.applied_index
+
+    @property
+    def log_index(self) -> LogIndex:
+        return self.log.index
+
+    @property
+    def durable_index(self) -> int:
+        """What stood in the log when it was opened; more only with SYNC_FLUSH."""
+        return self.log.durable_index
+
+    def status(self) -> dict[str, object]:
+        """RaftMember's keys."""
+        return status_of(
+            self.config,
+            self.sync,
+            self._transport.links,
+            self._told,
+            self._applier.applied_index,
+            self._proposals.waiting,
+            self.failure,
+        )
+
+    # -- what happens -------------------------------------------------------------------------
+
+    def guarded(self, act: Callable[[], None]) -> None:
+        """Let something happen to SyncObj, and tell the application if its role changed."""
+        if not self._running:
+            return
+        try:
+            act()
+            self._observe()
+        except OURS as error:
+            self._fail("an entry could not be kept", error)
+        except Exception:  # SyncObj's own; its tick thread would log it and go on, too
+            log.exception("syncobj_raised node=%s", self.config.node_id)
+
+    def on_failed(self, error: BaseException) -> None:
+        self._fail("a peer link's task ended", error)
+
+    def _on_state(self, state: Role) -> None:
+        self._state = state
+
+    def _on_cut(self, from_index: int) -> None:
+        """The journal was cut. What is applied already has to be taken back."""
+        applied = self._applier.applied_index
+        if from_index > applied:
+            return
+        log.critical(
+            "applied_frames_truncated node=%s from=%d applied=%d commit=%d leader=%s",
+            self.config.node_id,
+            from_index,
+            applied,
+            self.sync.raftCommitIndex,
+            self.sync._getLeader(),
+        )
+        self.frames_taken_back += applied - from_index + 1
+        self._applier.stop()
+        self._applier.applied_index = from_index - 1
+        position = self.log.index.end_position
+        before = self._roll_back_to
+        self._roll_back_to = position if before is None else min(before, position)
+
+    def _tick(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(TICK_MS / 1000, self._tick)
+        now_ms = self._clock_ms()
+        if now_ms >= self._housekeeping_due_ms:
+            self._housekeeping_due_ms = now_ms + HOUSEKEEPING_MS
+            self._proposals.expire(now_ms)
+        self.pump()
+
+    def _schedule_pump(self) -> None:
+        if not self._pump_scheduled:
+            self._pump_scheduled = True
+            asyncio.get_running_loop().call_soon(self._scheduled)
+
+    def _scheduled(self) -> None:
+        self._pump_scheduled = False
+        self.pump()
+
+    # -- the pump -----------------------------------------------------------------------------
+
+    def pump(self) -> None:
+        """Tick SyncObj, propose what waits, apply what is committed.
+
+        Called again from within, it leaves the work to the one that is under way."""
+        if self._pumping or not self._running:
+            return
+        self._pumping = True
+        try:
+            self._tick_syncobj()
+            while self._running and self._propose_next():
+                self._tick_syncobj()
+            if self._running:
+                self._apply()
+        except Exception as error:  # ring boundary: what is ours is broken
+            self._fail("a committed frame could not be applied", error)
+        finally:
+            self._pumping = False
+
+    def _tick_syncobj(self) -> None:
+        self._failures += 1
+        self.guarded(self._tick_once)
+        if self._failures > FAILURES_MAX:
+            self._fail("SyncObj", RuntimeError(f"{FAILURES_MAX} ticks in a row failed"))
+
+    def _tick_once(self) -> None:
+        self.sync.doTick(0.0)
+        self._failures = 0
+
+    def _propose_next(self) -> bool:
+        """Put one more frame into SyncObj's queue; the next tick writes and sends it."""
+        if not self._told.leader_ready or self.journal.held is not None:
+            return False
+        in_flight = self.log.last_index - self.sync.raftCommitIndex
+        if in_flight >= self.config.frames_in_flight_max:
+            return False
+        frame = self._next_frame(self.log.last_index + 1, self.sync.raftCurrentTerm)
+        if frame is None:
+            return False
+        self._proposals.note(frame.index, frame.term)
+        self.journal.held = frame
+        self.sync.frame()
+        return True
+
+    def _next_frame(self, index: int, term: int) -> Frame | None:
+        """A command's frame or the application's, in turns."""
+        command = None if self._command_last else self._command(index, term)
+        self._command_last = command is not None
+        if command is not None:
+            return command
+        if self._cut_wanted:
+            frame = self._application.cut(term, index, self._commitlog.place)
+            if frame is not None:
+                return frame
+            self._cut_wanted = False
+        return self._command(index, term)
+
+    def _command(self, index: int, term: int) -> Frame | None:
+        payload = self._proposals.take(index, term)
+        if payload is None:
+            return None
+        position = self.log.place(len(payload))
+        return seal_frame(index, term, position, self._wall_ms(), FrameKind.COMMAND, 0, payload)
+
+    def _apply(self) -> None:
+        """Hand on what SyncObj has applied. Its commit index may be ahead of its log (after a
+        crash), and what it has applied ahead of both (after a cut)."""
+        if self._roll_back_to is not None:
+            if not self._application.roll_back(self._roll_back_to):
+                return  # a flush is under way; the next tick asks again
+            self._roll_back_to = None
+        sync = self.sync
+        limit = min(sync.raftCommitIndex, sync.raftLastApplied, self.log.last_index)
+        if limit > self._applier.applied_index:
+            self._applier.advance(limit)
+
+    def _on_applied(self) -> None:
+        self._reads.applied(self._applier.applied_index)
+        self._observe()
+        self._schedule_pump()
+
+    def _on_apply_failed(self, error: Exception) -> None:
+        self._fail("committed frames could not be applied", error)
+
+    def _confirm_read(self, token: int) -> None:
+        """For want of a proof: what is committed as far as this node knows."""
+        self._reads.confirmed(token, self.sync.raftCommitIndex, self._applier.applied_index)
+
+    # -- role ---------------------------------------------------------------------------------
+
+    def _observe(self) -> None:
+        """Tell the application what SyncObj is now, if that is news."""
+        sync, told, state = self.sync, self._told, self._state
+        term = sync.raftCurrentTerm
+        node = sync._getLeader()
+        leader = None if node is None else node.id
+        applied = self._applier.applied_index
+        ready = state is Role.LEADER and applied >= self.journal.opening_index
+        if (state, term, leader, ready) == (told.role, told.term, told.leader, told.leader_ready):
+            return
+        event = RoleEvent(state, term, leader, ready, "SyncObj says so")
+        self._told = event
+        log.info(
+            "role_changed node=%s role=%s term=%s leader=%s ready=%s",
+            self.config.node_id,
+            state.value,
+            term,
+            leader,
+            ready,
+        )
+        if told.role is Role.LEADER and (state is not Role.LEADER or term != told.term):
+            self.journal.held = None  # never proposed; its fate is found like that of the others
+            self._proposals.leadership_lost(leader)
+        for waiter in self._role_waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._role_waiters.clear()
+        if ready and not told.leader_ready:
+            self._cut_wanted = True
+        self._application.role_changed(event)
+
+    # -- the end ------------------------------------------------------------------------------
+
+    def _fail(self, reason: str, error: BaseException) -> None:
+        """Something here is broken: say nothing more to anybody, and say why."""
+        if self.failure is not None:
+            return
+        self.failure = f"{reason}: {error!r}"
+        log.critical("member_failed node=%s", self.config.node_id, exc_info=error)
+        self._running = False
+        if self._timer is not None:
+            self._timer.cancel()
+        self._applier.stop()
+        self._transport.links.abort()
+        term = self._told.term
+        self._told = RoleEvent(Role.FOLLOWER, term, None, False, self.failure)
+        try:
+            self._application.role_changed(self._told)
+        finally:  # whatever state the rest is in, nobody may be left waiting
+            self._proposals.close(self.failure)
+            self._reads.close()
+            self._on_fatal(self.failure)

@@ -1,0 +1,80 @@
+"""Term, vote and commit index of a SyncObj on disk, as its FileJournal keeps them.
+
+One JSON object, written beside and renamed into place. As there: without any fsync (unless
+`sync`), so that a power cut may leave the old file, the new one, an empty one or none; and an
+unreadable file counts as no file: the replica then votes again in a term it voted in before.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import orjson
+
+from store.disk import Disk
+
+log = logging.getLogger("dledger.pysync")
+
+
+@dataclass(frozen=True, slots=True)
+class Meta:
+    """`commit_index` is written once a second only; it may be ahead of a log that lost its tail."""
+
+    term: int = 0
+    voted_for: str | None = None
+    commit_index: int = 1
+
+
+class MetaFile:
+    """The file `path` of `disk`."""
+
+    def __init__(self, disk: Disk, path: str, *, sync: bool = False) -> None:
+        self._disk = disk
+        self._path = path
+        self._sync = sync
+
+    def load(self) -> Meta:
+        """What was saved last, as far as it can be read. Raises OSError."""
+        if not self._disk.exists(self._path):
+            return Meta()
+        file = self._disk.open(self._path)
+        try:
+            data = file.pread(0, file.size_bytes)
+        finally:
+            file.close()
+        try:
+            value = orjson.loads(data)
+            voted_for = value["votedForNodeId"]
+            return Meta(
+                int(value["currentTerm"]),
+                None if voted_for is None else str(voted_for),
+                int(value["raftCommitIndex"]),
+            )
+        except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+            log.warning("meta_unreadable path=%s error=%r: taken for none", self._path, error)
+            return Meta()
+
+    def save(self, meta: Meta) -> None:
+        """Raises OSError."""
+        data = orjson.dumps(
+            {
+                "currentTerm": meta.term,
+                "votedForNodeId": meta.voted_for,
+                "raftCommitIndex": meta.commit_index,
+            }
+        )
+        directory = self._path.rpartition("/")[0]
+        self._disk.makedirs(directory)
+        beside = self._path + ".tmp"
+        file = self._disk.open(beside)
+        try:
+            file.truncate(0)
+            file.pwrite(0, data)
+            if self._sync:
+                file.sync()
+        finally:
+            file.close()
+        self._disk.rename(beside, self._path)
+        if self._sync:
+            self._disk.sync_directory(directory)

@@ -1,0 +1,168 @@
+"""LinkTransport: pysyncobj's Transport on the running loop, over the links of dledger.peers.
+
+Each node dials every other one at the address in its own table; the dialled connection carries
+its messages to that peer only. A peer counts as connected while the connection to it is open.
+
+    off size field
+    0   4    length   bytes of the pickle, big-endian, at most MESSAGE_SIZE_BYTES_MAX
+    4   n    pickle   of the message, a dict, by pysyncobj's own dumps
+
+pysyncobj's TCPTransport sends the same, compressed. It is a pickle: whoever reaches the port can
+run code in this process. Links refuse a hello of another group or engine, but that is no
+authentication: this engine belongs on a closed network only.
+
+Limits: what waits for a peer that does not read is bounded by `LinkConfig`; beyond it messages
+are dropped, which SyncObj is not told in a way that it would look at.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import struct
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+from pysyncobj.node import Node
+from pysyncobj.pickle import dumps, loads
+from pysyncobj.transport import Transport
+
+from dledger.messages import NodeId
+from dledger.peers import PeerLinks, Random
+from dledger.settings import MemberConfig
+from dledger.wire import WireError
+
+log = logging.getLogger("dledger.pysync")
+
+# Two entries of the largest size, each twice: pysyncobj's pickles write most bytes as two.
+MESSAGE_SIZE_BYTES_MAX = 80 << 20
+_LENGTH = struct.Struct(">I")
+
+Received = tuple[NodeId, dict[str, Any]]
+
+
+class PickleReader:
+    """Cuts one connection's bytes into messages; holds at most one that is not yet whole."""
+
+    def __init__(self, sender: NodeId, to: NodeId) -> None:
+        self._sender = sender
+        self._parts: list[bytes] = []
+        self._have = 0
+        self._need = _LENGTH.size
+
+    def receive_data(self, data: bytes) -> list[Received]:
+        """All messages that are whole with `data`. Raises WireError; the reader is then dead."""
+        self._parts.append(data)
+        self._have += len(data)
+        if self._have < self._need:
+            return []
+        data = b"".join(self._parts)
+        at, end = 0, len(data)
+        found: list[Received] = []
+        self._need = _LENGTH.size
+        while end - at >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(data, at)
+            if length > MESSAGE_SIZE_BYTES_MAX:
+                raise WireError(f"a message of {length} bytes")
+            if end - at < _LENGTH.size + length:
+                self._need = _LENGTH.size + length
+                break
+            at += _LENGTH.size
+            found.append((self._sender, _unpickled(data[at : at + length])))
+            at += length
+        self._parts = [data[at:]]
+        self._have = end - at
+        return found
+
+
+class Driver(Protocol):
+    """Who owns the SyncObj."""
+
+    def guarded(self, act: Callable[[], None]) -> None:
+        """Let something happen to SyncObj; what it raises is the driver's to handle."""
+        ...
+
+    def pump(self) -> None:
+        """Perform what came of it."""
+        ...
+
+    def on_failed(self, error: BaseException) -> None:
+        """A bug ended the task that keeps a link up."""
+        ...
+
+
+class LinkTransport(Transport):  # type: ignore[misc]  # the package has no types
+    """See the module."""
+
+    def __init__(
+        self,
+        config: MemberConfig,
+        rng: Random,
+        driver: Driver,
+        listen_socket: socket.socket | None = None,
+    ) -> None:
+        node = Node(config.node_id)
+        super().__init__(None, node, [])
+        self._nodes = {peer: Node(peer) for peer in config.peers if peer != config.node_id}
+        self._driver = driver
+        self.links = PeerLinks(
+            config.node_id,
+            f"{config.group}/pysyncobj",
+            config.peers,
+            self,
+            rng,
+            config.links,
+            listen_socket,
+            PickleReader,
+        )
+
+    # -- what SyncObj asks --------------------------------------------------------------------
+
+    def send(self, node: Any, message: dict[str, Any]) -> bool:
+        """False if the message was dropped."""
+        data = dumps(message)
+        if len(data) > MESSAGE_SIZE_BYTES_MAX:
+            log.error("message_too_large to=%s size_bytes=%d", node.id, len(data))
+            return False
+        droppable = bool(message.get("entries"))
+        return self.links.send(node.id, [_LENGTH.pack(len(data)), data], droppable=droppable)
+
+    def destroy(self) -> None:
+        """Report nothing any more; the links are stopped by their owner."""
+        self.setOnMessageReceivedCallback(None)
+        self.setOnNodeConnectedCallback(None)
+        self.setOnNodeDisconnectedCallback(None)
+
+    # -- what the links report ----------------------------------------------------------------
+
+    def on_messages(self, messages: list[Any]) -> None:
+        received: list[Received] = messages
+        for sender, message in received:
+            self._driver.guarded(partial(self._onMessageReceived, self._nodes[sender], message))
+        self._driver.pump()
+
+    def on_opened(self, peer: NodeId) -> None:
+        log.info("peer_opened peer=%s", peer)
+        self._driver.guarded(partial(self._onNodeConnected, self._nodes[peer]))
+        self._driver.pump()
+
+    def on_closed(self, peer: NodeId) -> None:
+        """Either direction was lost; what counts is whether messages still go out."""
+        if not self.links.is_open(peer):
+            log.info("peer_closed peer=%s", peer)
+            self._driver.guarded(partial(self._onNodeDisconnected, self._nodes[peer]))
+            self._driver.pump()
+
+    def on_failed(self, error: BaseException) -> None:
+        self._driver.on_failed(error)
+
+
+def _unpickled(data: bytes) -> dict[str, Any]:
+    try:
+        message = loads(data)
+    except Exception as error:  # a pickle can raise anything
+        raise WireError(f"not a pickle: {error!r}") from error
+    if not isinstance(message, dict) or "type" not in message:
+        raise WireError("a pickle, but not a message")
+    return message

@@ -1,20 +1,29 @@
 """The checkpoint and abort files.
 
-    checkpoint, 4096 bytes: five int64
+    checkpoint, 4096 bytes: five int64, and a checksum of ours
     0   physicMsgTimestamp   store time up to which the CommitLog was durable
     8   logicsMsgTimestamp   store time up to which the ConsumeQueues were durable
     16  indexMsgTimestamp    the same of the index files (kept as found)
     24  masterFlushedOffset  here: the CommitLog was once durable up to this offset
     32  confirmPhyOffset     here: every ConsumeQueue is durable and complete up to this offset;
                              in Raft mode the end of a committed frame
+    40  "RMQC"               here: a checksum follows (zeros: written by an Apache broker)
+    44  CRC-32C of bytes 0..39
 
 abort is an empty file that exists while the store is open: found at boot, the last stop was
 unclean. Apache's brokers read and write the same files.
 
 `masterFlushedOffset` is the CommitLog's durable mark. It is written after each fdatasync without
 one of its own: a kill keeps it exact, a power cut may set it back, which only means that less
-damage can be told from a torn tail. Lowering it is synced. The 40 bytes never tear: they lie in
+damage can be told from a torn tail. Lowering it is synced. The 48 bytes never tear: they lie in
 one sector.
+
+A checksum that does not match means that nothing here is known (`damaged`): times and
+`confirmPhyOffset` count as zero, which costs work; the durable mark as lost, which forbids to take
+anything for a torn tail, until it is lowered to where the log was found to end. The next `note` or
+`raise_durable` writes a whole record again. An Apache broker leaves our checksum as it was: so
+classic mode, which knows no frames to fetch again, reads the numbers whatever the checksum says.
+A file of zeros is no record, so a new one counts as lost, too, until the log is looked at.
 """
 
 from __future__ import annotations
@@ -22,12 +31,16 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, replace
 
+from google_crc32c import value as crc32c
+
 from store.disk import Disk, File
 
 CHECKPOINT_SIZE_BYTES = 4096
 _FIELDS = struct.Struct(">qqqqq")
-_OFFSET = struct.Struct(">q")
-_DURABLE_AT = 24
+_SEAL = struct.Struct(">4sI")
+_SEAL_MAGIC = b"RMQC"
+_RECORD_SIZE_BYTES = _FIELDS.size + _SEAL.size
+_DURABLE_AT = 24  # what a new durable offset changes stands from here on
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +62,22 @@ class Checkpoint:
         self.path = path
         self._file: File | None = None
         self.fields = CheckpointFields()
+        self.damaged = False  # as found by `open`
+        self.lost = False  # the durable mark is not known
 
-    def open(self) -> None:
-        """Read it; a missing one is created with zeros, its name durable."""
+    def open(self, *, verify: bool = False) -> None:
+        """Read it; a missing one is created with zeros, its name durable. With `verify` a
+        checksum that does not match counts; see the module."""
         existed = self._disk.exists(self.path)
         self._file = self._disk.open(self.path, allocate_bytes=CHECKPOINT_SIZE_BYTES)
-        self.fields = CheckpointFields(*_FIELDS.unpack(self._file.pread(0, _FIELDS.size)))
+        self.fields = CheckpointFields()
         if not existed:
             self._file.sync()
             self._disk.sync_directory(self.path.rpartition("/")[0])
+        data = self._file.pread(0, _RECORD_SIZE_BYTES)
+        self.damaged = self.lost = verify and not _is_whole(data)
+        if not self.damaged:
+            self.fields = CheckpointFields(*_FIELDS.unpack_from(data))
 
     @property
     def durable_offset(self) -> int:
@@ -67,7 +87,11 @@ class Checkpoint:
         """Note that the CommitLog is durable up to `offset`; see the module on its own sync."""
         assert self._file is not None
         self.fields = replace(self.fields, durable_offset=offset)
-        self._file.pwrite(_DURABLE_AT, _OFFSET.pack(offset))
+        if self.lost:
+            self.lost = False  # whoever knows an offset has looked at the log
+            self._file.pwrite(0, self._record())
+        else:
+            self._file.pwrite(_DURABLE_AT, self._record()[_DURABLE_AT:])
 
     def lower_durable(self, offset: int) -> None:
         """Before the log is cut at `offset`. Durable on return."""
@@ -86,17 +110,19 @@ class Checkpoint:
             logics_timestamp_ms=logics_timestamp_ms,
             confirm_offset=confirm_offset,
         )
+        if not self.lost:  # else nobody may take what is known for all there is
+            self._file.pwrite(0, self._record())
+
+    def _record(self) -> bytes:
         fields = self.fields
-        self._file.pwrite(
-            0,
-            _FIELDS.pack(
-                fields.physic_timestamp_ms,
-                fields.logics_timestamp_ms,
-                fields.index_timestamp_ms,
-                fields.durable_offset,
-                fields.confirm_offset,
-            ),
+        numbers = _FIELDS.pack(
+            fields.physic_timestamp_ms,
+            fields.logics_timestamp_ms,
+            fields.index_timestamp_ms,
+            fields.durable_offset,
+            fields.confirm_offset,
         )
+        return numbers + _SEAL.pack(_SEAL_MAGIC, crc32c(numbers))
 
     def sync(self) -> None:
         """Blocking; may run in the pool."""
@@ -107,6 +133,15 @@ class Checkpoint:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def _is_whole(data: bytes) -> bool:
+    """Whether the checksum matches, or there never was one but numbers are there."""
+    magic, checksum = _SEAL.unpack_from(data, _FIELDS.size)
+    numbers = data[: _FIELDS.size]
+    if magic == _SEAL_MAGIC:
+        return bool(checksum == crc32c(numbers))
+    return not any(data[_FIELDS.size :]) and any(numbers) and min(_FIELDS.unpack(numbers)) >= 0
 
 
 class AbortFile:

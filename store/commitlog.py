@@ -47,6 +47,7 @@ SEGMENT_SIZE_BYTES = 1 << 30
 NAME_DIGITS = 20
 _ZEROS = bytes(1 << 18)  # 256 KiB at a time: short enough not to delay another sync for long
 _FIRST_READ_BYTES = 4096  # most records are shorter: one read fetches them
+RESTORED_SEGMENTS_MAX = 4096  # more cannot be missing: the names or the mark must be wrong
 
 
 class DurableMark(Protocol):
@@ -54,6 +55,11 @@ class DurableMark(Protocol):
 
     @property
     def durable_offset(self) -> int: ...
+
+    @property
+    def lost(self) -> bool:
+        """Whether the note itself is damaged: nothing is known then, until it is lowered."""
+        ...
 
     def raise_durable(self, offset: int) -> None:
         """Note it; need not be durable itself (forgetting is safe)."""
@@ -113,6 +119,20 @@ class SyncTicket:
         self.ran = True
 
 
+class SegmentHold:
+    """Keeps a segment's file open for a thread that reads it, whatever retention does meanwhile."""
+
+    __slots__ = ("_segment",)
+
+    def __init__(self, segment: Segment) -> None:
+        self._segment = segment
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Up to `size` bytes at CommitLog offset `offset`, which lies in this segment."""
+        assert self._segment.start <= offset <= self._segment.end, (offset, self._segment.start)
+        return self._segment.file.pread(offset - self._segment.start, size)
+
+
 class CommitLog:
     """See the module. One caller (the loop), except `ticket.run` and `prepare_next`."""
 
@@ -135,7 +155,8 @@ class CommitLog:
         self._dirty: dict[int, File] = {}  # by segment start: written, and not known durable
         self._directory_dirty = False
         self._tickets: list[SyncTicket] = []
-        self._retired: list[File] = []  # removed segments a ticket may still be syncing
+        self._holds: list[SegmentHold] = []
+        self._retired: list[File] = []  # removed segments a ticket or a hold may still use
         self._prepared: Segment | None = None
         self._preparing = False
         self._generation = 0  # of the list of segments; prepare_next sees that it changed
@@ -148,10 +169,12 @@ class CommitLog:
 
     # -- life ---------------------------------------------------------------------------------
 
-    def open(self, start_offset: int = 0) -> None:
+    def open(self, start_offset: int = 0, *, restore: bool = False) -> None:
         """Open the segments there are; with none, begin an empty log at `start_offset`, settled.
 
-        Raises StoreError when names or sizes do not make a log."""
+        Raises StoreError when names or sizes do not make a log. With `restore`, a segment that is
+        missing among the others or below the durable mark comes back as zeros instead: recovery
+        then finds damage there, and a peer may have what it held."""
         assert not self._segments
         self._disk.makedirs(self.directory)
         starts = []
@@ -163,8 +186,11 @@ class CommitLog:
         for previous, start in pairwise(starts):
             if start - previous == size or (start == starts[-1] and self._drop_stray(start)):
                 continue
-            raise StoreError(f"segments {previous} and {start} are not {size} bytes apart")
+            if not restore or (start - previous) % size:
+                raise StoreError(f"segments {previous} and {start} are not {size} bytes apart")
         starts = [start for start in starts if self._disk.exists(self._path(start))]
+        if restore and starts:
+            starts = self._restorable(starts[0], max(starts[-1] + 1, self.durable_hint))
         for start in starts:
             # The last one may be short: killed between creating and allocating it.
             segment = self._open_segment(start)
@@ -177,6 +203,34 @@ class CommitLog:
         else:
             self.min_offset = self.max_offset = self.durable_offset = start_offset
             self._settled = True
+            if self._mark is not None and self._mark.lost:
+                self._mark.lower_durable(start_offset)
+
+    def restore_front(self, start: int) -> None:
+        """Before settling: the log began at `start`, a segment's first byte. Segments from there
+        on that are missing in front, or all of them, come back as zeros. Raises OSError."""
+        end = self.min_offset if self._segments else max(start, self.durable_hint)
+        if end <= start:
+            return
+        assert not self._settled or not self._segments
+        missing = self._restorable(start, end)
+        front: list[Segment] = []
+        for at in missing:
+            segment = self._open_segment(at)
+            segment.written_end = segment.end
+            front.append(segment)
+        self._segments[:0] = front
+        self._settled = False
+        self.min_offset = start
+        self.max_offset = self._segments[-1].end
+
+    def _restorable(self, start: int, end: int) -> list[int]:
+        """First bytes of the segments that cover [start, end). Raises StoreError for too many."""
+        covered = range(start, end, self.segment_size_bytes)
+        missing = len(covered) - len(self._disk.listdir(self.directory))
+        if missing > RESTORED_SEGMENTS_MAX:
+            raise StoreError(f"{missing} segments of [{start}, {end}) are missing")
+        return list(covered)
 
     def settle(self, end: int) -> None:
         """Once after opening: the log ends at `end`, and what stands behind it is dropped.
@@ -185,7 +239,7 @@ class CommitLog:
         only. Blocking. Raises OSError."""
         assert not self._settled
         assert self.min_offset <= end <= self.max_offset
-        if self._mark is not None and self._mark.durable_offset > end:
+        if self._mark is not None and (self._mark.lost or self._mark.durable_offset > end):
             self._mark.lower_durable(end)
         while self._segments and self._segments[-1].start >= end and len(self._segments) > 1:
             self._remove(self._segments.pop())
@@ -223,7 +277,12 @@ class CommitLog:
     @property
     def durable_hint(self) -> int:
         """How far the log is known to have been durable once; 0 if nobody noted it."""
-        return 0 if self._mark is None else self._mark.durable_offset
+        return 0 if self._mark is None or self._mark.lost else self._mark.durable_offset
+
+    @property
+    def mark_lost(self) -> bool:
+        """Whether the durable mark is damaged: then nothing bad may be taken for a torn tail."""
+        return self._mark is not None and self._mark.lost
 
     # -- writing ------------------------------------------------------------------------------
 
@@ -350,6 +409,52 @@ class CommitLog:
         size = self.segment_size_bytes
         return self.min_offset + ((position - self.min_offset) // size + 1) * size
 
+    # -- mending ------------------------------------------------------------------------------
+
+    def patch(self, position: int, data: bytes | memoryview) -> SyncTicket:
+        """Write `data` over damaged bytes, where something like it was written once: within one
+        segment, below the end. Before `settle`, too. The ticket's `run` makes it durable, and
+        goes to `finish_sync`. Raises OSError."""
+        segment = self._segment_at(position)
+        end = position + len(data)
+        assert end <= segment.end, (position, len(data), segment.end)
+        assert end <= self.max_offset, (position, len(data), self.max_offset)
+        segment.file.pwrite(position - segment.start, data)
+        # The names of segments that were restored are not durable before it is settled either.
+        directory = None if self._settled else self.directory
+        ticket = SyncTicket(self._disk, directory, [segment.file], 0)
+        self._tickets.append(ticket)
+        return ticket
+
+    def extend(self) -> None:
+        """Before settling: one segment more, for a patch that needs it. Raises OSError."""
+        assert not self._settled
+        segment = self._open_segment(self.max_offset)
+        segment.written_end = segment.end
+        self._segments.append(segment)
+        self.max_offset = segment.end
+
+    def hold(self, offset: int) -> SegmentHold:
+        """The segment of `offset` for a thread to read from; hand it to `release` after that."""
+        hold = SegmentHold(self._segment_at(offset))
+        self._holds.append(hold)
+        return hold
+
+    def release(self, hold: SegmentHold) -> None:
+        self._holds.remove(hold)
+        self._close_retired()
+
+    def _segment_at(self, offset: int) -> Segment:
+        if not self.min_offset <= offset < self.max_offset:
+            raise OffsetOutOfRange(offset, self.min_offset, self.max_offset)
+        return self._segments[(offset - self.min_offset) // self.segment_size_bytes]
+
+    def _close_retired(self) -> None:
+        if not self._tickets and not self._holds:
+            for file in self._retired:
+                file.close()
+            self._retired.clear()
+
     # -- cutting ------------------------------------------------------------------------------
 
     def truncate(self, offset: int) -> None:
@@ -436,10 +541,7 @@ class CommitLog:
             del self._dirty[start]
         if ticket.directory is not None and self.durable_offset > self._segments[-1].start:
             self._directory_dirty = False
-        if not self._tickets:
-            for file in self._retired:
-                file.close()
-            self._retired.clear()
+        self._close_retired()
         return self.durable_offset
 
     def _check_failed(self) -> None:
@@ -500,10 +602,10 @@ class CommitLog:
         return True
 
     def _remove(self, segment: Segment) -> None:
-        """Unlink a segment. A ticket in the pool may still hold its file: close it after that."""
+        """Unlink a segment. Somebody in the pool may still use its file: close it after that."""
         self._dirty.pop(segment.start, None)
         self._disk.remove(segment.path)
-        if self._tickets:
+        if self._tickets or self._holds:
             self._retired.append(segment.file)
         else:
             segment.file.close()

@@ -8,10 +8,14 @@ other; from `verify_from` on also each payload's CRC. `verify_from` is the third
 the one that holds the durable hint if that is earlier, since a power cut tears nothing below.
 
 A bad frame is one of two things:
-- below the durable hint (bytes that once were durable): damage. StoreDamaged, nothing is cut.
+- below the durable hint (bytes that once were durable): damage. Nothing is cut. `FrameRecovery`
+  stops there, takes the frames that belong there (`patch`) and walks on, until the log is whole
+  or its owner gives up what stands behind the good part (`cut`). Without an owner that can do
+  that (`recover_frames`) it is StoreDamaged.
 - at or above it: a tail that was written, never synced and therefore never acknowledged. Pages
   reach the disk in any order, so good frames may stand behind the hole: all of it is cut.
-The hint is the CommitLog's durable mark, exact after a kill; see store.checkpoint.
+The hint is the CommitLog's durable mark, exact after a kill; see store.checkpoint. When the mark
+itself is damaged, whatever is bad counts as damage.
 
 Classic flavour (protocol sheet, section 8). After a clean stop the last three segments are
 scanned; after an unclean one everything from the last segment whose first record is three seconds
@@ -20,8 +24,9 @@ older than the checkpoint. The log is cut at the first bad record.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from errno import EIO
 
 from google_crc32c import value as crc32c
 
@@ -32,11 +37,13 @@ from store.frame import (
     FRAME_MAGIC,
     HEADER_SIZE_BYTES,
     PAYLOAD_SIZE_BYTES_MAX,
+    Frame,
     FrameError,
     parse_header,
 )
 from store.record import (
     BLANK,
+    BLANK_SIZE_BYTES,
     MAGIC_BLANK,
     MAGIC_V1,
     MAGIC_V2,
@@ -91,6 +98,20 @@ class RecoveredFrames:
 
 
 @dataclass(frozen=True, slots=True)
+class FrameDamage:
+    """Where the good part of a Raft log ends, although more was durable once.
+
+    The frame behind `last` (None: the log's first frame) belongs at `position`, or at the next
+    segment's start if it is a blank record that belongs there. `header`: it is intact, only the
+    payload behind it is not."""
+
+    position: int
+    reason: str
+    last: FrameHeader | None
+    header: FrameHeader | None
+
+
+@dataclass(frozen=True, slots=True)
 class RecoveredRecords:
     """`end_offset` as above; records from `dispatch_from` on may lack consume-queue units."""
 
@@ -131,7 +152,11 @@ class FrameWalk:
         from_offset: int,
         to_offset: int | None = None,
         verify_from: int | None = None,
+        last: FrameHeader | None = None,
+        first_index: int | None = None,
     ) -> None:
+        """`last` is the frame before `from_offset`; without one, `first_index` is the index that
+        the first frame must have (None: any)."""
         self._commitlog = commitlog
         self._to = commitlog.max_offset if to_offset is None else to_offset
         self._verify_from = verify_from  # payload CRCs from here on; None: none
@@ -139,7 +164,9 @@ class FrameWalk:
         self.end = from_offset
         self.bad_position = from_offset
         self.reason: str | None = None
-        self.last: FrameHeader | None = None
+        self.last = last
+        self._first_index = first_index
+        self.bad_header: FrameHeader | None = None  # at `bad_position`: only its payload is bad
 
     def __iter__(self) -> Iterator[FrameHeader]:
         position = self.end
@@ -183,11 +210,14 @@ class FrameWalk:
         last = self.last
         if last is not None and (index != last.index + 1 or term < last.term):
             raise FrameError(f"frame {index}@{term} does not follow {last.index}@{last.term}")
+        if last is None and self._first_index not in (None, index):
+            raise FrameError(f"frame {index} where {self._first_index} is the first")
         if position + header.size_bytes > self._commitlog.segment_end(position):
             raise FrameError("frame goes beyond its segment")
         if verify:
             payload = self._window.get(position + HEADER_SIZE_BYTES, length)
             if len(payload) < length or crc32c(payload) != payload_crc:
+                self.bad_header = header
                 raise FrameError("frame payload CRC does not match")
         return header
 
@@ -215,6 +245,128 @@ def walk_frames(commitlog: CommitLog, from_offset: int, to_offset: int | None = 
     return FrameWalk(commitlog, from_offset, to_offset)
 
 
+class FrameRecovery:
+    """Finds the end of a Raft log, with a stop at each damaged place. Blocking; one caller.
+
+    `run`, then `patch` as long as they return damage, or `cut`. When one returns None the log is
+    settled and `result` tells where it ends. `on_frame` sees every good frame once, in order.
+    """
+
+    def __init__(
+        self,
+        commitlog: CommitLog,
+        durable_hint: int = 0,
+        on_frame: Callable[[FrameHeader], None] | None = None,
+        first_index: int | None = None,
+    ) -> None:
+        self._log = commitlog
+        self._on_frame = on_frame
+        self._first_index = first_index
+        self.hint = max(durable_hint, commitlog.durable_hint)
+        self.end = commitlog.min_offset  # behind the last good frame
+        self.last: FrameHeader | None = None
+        self.damage: FrameDamage | None = None
+        self.result: RecoveredFrames | None = None
+        self._first: FrameHeader | None = None
+        segments = commitlog.segments()
+        verify_from = [s.start for s in segments[-RECOVERY_SEGMENTS:]]
+        verify_from += [s.start for s in segments if s.end > self.hint]
+        self._verify_from = min(verify_from, default=0)
+
+    def run(self) -> FrameDamage | None:
+        """Walk on from the last good frame. Raises OSError."""
+        log = self._log
+        walk = FrameWalk(log, self.end, None, self._verify_from, self.last, self._first_index)
+        for header in walk:
+            self._take(header)
+        # A blank record ends no frame: with only it between, `bad_position` is the next segment.
+        short = walk.end < self.hint and walk.bad_position < self.hint
+        if short or (log.mark_lost and walk.reason is not None):
+            reason = walk.reason or f"ends; durable up to {self.hint} once"
+            self.damage = FrameDamage(walk.bad_position, reason, self.last, walk.bad_header)
+            return self.damage
+        self._settle(walk.reason)
+        return None
+
+    def patch(self, frames: Sequence[Frame], proven: bool) -> FrameDamage | None:
+        """Write what belongs at the damage, one frame behind the other, make it durable, read it
+        back, and walk on. `proven`: what stands behind these frames is known to follow them; if
+        it is not, it is damaged, too. Raises OSError."""
+        assert self.damage is not None
+        log, position = self._log, self.damage.position
+        run_start, run = position, list[bytes]()  # one behind the other: one write
+        taken: list[FrameHeader] = []
+        for frame in frames:
+            if frame.end + BLANK_SIZE_BYTES > log.max_offset:
+                if taken:
+                    break  # beyond all that was durable here once: the leader sends it
+                log.extend()
+            if frame.position != position:
+                segment_end = log.segment_end(position)
+                assert frame.position == segment_end, (frame, position)
+                run.append(BLANK.pack(segment_end - position, MAGIC_BLANK))
+                self._overwrite(run_start, b"".join(run))
+                run_start, run = segment_end, []
+            run.append(frame.data)
+            taken.append(FrameHeader(*parse_header(frame.data)[2:10]))
+            position = frame.end
+        if run:
+            self._overwrite(run_start, b"".join(run))
+        for header in taken:
+            self._take(header)
+        self.damage = None
+        if proven:
+            return self.run()
+        if self.end < self.hint or log.mark_lost:
+            reason = "not proven to follow what was patched before it"
+            self.damage = FrameDamage(position, reason, self.last, None)
+            return self.damage
+        self._settle("not proven to follow what was patched, and never known durable")
+        return None
+
+    def cut(self) -> None:
+        """Give up everything behind the last good frame. Raises OSError."""
+        assert self.damage is not None
+        reason, self.damage = self.damage.reason, None
+        self._settle(reason)
+
+    def neighbour(self, position: int) -> FrameHeader | None:
+        """The intact header at `position`, or at the next segment's start if a blank record
+        stands there: what a patch that ends at `position` would have behind it."""
+        log = self._log
+        if position >= log.max_offset:
+            return None
+        if BLANK.unpack(log.read(position, BLANK_SIZE_BYTES))[1] == MAGIC_BLANK:
+            position = log.segment_end(position)
+            if position >= log.max_offset:
+                return None
+        try:
+            header = FrameHeader(*parse_header(log.read(position, HEADER_SIZE_BYTES))[2:10])
+        except FrameError:
+            return None
+        return header if header.position == position else None
+
+    def _take(self, header: FrameHeader) -> None:
+        self._first = self._first or header
+        self.last = header
+        self.end = header.end
+        if self._on_frame is not None:
+            self._on_frame(header)
+
+    def _overwrite(self, position: int, data: bytes) -> None:
+        log = self._log
+        ticket = log.patch(position, data)
+        ticket.run()
+        log.finish_sync(ticket)
+        if log.read(position, len(data)) != data:
+            raise OSError(EIO, f"{len(data)} bytes written at {position} read back differently")
+
+    def _settle(self, torn: str | None) -> None:
+        if not self._log.settled:
+            self._log.settle(self.end)
+        self.result = RecoveredFrames(self.end, torn, self._first, self.last)
+
+
 def recover_frames(
     commitlog: CommitLog,
     durable_hint: int | None = None,
@@ -226,26 +378,12 @@ def recover_frames(
     log's own mark. On a log already settled it only walks. Raises StoreDamaged, having cut
     nothing, or OSError.
     """
-    hint = max(durable_hint or 0, commitlog.durable_hint)
-    segments = commitlog.segments()
-    if not segments:
-        if hint > commitlog.max_offset:
-            raise StoreDamaged(commitlog.max_offset, f"no segments; durable up to {hint} once")
-        return RecoveredFrames(commitlog.max_offset, None, None, None)
-    verify_from = segments[-min(RECOVERY_SEGMENTS, len(segments))].start
-    verify_from = min([verify_from, *(s.start for s in segments if s.end > hint)])
-    walk = FrameWalk(commitlog, commitlog.min_offset, None, verify_from)
-    first = None
-    for header in walk:
-        first = first or header
-        if on_frame is not None:
-            on_frame(header)
-    # A blank record ends no frame: with only it between, `bad_position` is the next segment.
-    if walk.end < hint and walk.bad_position < hint:
-        raise StoreDamaged(walk.bad_position, walk.reason or f"ends; durable up to {hint} once")
-    if not commitlog.settled:
-        commitlog.settle(walk.end)
-    return RecoveredFrames(walk.end, walk.reason, first, walk.last)
+    recovery = FrameRecovery(commitlog, durable_hint or 0, on_frame)
+    damage = recovery.run()
+    if damage is not None:
+        raise StoreDamaged(damage.position, damage.reason)
+    assert recovery.result is not None
+    return recovery.result
 
 
 def recover_records(

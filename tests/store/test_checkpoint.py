@@ -1,5 +1,7 @@
 from pathlib import Path
 
+import pytest
+
 from store.checkpoint import AbortFile, Checkpoint, CheckpointFields
 from store.disk import OsDisk
 
@@ -15,7 +17,9 @@ def test_fields_and_layout(tmp_path: Path) -> None:
     checkpoint.sync()
     checkpoint.close()
     data = (tmp_path / "checkpoint").read_bytes()
-    assert [int.from_bytes(data[n : n + 8], "big") for n in range(0, 48, 8)] == [1, 2, 0, 77, 55, 0]
+    assert [int.from_bytes(data[n : n + 8], "big") for n in range(0, 40, 8)] == [1, 2, 0, 77, 55]
+    assert data[40:44] == b"RMQC"
+    assert not any(data[48:])
     checkpoint.open()
     assert checkpoint.fields == CheckpointFields(1, 2, 0, 77, 55)
     checkpoint.lower_durable(5)
@@ -50,3 +54,50 @@ def test_abort(tmp_path: Path) -> None:
     assert (tmp_path / "abort").read_bytes() == b""
     abort.remove()
     assert not abort.found()
+
+
+@pytest.mark.parametrize("verify", [True, False])
+@pytest.mark.parametrize("at", [*range(48), "zeroed", "gone"])
+def test_damage_is_seen_and_never_taken_for_a_mark(
+    tmp_path: Path, at: int | str, verify: bool
+) -> None:
+    disk = OsDisk(str(tmp_path))
+    checkpoint = Checkpoint(disk, "checkpoint")
+    checkpoint.open(verify=True)
+    assert checkpoint.lost, "a new one knows nothing of a log that may be there"
+    checkpoint.lower_durable(0)
+    checkpoint.note(physic_timestamp_ms=1, logics_timestamp_ms=2, confirm_offset=55)
+    checkpoint.raise_durable(77)
+    checkpoint.close()
+    path = tmp_path / "checkpoint"
+    data = bytearray(path.read_bytes())
+    if at == "zeroed":
+        data = bytearray(4096)
+    elif isinstance(at, int):
+        data[at] ^= 0x04
+    path.write_bytes(data)
+    checkpoint.open(verify=verify)
+    damaged = verify and at != "gone"
+    assert (checkpoint.damaged, checkpoint.lost) == (damaged, damaged)
+    if damaged:
+        assert checkpoint.fields == CheckpointFields()
+        checkpoint.note(physic_timestamp_ms=1, logics_timestamp_ms=2, confirm_offset=0)
+        checkpoint.close()
+        checkpoint.open(verify=True)
+        assert checkpoint.lost, "a note does not know how far the log was durable"
+        checkpoint.lower_durable(60)
+        checkpoint.close()
+        checkpoint.open(verify=True)
+        assert not checkpoint.lost
+        assert checkpoint.fields.durable_offset == 60
+
+
+def test_a_checkpoint_without_checksum_is_read(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint").write_bytes(bytes(24) + (9).to_bytes(8, "big") + bytes(4064))
+    checkpoint = Checkpoint(OsDisk(str(tmp_path)), "checkpoint")
+    checkpoint.open(verify=True)
+    assert checkpoint.durable_offset == 9
+    checkpoint.raise_durable(10)
+    checkpoint.close()
+    checkpoint.open(verify=True)
+    assert checkpoint.durable_offset == 10

@@ -3,7 +3,7 @@
     checkpoint, 4096 bytes: five int64, and a checksum of ours
     0   physicMsgTimestamp   store time up to which the CommitLog was durable
     8   logicsMsgTimestamp   store time up to which the ConsumeQueues were durable
-    16  indexMsgTimestamp    the same of the index files (kept as found)
+    16  indexMsgTimestamp    store time up to which full index files were durable
     24  masterFlushedOffset  here: the CommitLog was once durable up to this offset
     32  confirmPhyOffset     here: every ConsumeQueue is durable and complete up to this offset;
                              in Raft mode the end of a committed frame
@@ -100,14 +100,24 @@ class Checkpoint:
         self._file.sync()
 
     def note(
-        self, *, physic_timestamp_ms: int, logics_timestamp_ms: int, confirm_offset: int
+        self,
+        *,
+        physic_timestamp_ms: int,
+        logics_timestamp_ms: int,
+        confirm_offset: int,
+        index_timestamp_ms: int | None = None,
     ) -> None:
-        """Write what the last flush made durable (`sync` makes the note itself durable)."""
+        """Write what the last flush made durable (`sync` makes the note itself durable); None
+        leaves that field as it is."""
         assert self._file is not None
+        fields = self.fields
+        if index_timestamp_ms is None:
+            index_timestamp_ms = fields.index_timestamp_ms
         self.fields = replace(
-            self.fields,
+            fields,
             physic_timestamp_ms=physic_timestamp_ms,
             logics_timestamp_ms=logics_timestamp_ms,
+            index_timestamp_ms=index_timestamp_ms,
             confirm_offset=confirm_offset,
         )
         if not self.lost:  # else nobody may take what is known for all there is

@@ -10,6 +10,7 @@ from store.commitlog import SEGMENT_SIZE_BYTES
 from store.consumequeue import TAIL_UNITS_MAX, TAILS_BYTES_MAX, UNITS_PER_FILE
 from store.dispatch import DELAY_LEVELS_MS
 from store.filecache import OPEN_FILES_MAX
+from store.indexfile import IndexLimits
 from store.retention import RetentionPolicy
 
 HOT_MEMORY_RATIO = 0.4  # accessMessageInMemoryMaxRatio: what the page cache is taken to hold
@@ -20,10 +21,10 @@ class StoreMode(Enum):
     RAFT = "raft"
 
 
-def hot_span_bytes() -> int:
-    """How much of the log's tail counts as in memory on this machine."""
+def hot_span_bytes(ratio: float = HOT_MEMORY_RATIO) -> int:
+    """How much of the log's tail counts as in memory on this machine: this part of all memory."""
     pages, page_size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
-    return int(pages * page_size * HOT_MEMORY_RATIO)
+    return int(pages * page_size * ratio)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,8 @@ class StoreConfig:
     delay_levels_ms: tuple[int, ...] = DELAY_LEVELS_MS
     retention: RetentionPolicy = field(default_factory=RetentionPolicy)
     zero_ahead: bool = False  # see store.commitlog
+    index_enable: bool = True  # messageIndexEnable
+    index_limits: IndexLimits = field(default_factory=IndexLimits)  # maxHashSlotNum, maxIndexNum
 
     def path(self, name: str) -> str:
         """Where a file or directory of the store is."""

@@ -30,6 +30,7 @@ from store.disk import Disk
 from store.dispatch import Dispatcher, QueueUnits
 from store.errors import StoreDamaged
 from store.frame import FRAME_MAGIC, HEADER_SIZE_BYTES, Frame, FrameKind, parse_header
+from store.messageindex import STEP_BYTES, IndexFlush, KeyQuery, MessageIndex
 from store.record import (
     BLANK,
     BLANK_SIZE_BYTES,
@@ -63,7 +64,15 @@ from store.selection import (
     spans,
 )
 
-__all__ = ["AppendedRecord", "GetResult", "GetStatus", "MessageStore", "StoreConfig", "StoreMode"]
+__all__ = [
+    "AppendedRecord",
+    "GetResult",
+    "GetStatus",
+    "KeyQuery",
+    "MessageStore",
+    "StoreConfig",
+    "StoreMode",
+]
 
 _REDISPATCH_BYTES = 4 << 20  # of classic records, read at once
 _HEAD_WITH_HOSTS = HEAD_SIZE_BYTES + 24
@@ -97,12 +106,18 @@ class AppendedRecord:
 class StoreFlush:
     """A flush of the derived files under way: `run` it in the pool, then `finish_flush`."""
 
-    __slots__ = ("_checkpoint", "confirmed", "stamp_ms", "ticket")
+    __slots__ = ("_checkpoint", "confirmed", "index", "stamp_ms", "ticket")
 
     def __init__(
-        self, ticket: FlushTicket, checkpoint: Checkpoint, confirmed: int, stamp_ms: int
+        self,
+        ticket: FlushTicket,
+        index: IndexFlush | None,
+        checkpoint: Checkpoint,
+        confirmed: int,
+        stamp_ms: int,
     ) -> None:
         self.ticket = ticket
+        self.index = index
         self._checkpoint = checkpoint
         self.confirmed = confirmed  # the queues are complete and durable up to here
         self.stamp_ms = stamp_ms
@@ -110,6 +125,8 @@ class StoreFlush:
     def run(self) -> None:
         """Blocking. Raises OSError."""
         self.ticket.run()
+        if self.index is not None:
+            self.index.run()
         self._checkpoint.sync()
 
 
@@ -136,6 +153,11 @@ class MessageStore:
             tails_bytes_max=config.tails_bytes_max,
             open_files_max=config.open_files_max,
         )
+        self.index = (
+            MessageIndex(disk, config.path("index"), self.commitlog, config.index_limits)
+            if config.index_enable
+            else None
+        )
         self.dispatched_offset = 0
         self.last_stop_clean = True
         self.recovered: RecoveredFrames | RecoveredRecords | None = None
@@ -157,6 +179,7 @@ class MessageStore:
         if self.config.mode is StoreMode.RAFT:
             confirmed = self.checkpoint.fields.confirm_offset
             self.queues.open(confirmed, clean=self.last_stop_clean)
+            self._open_index(confirmed)
             if not self.queues.topics():
                 confirmed = 0  # never written, or deleted: then they come from the log again
             self.dispatched_offset = max(confirmed, self.commitlog.min_offset)
@@ -177,6 +200,7 @@ class MessageStore:
         )
         self.recovered = recovered
         self.queues.open(recovered.dispatch_from, clean=self.last_stop_clean)
+        self._open_index(recovered.dispatch_from)
         dispatched = recovered.dispatch_from
         if self.last_stop_clean or not self.queues.topics():
             # Complete, unless somebody deleted them. The end of what they know tells.
@@ -184,14 +208,28 @@ class MessageStore:
         self.dispatched_offset = max(dispatched, self.commitlog.min_offset)
         self._redispatch_records()
 
+    def _open_index(self, bound: int) -> None:
+        if self.index is not None:
+            stamp_ms = self.checkpoint.fields.index_timestamp_ms
+            self.index.open(bound, clean=self.last_stop_clean, full_until_ms=stamp_ms)
+
     def close(self) -> None:
-        """Flush everything and leave no abort file. Raises OSError; then the stop is unclean."""
+        """Flush everything and leave no abort file. In classic mode the index is completed before:
+        an Apache broker would not. Raises OSError; then the stop is unclean."""
+        if self.config.mode is StoreMode.CLASSIC:
+            self.index_all()
         self.flush()
         self.checkpoint.sync()
+        self.close_unclean()
+        self.abort_file.remove()
+
+    def close_unclean(self) -> None:
+        """Close the files as they are; the abort file stays."""
         self.queues.close()
+        if self.index is not None:
+            self.index.close()
         self.commitlog.close()
         self.checkpoint.close()
-        self.abort_file.remove()
 
     # -- dispatch -----------------------------------------------------------------------------
 
@@ -259,6 +297,8 @@ class MessageStore:
                 )
                 self.checkpoint.sync()
             self.queues.truncate_to_commitlog(offset)
+            if self.index is not None:
+                self.index.truncate(offset)
             self.dispatched_offset = offset
         return True
 
@@ -335,6 +375,24 @@ class MessageStore:
                     raise StoreDamaged(position, "a consume-queue unit points here: no record")
             buffers += cut_records(data, start, records)
         return buffers
+
+    def index_step(self, budget_bytes: int = STEP_BYTES) -> int:
+        """Index about so many bytes more of what is dispatched; returns how many are left. Called
+        when there is time for it, see store.messageindex. Raises OSError; then call again."""
+        if self.index is None:
+            return 0
+        return self.index.step(self.dispatched_offset, budget_bytes)
+
+    def index_all(self) -> None:
+        """Index everything dispatched. Blocking. Raises OSError."""
+        while self.index_step():
+            pass
+
+    def query(self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int) -> KeyQuery:
+        """Messages by key, as far as the index goes; see MessageIndex.query. Raises OSError."""
+        if self.index is None:
+            return KeyQuery([], 0, 0)
+        return self.index.query(topic, key, max_count, begin_ms, end_ms)
 
     def message_at(self, offset: int) -> bytes | None:
         """The record that begins at this CommitLog offset, if it is visible."""
@@ -476,7 +534,10 @@ class MessageStore:
         confirmed = min(self.dispatched_offset, self.commitlog.durable_offset)
         if self._log_stamp is None:
             self._log_stamp = (self.commitlog.max_offset, self._stamp_ms)
-        return StoreFlush(self.queues.begin_flush(), self.checkpoint, confirmed, self._stamp_ms)
+        index = None if self.index is None else self.index.begin_flush()
+        return StoreFlush(
+            self.queues.begin_flush(), index, self.checkpoint, confirmed, self._stamp_ms
+        )
 
     def finish_flush(self, flush: StoreFlush, *, synced: bool) -> None:
         """After `run`: note in the checkpoint what is durable now. The note itself is synced by the
@@ -522,6 +583,8 @@ class MessageStore:
         policy = self.config.retention
         infos = self.commitlog.segments()
         ages: list[SegmentAge] = []
+        if self.index is not None and flush.index is not None:
+            self.index.finish_flush(flush.index, synced=synced)
         # The next segment's first record bounds the age of this one's last.
         for info, following in pairwise(infos):
             if len(ages) > policy.segments_at_once_max:
@@ -532,6 +595,7 @@ class MessageStore:
             ages.append(SegmentAge(infos[len(ages)].start, infos[len(ages)].end, now_ms))
         if not ages:
             return self.commitlog.min_offset
+            index_timestamp_ms=None if self.index is None else self.index.full_until_ms,
         limit = min(self.dispatched_offset, self.commitlog.durable_offset)
         if self.config.mode is StoreMode.RAFT:
             limit = min(limit, self.checkpoint.fields.confirm_offset)
@@ -553,7 +617,8 @@ class MessageStore:
         return count
 
     def correct_min_offset(self) -> None:
-        """After segments were removed: move the queues' min_offset up to the log's."""
+        """After segments were removed: move the queues' min_offset up to the log's, and let index
+        files go that know nothing else."""
         self.queues.correct_min_offset(self.commitlog.min_offset)
 
 
@@ -563,3 +628,5 @@ def _end_of(queue: ConsumeQueue) -> int:
         return 0
     position, size, _ = queue.unit(queue.max_offset - 1)
     return position + size if position else 0
+        if self.index is not None:
+            self.index.delete_before(self.commitlog.min_offset)

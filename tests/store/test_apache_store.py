@@ -11,6 +11,8 @@ import pytest
 
 from store.disk import OsDisk
 from store.dispatch import DELAY_LEVELS_MS, UNIT, Dispatcher
+from store.indexfile import IndexLimits
+from store.indexkeys import has_key, keys_of
 from store.messagestore import GetStatus, MessageStore, StoreConfig, StoreMode
 from store.properties import decode_properties, tags_code
 from store.record import (
@@ -27,6 +29,7 @@ SEGMENT_SIZE_BYTES = 262_144
 UNITS_PER_FILE = 3000
 # The broker ran with messageDelayLevel = 1s 2s 3s ...: seen in its delivery times.
 DELAYS_MS = (1000, 2000, 3000, *DELAY_LEVELS_MS[3:])
+INDEX_LIMITS = IndexLimits(slots=500, entries=2000)
 
 
 @pytest.fixture
@@ -42,6 +45,7 @@ def open_store(root: Path) -> MessageStore:
         segment_size_bytes=SEGMENT_SIZE_BYTES,
         units_per_file=UNITS_PER_FILE,
         delay_levels_ms=DELAYS_MS,
+        index_limits=INDEX_LIMITS,
     )
     store = MessageStore(OsDisk(str(root)), config)
     store.open()
@@ -104,7 +108,7 @@ def test_dispatch_makes_the_same_units(apache: Path) -> None:
 @pytest.mark.parametrize("queues_lost", [False, True])
 def test_open_serves_the_same_messages(apache: Path, unclean: bool, queues_lost: bool) -> None:
     records, theirs = walk(apache), queue_files(apache)
-    index = next((apache / "index").iterdir())
+    (index,) = (apache / "index").iterdir()
     index_before = index.read_bytes()
     if unclean:
         (apache / "abort").touch()
@@ -135,6 +139,7 @@ def test_open_serves_the_same_messages(apache: Path, unclean: bool, queues_lost:
             chosen = store.get_messages(topic, queue_id, 0, 1, 1 << 20, {tags_code(tags)})
             assert chosen.buffers == [wanted[0]]
     store.close()
+    (index,) = (apache / "index").iterdir()  # cut and made again after an unclean stop
     assert index.read_bytes() == index_before
     assert queue_files(apache) == theirs
     assert not (apache / "abort").exists()
@@ -154,6 +159,47 @@ def test_a_closed_store_opens_again_and_takes_more(apache: Path) -> None:
     result = store.get_messages(last.topic, last.queue_id, expected, 32, 1 << 20)
     assert result.message_count == 2
     assert store.last_stop_clean
+    store.close()
+
+
+@pytest.mark.parametrize("damage", ["lost", "header", "entry", "short"])
+def test_the_index_is_made_again_byte_for_byte(apache: Path, damage: str) -> None:
+    """Whatever happened to it: ours of the same log is what Apache's broker had written."""
+    (index,) = (apache / "index").iterdir()
+    before = index.read_bytes()
+    (apache / "abort").touch()
+    match damage:
+        case "lost":
+            index.unlink()
+        case "header":
+            index.write_bytes(b"\x7f" * 40 + before[40:])
+        case "entry":
+            at = 40 + 500 * 4 + 300 * 20
+            index.write_bytes(before[:at] + b"\xff" * 20 + before[at + 20 :])
+        case "short":
+            index.write_bytes(before[:-1])
+    store = open_store(apache)
+    store.close()
+    (index,) = (apache / "index").iterdir()
+    assert index.read_bytes() == before
+
+
+def test_every_key_of_the_real_index_is_found(apache: Path) -> None:
+    records = walk(apache)
+    store = open_store(apache)
+    looked_up = 0
+    for position, data in records.items():
+        record = decode_record(data)
+        stamp = record.store_timestamp_ms
+        for key in keys_of(decode_properties(record.properties)):
+            found = store.query(record.topic, key, 64, stamp, stamp)
+            assert data in found.records, (position, key)
+            for other in found.records:
+                assert has_key(decode_record(other), record.topic, key)
+            assert store.query("elsewhere", key, 64, stamp, stamp).records == []
+            looked_up += 1
+    assert looked_up == 663
+    assert (found.index_timestamp_ms, found.index_offset) == (1795241748404, 605908)
     store.close()
 
 

@@ -1,0 +1,217 @@
+"""From records to index keys: which messages can be found by which key, and by which hash.
+
+A message is indexed under `topic#key` for its UNIQ_KEY and for each blank-separated token of its
+KEYS, in that order; a rolled-back transaction's record is not, a prepared one is. The hash is the
+absolute value of Java's String.hashCode of `topic#key`, and 0 where Java's abs stays negative.
+
+`KeyWalker` goes over a slice of the CommitLog, of either flavour. It hops over frame headers,
+commands and blank records and trusts sizes: what it is given was dispatched, so verified, before.
+
+Every message of every replica passes here. Hashing a character at a time would cost more than all
+the rest, so hashes are put together from three remembered parts: everything up to the last twelve
+characters, the next eight, the last four. Of a producer's successive ids the first part stays,
+the second is shared within a millisecond, and the third repeats. Pure.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from store.frame import FRAME_MAGIC
+from store.properties import KEYS, UNIQ_KEY, decode_properties, java_string_hash
+from store.record import (
+    BLANK,
+    BLANK_SIZE_BYTES,
+    FIXED_SIZE_BYTES,
+    HEAD_SIZE_BYTES,
+    MAGIC_BLANK,
+    MAGIC_V1,
+    MAGIC_V2,
+    SYS_BORN_HOST_V6,
+    SYS_STORE_HOST_V6,
+    SYS_TRANSACTION_MASK,
+    SYS_TRANSACTION_ROLLBACK,
+    MessageRecord,
+    RecordError,
+    decode_record,
+)
+
+KEY_SEPARATOR = " "  # between the tokens of KEYS
+_PARTS_MAX = 65_536  # remembered hashes of each of the three parts; then that one starts over
+_MASK = 0xFFFFFFFF
+_TAIL, _MIDDLE = 4, 12  # characters behind which the last part, the last two parts begin
+_POWER_TAIL = pow(31, _TAIL, 1 << 32)
+_POWER_MIDDLE = pow(31, _MIDDLE, 1 << 32)
+
+# TOTALSIZE, MAGIC, SYSFLAG, STORETIMESTAMP, BODYLEN of a record with IPv4 hosts
+_HEAD = struct.Struct(">ii28xi16xq20xi")
+_UNUSUAL = SYS_BORN_HOST_V6 | SYS_STORE_HOST_V6 | SYS_TRANSACTION_MASK
+_UNIQ_MARK = UNIQ_KEY.encode() + b"\x01"
+_KEYS_MARK = KEYS.encode() + b"\x01"
+_UNIQ_LENGTH = len(_UNIQ_MARK)
+_KEYS_LENGTH = len(_KEYS_MARK)
+
+assert _HEAD.size == HEAD_SIZE_BYTES
+
+
+# One key of one message: (hash of `topic#key`, CommitLog offset, store time in ms). A plain tuple:
+# one of these is made for every key of every message.
+IndexKey = tuple[int, int, int]
+
+
+class WalkError(Exception):
+    """What stands `at` (an offset in the slice) is neither record nor frame nor blank."""
+
+    def __init__(self, at: int, reason: str) -> None:
+        super().__init__(f"{reason} at {at}")
+        self.at = at
+        self.reason = reason
+
+
+def key_hash(topic: str, key: str) -> int:
+    """The hash a key is indexed under."""
+    return _absolute(java_string_hash(f"{topic}#{key}") & _MASK)
+
+
+def keys_of(properties: dict[str, str]) -> list[str]:
+    """A message's keys in the order in which they are indexed."""
+    found = [properties[UNIQ_KEY]] if UNIQ_KEY in properties else []
+    found += [key for key in properties.get(KEYS, "").split(KEY_SEPARATOR) if key]
+    return found
+
+
+def has_key(record: MessageRecord, topic: str, key: str) -> bool:
+    """Whether the message really has this topic and key: a hash only suggests it."""
+    return record.topic == topic and key in keys_of(decode_properties(record.properties))
+
+
+def _absolute(value: int) -> int:
+    """Java's Math.abs of an int given as unsigned 32 bits; its one negative result becomes 0."""
+    if value < 0x80000000:
+        return value
+    return (1 << 32) - value if value > 0x80000000 else 0
+
+
+class KeyWalker:
+    """Holds the remembered hashes; `walk` is the loop."""
+
+    def __init__(self) -> None:
+        self._heads: dict[bytes, int] = {}
+        self._middles: dict[bytes, int] = {}
+        self._tails: dict[bytes, int] = {}
+        self.last_offset = -1  # of the last record walked, with or without a key; -1: none yet
+        self.last_store_ms = 0
+
+    def walk(self, data: bytes, base: int, found: list[IndexKey]) -> int:
+        """Append the keys of every whole record in `data`, which begins at CommitLog offset `base`
+        with a record, frame or blank. Returns where the first of them that is not whole begins,
+        or beyond the end: what was hopped over ends there.
+
+        Raises WalkError, `found` then holding the keys before it."""
+        head, hash_of = _HEAD.unpack_from, self._hash
+        offset, end = 0, len(data)
+        rfind, find = data.rfind, data.find
+        add = found.append
+        while offset + HEAD_SIZE_BYTES <= end:
+            size, magic, sys_flag, store_ms, body_length = head(data, offset)
+            if magic != MAGIC_V1 or sys_flag & _UNUSUAL:
+                after = self._unusual(data, offset, base, found)
+                if after < 0:
+                    return offset
+                offset = after
+                continue
+            stop = offset + size
+            if stop > end:
+                return offset
+            topic_start = offset + 89 + body_length
+            if size < FIXED_SIZE_BYTES or body_length < 0 or topic_start + 2 > stop:
+                raise WalkError(offset, f"a record of {size} bytes with a body of {body_length}")
+            topic_end = topic_start + data[topic_start - 1]
+            first = topic_end + 2  # byte of the properties
+            position = base + offset
+            unique = keys = b""
+            odd = False
+            mark = rfind(_UNIQ_MARK, first, stop)
+            if mark >= 0:
+                at = find(b"\x02", mark, stop)
+                unique = data[mark + _UNIQ_LENGTH : at if at >= 0 else stop]
+                odd = not unique or (mark > first and data[mark - 1] != 2)
+            mark = rfind(_KEYS_MARK, first, stop)
+            if mark >= 0:
+                at = find(b"\x02", mark, stop)
+                keys = data[mark + _KEYS_LENGTH : at if at >= 0 else stop]
+                odd = odd or not keys or (mark > first and data[mark - 1] != 2)
+            if odd:  # a name or value that only looks like one of the two, or an empty one
+                self._add_slowly(data[offset:stop], position, found)
+            else:
+                self.last_offset, self.last_store_ms = position, store_ms
+                prefix = data[topic_start:topic_end] + b"#"
+                if unique:
+                    add((hash_of(prefix + unique), position, store_ms))
+                if keys:
+                    for key in keys.split(b" "):
+                        if key:
+                            add((hash_of(prefix + key), position, store_ms))
+            offset = stop
+        if offset + BLANK_SIZE_BYTES <= end:  # too short for a record, not for these two
+            size, magic = BLANK.unpack_from(data, offset)
+            if magic in (MAGIC_BLANK, FRAME_MAGIC):
+                return int(offset + size)
+        return offset
+
+    def _unusual(self, data: bytes, offset: int, base: int, found: list[IndexKey]) -> int:
+        """Anything but a plain record: the offset behind it; -1 if `data` ends within it."""
+        size, magic = BLANK.unpack_from(data, offset)
+        if magic in (FRAME_MAGIC, MAGIC_BLANK):
+            if size < BLANK_SIZE_BYTES:
+                raise WalkError(offset, f"a frame or blank of {size} bytes")
+            return int(offset + size)
+        if magic not in (MAGIC_V1, MAGIC_V2) or size < FIXED_SIZE_BYTES:
+            raise WalkError(offset, f"no record: size {size}, magic {magic & _MASK:#010x}")
+        if offset + size > len(data):
+            return -1
+        self._add_slowly(data[offset : offset + size], base + offset, found)
+        return int(offset + size)
+
+    def _add_slowly(self, data: bytes, position: int, found: list[IndexKey]) -> None:
+        """A record with odd properties, hosts, topic length or transaction type."""
+        try:
+            record = decode_record(data, check_body=False)
+        except RecordError as error:
+            raise WalkError(position, str(error)) from error
+        stamp = record.store_timestamp_ms
+        self.last_offset, self.last_store_ms = position, stamp
+        if record.sys_flag & SYS_TRANSACTION_MASK == SYS_TRANSACTION_ROLLBACK:
+            return
+        for key in keys_of(decode_properties(record.properties)):
+            found.append((key_hash(record.topic, key), position, stamp))
+
+    def _hash(self, text: bytes) -> int:
+        """`key_hash` of `topic#key` as bytes, from remembered parts."""
+        head, middle, tail = text[:-_MIDDLE], text[-_MIDDLE:-_TAIL], text[-_TAIL:]
+        value = self._heads.get(head)
+        if value is None:
+            if not text.isascii():
+                return _absolute(java_string_hash(str(text, "utf-8", "replace")) & _MASK)
+            value = _remember(self._heads, head, _POWER_MIDDLE)
+        part = self._middles.get(middle)
+        if part is None:
+            if not text.isascii():
+                return _absolute(java_string_hash(str(text, "utf-8", "replace")) & _MASK)
+            part = _remember(self._middles, middle, _POWER_TAIL)
+        last = self._tails.get(tail)
+        if last is None:
+            if not text.isascii():
+                return _absolute(java_string_hash(str(text, "utf-8", "replace")) & _MASK)
+            last = _remember(self._tails, tail, 1)
+        value = (value + part + last) & _MASK
+        return value if value < 0x80000000 else _absolute(value)
+
+
+def _remember(known: dict[bytes, int], part: bytes, power: int) -> int:
+    """Hash a part not seen before, times the power of what follows it. Only of ASCII texts: so a
+    part that is remembered never belongs to another kind."""
+    if len(known) >= _PARTS_MAX:
+        known.clear()
+    value = known[part] = (java_string_hash(str(part, "ascii")) * power) & _MASK
+    return value

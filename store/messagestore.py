@@ -543,6 +543,8 @@ class MessageStore:
         """After `run`: note in the checkpoint what is durable now. The note itself is synced by the
         next flush; losing it costs dispatching again. Raises OSError."""
         self.queues.finish_flush(flush.ticket, synced=synced)
+        if self.index is not None and flush.index is not None:
+            self.index.finish_flush(flush.index, synced=synced)
         if not synced:
             return
         fields = self.checkpoint.fields
@@ -553,6 +555,7 @@ class MessageStore:
         self.checkpoint.note(
             physic_timestamp_ms=physic_ms,
             logics_timestamp_ms=flush.stamp_ms,
+            index_timestamp_ms=None if self.index is None else self.index.full_until_ms,
             confirm_offset=flush.confirmed if raft else fields.confirm_offset,
         )
 
@@ -583,8 +586,6 @@ class MessageStore:
         policy = self.config.retention
         infos = self.commitlog.segments()
         ages: list[SegmentAge] = []
-        if self.index is not None and flush.index is not None:
-            self.index.finish_flush(flush.index, synced=synced)
         # The next segment's first record bounds the age of this one's last.
         for info, following in pairwise(infos):
             if len(ages) > policy.segments_at_once_max:
@@ -595,7 +596,6 @@ class MessageStore:
             ages.append(SegmentAge(infos[len(ages)].start, infos[len(ages)].end, now_ms))
         if not ages:
             return self.commitlog.min_offset
-            index_timestamp_ms=None if self.index is None else self.index.full_until_ms,
         limit = min(self.dispatched_offset, self.commitlog.durable_offset)
         if self.config.mode is StoreMode.RAFT:
             limit = min(limit, self.checkpoint.fields.confirm_offset)
@@ -620,6 +620,8 @@ class MessageStore:
         """After segments were removed: move the queues' min_offset up to the log's, and let index
         files go that know nothing else."""
         self.queues.correct_min_offset(self.commitlog.min_offset)
+        if self.index is not None:
+            self.index.delete_before(self.commitlog.min_offset)
 
 
 def _end_of(queue: ConsumeQueue) -> int:
@@ -628,5 +630,3 @@ def _end_of(queue: ConsumeQueue) -> int:
         return 0
     position, size, _ = queue.unit(queue.max_offset - 1)
     return position + size if position else 0
-        if self.index is not None:
-            self.index.delete_before(self.commitlog.min_offset)

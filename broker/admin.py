@@ -37,6 +37,7 @@ class Admin:
     propose: Callable[[bytes], Awaitable[int]]
     template: TopicConfig | None  # the auto-create template, part of what tools see
     runtime_info: Callable[[], dict[str, str]]
+    delay_offsets: Callable[[], bytes]
     hand_over: Callable[[str], str]  # node id or "" → to whom leadership is being handed
 
     def handlers(self) -> dict[int, Handler]:
@@ -54,6 +55,7 @@ class Admin:
             int(code.GET_CONSUMER_CONNECTION_LIST): self.consumer_connections,
             int(code.GET_PRODUCER_CONNECTION_LIST): self.producer_connections,
             int(code.GET_ALL_CONSUMER_OFFSET): self.all_offsets,
+            int(code.GET_ALL_DELAY_OFFSET): self.all_delay_offsets,
             int(code.TRANSFER_LEADERSHIP): self.transfer,
         }
 
@@ -135,6 +137,9 @@ class Admin:
     def all_offsets(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         body = orjson.dumps(self.state.offsets.to_json())
         return RemotingCommand.response_to(request, body=body)
+
+    def all_delay_offsets(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        return RemotingCommand.response_to(request, body=self.delay_offsets())
 
     # ---- clients and the broker itself -----------------------------------------------------
 

@@ -13,20 +13,22 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from broker import snapshot
 from broker.admin import Admin
 from broker.application import BrokerApplication
+from broker.classic import ClassicEngine, LocalApplication
 from broker.clients import ClientTable
 from broker.commits import CommitService
 from broker.config import BrokerConfig
+from broker.configfiles import ConfigFiles, delay_offsets
 from broker.engine import Engine, make_engine
 from broker.errors import OutcomeUnknown, Refused
 from broker.groups import SubscriptionGroup
 from broker.housekeeping import Chore, Housekeeper
+from broker.keeper import ClassicKeeper, Keeper, RaftKeeper
 from broker.processor import Processor
 from broker.pull import PullService
 from broker.queries import Queries, not_leader
@@ -50,7 +52,7 @@ from remoting.errors import RemotingError
 from remoting.registration import DataVersion
 from remoting.registration import TopicConfig as RegisteredTopic
 from remoting.server import RemotingServer
-from store.config import StoreConfig, StoreMode
+from store.config import StoreConfig, StoreMode, hot_span_bytes
 from store.disk import Disk
 from store.frame import HEADER_SIZE_BYTES
 from store.messagestore import MessageStore
@@ -60,8 +62,6 @@ from store.retention import RetentionPolicy
 log = logging.getLogger("broker")
 
 GROUPS_BEING_CREATED_MAX = 10_000
-DURABLE_POLL_MS = 20
-DURABLE_WAIT_MS = 5_000  # then this round's snapshot is left out
 
 
 class Broker:
@@ -72,24 +72,23 @@ class Broker:
         config: BrokerConfig,
         disk: Disk,
         *,
-        raft_socket: socket.socket | None = None,
+        replication_socket: socket.socket | None = None,
         wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         clock_ms: Callable[[], int] = lambda: time.monotonic_ns() // 1_000_000,
     ) -> None:
         """`disk` is rooted at storePathRootDir. Time-outs go by `clock_ms`, which never goes back.
-        `raft_socket` is bound already (tests)."""
+        `replication_socket` (of Raft peers, or of slaves) is bound already (tests)."""
         self.config = config
         self.disk = disk
         self.state = BrokerState()
         self.roles = RoleView(config, self.state)
         self.store = MessageStore(disk, _store_config(config))
         self.failed: asyncio.Future[str] | None = None
-        self._raft_socket = raft_socket
+        self._replication_socket = replication_socket
         self._wall_ms = wall_ms
         self.clock_ms = clock_ms
         self._started = False
         self._creating_groups: set[str] = set()
-        self._covered_index = 0  # frames up to here are in durable snapshots
         self._stopping = False
         self.boot_ms = wall_ms()
         self.put_rates = Rates(clock_ms(), self._today())
@@ -102,10 +101,15 @@ class Broker:
         loop = asyncio.get_running_loop()
         self.failed = loop.create_future()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="broker-disk")
+        self.keeper: Keeper
+        self.engine: Engine
+        if self.config.is_classic:
+            self.files = ConfigFiles(self.disk, self.state, self._pool)
+            self.keeper = self._classic_keeper()
+        else:
+            self.keeper = self._raft_keeper()
         await loop.run_in_executor(self._pool, self.store.open)
-        self._covered_index = await loop.run_in_executor(
-            self._pool, snapshot.load, self.disk, self.state
-        )
+        await loop.run_in_executor(self._pool, self.keeper.load)
         self.port = self.config.listen_port or _free_port()
         self.address = format_address(self.config.broker_ip1, self._public_port)
         self._build(await self._store_host())
@@ -119,7 +123,7 @@ class Broker:
             self.port,
             self.address,
             self.config.broker_name,
-            self.config.dleger_self_id,
+            self.config.node_name,
             self.config.group_name,
         )
 
@@ -134,6 +138,7 @@ class Broker:
             await self.registrar.stop()
             self.pulls.holds.release_all()
             await self.server.stop()
+            await self.keeper.settle()
         loop = asyncio.get_running_loop()
         assert self.failed is not None
         if self._started and not self.failed.done():
@@ -142,8 +147,8 @@ class Broker:
         else:
             await loop.run_in_executor(self._pool, self._close_unclean)
         self._pool.shutdown()
-        if self._raft_socket is not None:
-            self._raft_socket.close()  # the engine's, but a start that failed never took it
+        if self._replication_socket is not None:
+            self._replication_socket.close()  # the engine's, but a start that failed never took it
 
     def abandon(self, reason: str) -> None:
         """Fall silent at once, as a crash would: no hand-over, nothing flushed. `stop` after."""
@@ -152,9 +157,7 @@ class Broker:
             connection.abort(reason)
 
     def _close_clean(self) -> None:
-        copies = snapshot.capture(self.state)
-        self.store.flush()
-        snapshot.write(self.disk, copies)
+        self.keeper.close()
         self.store.close()
 
     def _close_unclean(self) -> None:
@@ -208,26 +211,12 @@ class Broker:
             clock_ms=self.clock_ms,
             wall_ms=self._wall_ms,
         )
-        self.sends.stamp_ms = self.store.checkpoint.fields.logics_timestamp_ms
-        self.application = BrokerApplication(
-            state,
-            self.sends,
-            self.store,
-            log_index=lambda: self.engine.log_index,
-            on_units=self._units_arrived,
-            on_topics=self._topics_changed,
-            on_role=self._role_changed,
-        )
-        self.engine: Engine = make_engine(
-            config,
-            self.disk,
-            self.store.commitlog,
-            self.application,
-            wall_ms=self._wall_ms,
-            on_fatal=self._on_fatal,
-            listen_socket=self._raft_socket,
-        )
-        self.commits = CommitService(self.engine.propose_command, self._is_leading)
+        self.sends.stamp_ms = self.store.newest_ms
+        if config.is_classic:
+            self._build_classic()
+        else:
+            self._build_framed()
+        self.commits = CommitService(self.engine.propose_command, self._takes_commits)
         self.clients = ClientTable(
             clients_max=config.clients_max,
             expiry_ms=config.client_expiry_ms,
@@ -245,6 +234,74 @@ class Broker:
             clock_ms=self.clock_ms,
         )
         self._build_edges()
+
+    def _build_framed(self) -> None:
+        """Raft, or pysyncobj: what is committed is applied."""
+        application = BrokerApplication(
+            self.state,
+            self.sends,
+            self.store,
+            log_index=lambda: engine.log_index,
+            on_units=self._units_arrived,
+            on_topics=self._topics_changed,
+            on_role=self._role_changed,
+        )
+        engine = make_engine(
+            self.config,
+            self.disk,
+            self.store.commitlog,
+            application,
+            wall_ms=self._wall_ms,
+            on_fatal=self._on_fatal,
+            listen_socket=self._replication_socket,
+        )
+        self.application = application
+        self.engine = self._framed_engine = engine
+
+    def _build_classic(self) -> None:
+        """Master and slaves."""
+        application = LocalApplication(
+            self.state,
+            self.sends,
+            self.store,
+            on_units=self._units_arrived,
+            on_topics=self._topics_changed,
+            on_role=self._role_changed,
+            on_link=self._link_changed,
+            files=self.files,
+        )
+        self.classic = ClassicEngine(
+            self.config,
+            application,
+            clock_ms=self.clock_ms,
+            wall_ms=self._wall_ms,
+            on_fatal=self.fail,
+            master_address=lambda: self.roles.leader_address,
+            master_ha_address=lambda: self.roles.master_ha_address,
+            listen_socket=self._replication_socket,
+        )
+        self.engine = self.classic
+
+    def _raft_keeper(self) -> RaftKeeper:
+        return RaftKeeper(
+            self.config,
+            self.disk,
+            self.state,
+            self.store,
+            self._pool,
+            engine=lambda: self._framed_engine,
+            wall_ms=self._wall_ms,
+        )
+
+    def _classic_keeper(self) -> ClassicKeeper:
+        return ClassicKeeper(
+            self.config,
+            self.files,
+            self.store,
+            self._pool,
+            engine=lambda: self.engine,
+            wall_ms=self._wall_ms,
+        )
 
     def _build_edges(self) -> None:
         """What talks to the outside: handlers, server, registration, chores."""
@@ -267,7 +324,7 @@ class Broker:
             self.clients,
             self.commits,
             self._barrier,
-            self._is_leading,
+            self._takes_commits,
             self.clock_ms,
             self.store.config.hot_span_bytes,
         )
@@ -278,6 +335,7 @@ class Broker:
             self._propose,
             template,
             lambda: runtime_info(self),
+            lambda: delay_offsets(self.disk),
             self._hand_over,
         )
         handlers: dict[int, Handler] = {**queries.handlers(), **admin.handlers()}
@@ -296,9 +354,11 @@ class Broker:
             cluster=config.broker_cluster_name,
             broker_name=config.broker_name,
             address=lambda: self.address,
+            ha_address=self._ha_address,
             identity=lambda: self.roles.identity,
             topics=self._registered_topics,
             on_master=self.roles.hint_master,
+            needs_master=config.is_slave,
             period_ms=config.register_name_server_period,
             timeout_ms=config.register_broker_timeout_mills,
         )
@@ -314,11 +374,7 @@ class Broker:
             Chore("disk_usage", 1_000, self._look_at_disk),
             Chore("rates", SAMPLE_MS, self._sample_rates),
         ]
-        slow = [
-            Chore("snapshot", config.snapshot_interval_ms, self.write_snapshot),
-            Chore("retention", 10_000, self._retain),
-        ]
-        self._housekeeper = Housekeeper(self.clock_ms, quick, slow, self.fail)
+        self._housekeeper = Housekeeper(self.clock_ms, quick, self.keeper.chores(), self.fail)
 
     def fail(self, reason: str) -> None:
         self.abandon(reason)
@@ -364,13 +420,21 @@ class Broker:
     def _is_leading(self) -> bool:
         return self.roles.leading
 
+    def _takes_commits(self) -> bool:
+        return self.roles.takes_commits
+
+    def _ha_address(self) -> str:
+        """What slaves are told; a Raft replica has no such listener."""
+        return self.classic.master.address if self.config.is_classic else self.address
+
     def _queue_end(self, topic: str, queue_id: int) -> int:
         queue = self.store.queues.queue(topic, queue_id)
         return 0 if queue is None else queue.max_offset
 
     async def _barrier(self) -> None:
-        """Return once this replica is proven to lead. Raises Refused, RaftError."""
-        if not self.roles.leading:
+        """Return once this replica is proven to lead, or is of classic mode, which proves nothing.
+        Raises Refused, RaftError."""
+        if not self.roles.takes_commits:
             raise not_leader()
         await self.engine.read_barrier()
 
@@ -413,6 +477,10 @@ class Broker:
     def _topics_changed(self, names: Sequence[str]) -> None:
         self.registrar.trigger()
 
+    def _link_changed(self) -> None:
+        """A slave's link to its master began or ended: held pulls are looked at again."""
+        self.pulls.holds.release_all()
+
     def _role_changed(self, event: RoleEvent) -> None:
         was_leading = self.roles.leading
         before = self.roles.identity
@@ -422,7 +490,8 @@ class Broker:
         if was_leading and not leading:
             self.commits.leadership_lost()
         if leading and not was_leading:
-            self._announce()
+            if not self.config.is_classic:
+                self._announce()
             self.clients.notify_all()
             for group in list(self.clients.consumers):
                 self._ensure_group(group)
@@ -504,54 +573,6 @@ class Broker:
             log.warning("disk_full=%s percent=%d", full, percent)
         self.sends.disk_full = text
 
-    async def write_snapshot(self) -> None:
-        """See broker.housekeeping. Raises OSError."""
-        copies = snapshot.capture(self.state)
-        if copies.applied_index <= self._covered_index:
-            return
-        waited_ms = 0
-        while self.engine.durable_index < copies.applied_index:
-            if waited_ms >= DURABLE_WAIT_MS:
-                log.warning("snapshot_skipped index=%d: log not durable", copies.applied_index)
-                return
-            await asyncio.sleep(DURABLE_POLL_MS / 1000)
-            waited_ms += DURABLE_POLL_MS
-        loop = asyncio.get_running_loop()
-        flush = self.store.begin_flush()
-        synced = False
-        try:
-            await _finished(loop.run_in_executor(self._pool, flush.run))
-            synced = True
-        finally:
-            self.store.finish_flush(flush, synced=synced)
-        self._covered_index = await _finished(
-            loop.run_in_executor(self._pool, snapshot.write, self.disk, copies)
-        )
-
-    def _retain(self) -> None:
-        """Let old segments go, as far as snapshots cover them."""
-        position = self.store.expired_before(self._wall_ms())
-        index = self.engine.log_index
-        if position <= self.store.commitlog.min_offset or self._covered_index < index.first_index:
-            return
-        position = min(position, index.end_of(min(self._covered_index, index.last_index)))
-        before = self.store.commitlog.min_offset
-        after = self.engine.delete_before(position)
-        if after != before:
-            self.store.correct_min_offset()
-            log.info("log_trimmed from=%d to=%d", before, after)
-
-
-async def _finished(work: Awaitable[Any]) -> Any:
-    """The result of work in the pool; a cancellation waits for it, because a thread cannot be
-    stopped and the files must not be closed under it."""
-    task = asyncio.ensure_future(work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        raise
-
 
 def _translated(error: RaftError) -> RemotingError:
     """The engine's refusals as what goes over the wire."""
@@ -566,7 +587,8 @@ def _translated(error: RaftError) -> RemotingError:
 
 def _store_config(config: BrokerConfig) -> StoreConfig:
     return StoreConfig(
-        mode=StoreMode.RAFT,
+        mode=StoreMode.CLASSIC if config.is_classic else StoreMode.RAFT,
+        hot_span_bytes=hot_span_bytes(config.access_message_in_memory_max_ratio / 100),
         segment_size_bytes=config.mapped_file_size_commit_log,
         units_per_file=config.mapped_file_size_consume_queue // 20,
         cold_count_max=config.max_transfer_count_on_message_in_disk,

@@ -120,7 +120,7 @@ async def run(config: BrokerConfig) -> int:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
-    click.echo(f"mqbroker {config.broker_name}/{config.dleger_self_id} listens on {broker.address}")
+    click.echo(f"mqbroker {config.broker_name}/{config.node_name} listens on {broker.address}")
     sys.stdout.flush()
     assert broker.failed is not None
     stopping = asyncio.ensure_future(wanted.wait())

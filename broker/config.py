@@ -98,6 +98,18 @@ class BrokerConfig:
         "maxTransferBytesOnMessageInDisk", 64 * KIB, low=1 * KIB, high=8 * MIB
     )
     slave_read_enable: bool = _option("slaveReadEnable", False)
+    access_message_in_memory_max_ratio: int = _option(
+        "accessMessageInMemoryMaxRatio", 40, low=0, high=100
+    )  # percent of the memory that the log's tail may take to count as hot
+    ha_listen_port: int = _option("haListenPort", 0, low=0, high=65535)  # 0: listenPort + 1
+    ha_master_address: str = _option("haMasterAddress", "")  # "": what a name server says
+    ha_send_heartbeat_interval: int = _option("haSendHeartbeatInterval", 5_000, low=10)
+    ha_housekeeping_interval: int = _option("haHousekeepingInterval", 20_000, low=50)
+    ha_transfer_batch_size: int = _option("haTransferBatchSize", 32 * KIB, low=1, high=1 * MIB)
+    ha_slave_fallbehind_max: int = _option("haSlaveFallbehindMax", 256 * MIB, low=0)  # bytes
+    slave_timeout: int = _option("slaveTimeout", 3_000, low=1)  # ms
+    sync_flush_timeout: int = _option("syncFlushTimeout", 5_000, low=1)  # ms
+    sync_from_last_file: bool = _option("syncFromLastFile", False)
     register_name_server_period: int = _option(
         "registerNameServerPeriod", 30_000, low=1_000, high=60_000
     )  # ms
@@ -128,21 +140,37 @@ class BrokerConfig:
     clients_max: int = _option("clientsMax", 50_000, low=1)
     client_expiry_ms: int = _option("clientExpiryMs", 120_000, low=100)
     topics_max: int = _option("topicsMax", 200_000, low=1)
+    slave_sync_metadata_interval_ms: int = _option("slaveSyncMetadataIntervalMs", 60_000, low=20)
+    ha_connections_max: int = _option("haConnectionsMax", 16, low=1)
     snapshot_interval_ms: int = _option("snapshotIntervalMs", 10_000, low=50)
     write_buffer_bytes_max: int = _option("writeBufferBytesMax", 64 * MIB, low=64 * KIB)
 
+    @property
+    def is_classic(self) -> bool:
+        """Master and slaves; else a Raft group."""
+        return not self.enable_dleger_commit_log
+
+    @property
+    def is_slave(self) -> bool:
+        return self.is_classic and self.broker_role == "SLAVE"
+
     def without_effect(self) -> tuple[str, ...]:
-        """Apache's keys that were set here and that Raft mode does not act on."""
-        return tuple(
-            name
-            for name, value, unset in (
-                ("brokerId", self.broker_id, 0),
-                ("brokerRole", self.broker_role, "ASYNC_MASTER"),
-                ("slaveReadEnable", self.slave_read_enable, False),
-                ("preferredLeaderId", self.preferred_leader_id, ""),
-            )
-            if value != unset
+        """Apache's keys that were set here and that this mode does not act on."""
+        raft_only = (
+            ("dLegerGroup", self.dleger_group, ""),
+            ("dLegerPeers", self.dleger_peers, ""),
+            ("dLegerSelfId", self.dleger_self_id, "n0"),
         )
+        classic_only = (
+            ("brokerId", self.broker_id, 0),
+            ("brokerRole", self.broker_role, "ASYNC_MASTER"),
+            ("haMasterAddress", self.ha_master_address, ""),
+            ("haListenPort", self.ha_listen_port, 0),
+            ("slaveReadEnable", self.slave_read_enable, False),
+        )
+        other_mode = raft_only if self.is_classic else classic_only
+        keys = (*other_mode, ("preferredLeaderId", self.preferred_leader_id, ""))
+        return tuple(name for name, value, unset in keys if value != unset)
 
     @property
     def address(self) -> str:
@@ -162,10 +190,22 @@ class BrokerConfig:
         """The Raft group is the broker group: dLegerGroup, or brokerName where that is not set."""
         return self.dleger_group or self.broker_name
 
+    @property
+    def ha_port(self) -> int:
+        """Where a classic master listens for slaves; 0: any, as listenPort."""
+        return self.ha_listen_port or (self.listen_port and self.listen_port + 1)
+
+    @property
+    def node_name(self) -> str:
+        """This broker among those of its broker name."""
+        return str(self.broker_id) if self.is_classic else self.dleger_self_id
+
     def registration_id(self, leader: bool) -> int:
         """0 for the leader, else 1 + this replica's ordinal in the peer list."""
         if leader:
             return 0
+        if self.is_classic:
+            return self.broker_id
         ids = [peer.node_id for peer in self.peers]
         return 1 + ids.index(self.dleger_self_id)
 
@@ -309,6 +349,14 @@ def _check_together(config: BrokerConfig, places: dict[str, str]) -> None:
         fail("heartbeat_interval_ms", "must be at most half of electionTimeoutMinMs")
     if config.mapped_file_size_consume_queue % 20:
         fail("mapped_file_size_consume_queue", "must be a multiple of 20, the size of a unit")
+    if config.is_slave and config.broker_id == 0:
+        fail("broker_id", "0 is the master's; a SLAVE needs a brokerId of its own, e.g. 1")
+    if config.is_classic and not config.is_slave and config.broker_id != 0:
+        fail("broker_id", f"a master's brokerId is 0, and brokerRole is {config.broker_role}")
+    if config.is_classic and config.ha_port == config.listen_port > 0:
+        fail("ha_listen_port", "is listenPort, too")
+    if config.ha_port > 65535:
+        fail("listen_port", "haListenPort would be one more: set it")
     if config.mapped_file_size_commit_log < config.max_message_size + 128 * KIB:
         fail("mapped_file_size_commit_log", "a segment must hold maxMessageSize + 128 KiB")
     if not re.fullmatch(r"([01]?\d|2[0-3])(;([01]?\d|2[0-3]))*", config.delete_when):

@@ -1,9 +1,10 @@
 """Cutting one frame out of waiting sends, and formatting answers: pure, the rest of the hot path.
 
-`cut_frame` is the one loop that gives records their queue offset, physical offset and store
+`cut_records` is the one loop that gives records their queue offset, physical offset and store
 timestamp. While it is at it, it packs the consume-queue units, so that the leader does not walk its
-own frame again when it applies it (tests hold this equal to store.dispatch's result).
-`success_answer` formats a SEND_OK as bytes: the header is a fixed JSON text with six holes.
+own frame again when it applies it (tests hold this equal to store.dispatch's result). `cut_frame`
+puts a frame header before its result; in classic mode there is none.
+`AnswerFormat` formats a SEND_OK as bytes: the header is a fixed JSON text with six holes.
 """
 
 from __future__ import annotations
@@ -32,14 +33,28 @@ def cut_frame(
     now_ms: int,
     store_host: bytes,
 ) -> tuple[Frame, list[int], list[int], list[QueueUnits]]:
-    """Build and seal the frame of `records`, whose sizes add up to `payload_size`.
+    """Build and seal the frame of `records`, whose sizes add up to `payload_size`. Returns it, and
+    what `cut_records` returns behind the payload."""
+    frame_position = place(HEADER_SIZE_BYTES + payload_size)
+    payload, positions, offsets, groups = cut_records(
+        records, frame_position + HEADER_SIZE_BYTES, now_ms, store_host
+    )
+    assert len(payload) == payload_size
+    frame = seal_frame(
+        index, term, frame_position, now_ms, FrameKind.MESSAGES, len(records), payload
+    )
+    return frame, positions, offsets, groups
+
+
+def cut_records(
+    records: Sequence[Record], position: int, now_ms: int, store_host: bytes
+) -> tuple[bytes, list[int], list[int], list[QueueUnits]]:
+    """The records as stored, the first of them at `position`.
 
     Every `tail` begins with the topic length: one byte, not 0, in a V1 record; two bytes, the first
-    of them 0, in a V2 record. Returns the frame, each record's physical offset, each record's
+    of them 0, in a V2 record. Returns the bytes, each record's physical offset, each record's
     queue offset, and the consume-queue units by queue. The queues' `next_offset` move on.
     """
-    frame_position = place(HEADER_SIZE_BYTES + payload_size)
-    position = frame_position + HEADER_SIZE_BYTES
     parts: list[bytes] = []
     add = parts.append
     positions: list[int] = []
@@ -93,26 +108,23 @@ def cut_frame(
         add_position(position)
         add_offset(offset)
         position += size
-    assert position == frame_position + HEADER_SIZE_BYTES + payload_size
     groups: list[QueueUnits] = []
     for queue in touched:
         groups.append((queue.topic, queue.queue_id, queue.units_first, b"".join(queue.units)))
         queue.units = []
-    frame = seal_frame(
-        index, term, frame_position, now_ms, FrameKind.MESSAGES, len(records), b"".join(parts)
-    )
-    return frame, positions, offsets, groups
+    return b"".join(parts), positions, offsets, groups
 
 
 class AnswerFormat:
-    """Formats SEND_OK answers. Built once from the broker's address, region and trace flag."""
+    """Formats the answers to sends that are stored: SEND_OK, or the `code` of another such status.
+    Built once from the broker's address, region and trace flag."""
 
     __slots__ = ("_end", "_middle", "_start", "host")
 
-    def __init__(self, region: str, trace_on: bool, store_host: bytes) -> None:
+    def __init__(self, region: str, trace_on: bool, store_host: bytes, code: int = 0) -> None:
         fields = f'"MSG_REGION":{_quoted(region)},"TRACE_ON":"{"true" if trace_on else "false"}"'
         self.host = store_host.hex().upper()  # an offsetMsgId is this and 16 digits of offset
-        self._start = f'{{"code":0,"extFields":{{{fields},"msgId":"'
+        self._start = f'{{"code":{code},"extFields":{{{fields},"msgId":"'
         self._middle = '},"flag":1,"language":"PYTHON","opaque":'
         self._end = f',"serializeTypeCurrentRPC":"JSON","version":{MQ_VERSION}}}'
 

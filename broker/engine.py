@@ -1,9 +1,9 @@
 """The seam between a broker and what replicates its log.
 
-`Engine` is all the broker asks of it; `make_engine` chooses. Raft (dledger.RaftMember) is the
-default; `engine=pysyncobj` runs the same broker over stock pysyncobj, to compare with. Classic
-master/slave goes here: an engine whose `request_cut` appends what waits to a log without frames
-and lets `apply` follow its own acknowledgement rule.
+`Engine` is all the broker asks of it. `make_engine` chooses among those that replicate frames: Raft
+(dledger.RaftMember) is the default; `engine=pysyncobj` runs the same broker over stock pysyncobj,
+to compare with. Classic master/slave is broker.classic.ClassicEngine: its `request_cut` appends
+what waits to a log without frames.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from broker.config import BrokerConfig
-from broker.errors import EngineError
 from dledger.flusher import FlushMode
 from dledger.index import LogIndex
 from dledger.member import RaftMember
@@ -52,6 +51,10 @@ class Engine(Protocol):
 
     def status(self) -> dict[str, object]: ...
 
+
+class FramedEngine(Engine, Protocol):
+    """An engine whose log consists of frames."""
+
     @property
     def log_index(self) -> LogIndex: ...
 
@@ -80,13 +83,9 @@ def make_engine(
     wall_ms: Callable[[], int],
     on_fatal: Callable[[str], None],
     listen_socket: socket.socket | None = None,
-) -> Engine:
-    """The engine that `config` asks for. Raises EngineError."""
-    if not config.enable_dleger_commit_log:
-        raise EngineError(
-            "classic master/slave mode is not offered yet: set enableDLegerCommitLog=true "
-            "and dLegerPeers"
-        )
+) -> FramedEngine:
+    """The engine that `config` asks for, which is not classic. Raises EngineError."""
+    assert not config.is_classic
     peers = {p.node_id: PeerAddress(p.node_id, p.host, p.port) for p in config.peers}
     member = MemberConfig(
         node_id=config.dleger_self_id,

@@ -22,12 +22,14 @@ class OffsetTable:
     def __init__(self) -> None:
         self.offsets: dict[tuple[str, str], dict[int, int]] = {}
         self.applied_index = 0
+        self.counter = 0  # of changes; the data version that Apache's slaves ask for
 
     def get(self, topic: str, group: str, queue_id: int) -> int | None:
         queues = self.offsets.get((topic, group))
         return None if queues is None else queues.get(queue_id)
 
     def commit(self, commits: Iterable[Commit]) -> None:
+        self.counter += 1
         for topic, group, queue_id, offset in commits:
             self.offsets.setdefault((topic, group), {})[queue_id] = offset
 
@@ -48,7 +50,8 @@ class OffsetTable:
             topic + TOPIC_GROUP_SEPARATOR + group: {str(q): o for q, o in sorted(queues.items())}
             for (topic, group), queues in sorted(self.offsets.items())
         }
-        return {"offsetTable": table}
+        version = {"counter": self.counter, "stateVersion": 0, "timestamp": 0}
+        return {"dataVersion": version, "offsetTable": table}
 
     def load(self, value: Mapping[str, Any], applied_index: int) -> None:
         """Become what a snapshot says; unchanged when that raises."""
@@ -56,8 +59,17 @@ class OffsetTable:
         for name, queues in value["offsetTable"].items():
             topic, _, group = name.partition(TOPIC_GROUP_SEPARATOR)
             loaded[topic, group] = {int(q): int(o) for q, o in queues.items()}
+        self.counter = int((value.get("dataVersion") or {}).get("counter", 0))
         self.offsets = loaded
         self.applied_index = applied_index
+
+    def merge(self, value: Mapping[str, Any]) -> None:
+        """Take over what a master's table says; what it says nothing about stays."""
+        told = OffsetTable()
+        told.load(value, 0)
+        for key, queues in told.offsets.items():
+            self.offsets.setdefault(key, {}).update(queues)
+        self.counter = max(self.counter + 1, told.counter)
 
 
 class OffsetCommits:

@@ -82,7 +82,7 @@ class PullService:
         leading: Callable[[], bool],
         clock_ms: Callable[[], int],
     ) -> None:
-        """`commit_offset(topic, group, queue_id, offset)` takes a piggybacked commit;
+        """`commit_offset(topic, group, queue_id, offset)` takes a piggybacked commit, or does not;
         `ensure_group` has an unknown group created where that is allowed."""
         self._config = config
         self._state = state
@@ -101,7 +101,7 @@ class PullService:
         """Answer the pull, now or later. Raises Refused and HeaderError."""
         header = PullHeader.parse(request.ext)
         pull = Pull(connection, request, header, self._check(header))
-        if header.sys_flag & PULL_COMMIT_OFFSET and self._leading():
+        if header.sys_flag & PULL_COMMIT_OFFSET:
             self._commit_offset(
                 header.topic, header.consumer_group, header.queue_id, header.commit_offset
             )

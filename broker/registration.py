@@ -39,8 +39,8 @@ class Identity:
     """What a registration says besides the topics."""
 
     broker_id: int
-    term: int
-    role: str  # leader, follower
+    term: int  # 0: of no Raft group
+    role: str  # leader, follower; "": of no Raft group
 
 
 class Registrar:
@@ -53,17 +53,22 @@ class Registrar:
         cluster: str,
         broker_name: str,
         address: Callable[[], str],
+        ha_address: Callable[[], str],
         identity: Callable[[], Identity],
         topics: Callable[[], tuple[DataVersion, list[TopicConfig]]],
-        on_master: Callable[[str], None],
+        on_master: Callable[[str, str], None],
+        needs_master: bool,
         period_ms: int,
         timeout_ms: int,
     ) -> None:
-        """`on_master(address)` is told whom a name server takes for the group's leader."""
+        """`on_master(address, ha_address)` is told whom a name server takes for the group's leader.
+        With `needs_master` (a slave) registration is repeated soon until one names a master."""
         self._name_servers = tuple(name_servers)
         self._cluster = cluster
         self._broker_name = broker_name
         self._address = address
+        self._ha_address = ha_address
+        self._needs_master = needs_master
         self._identity = identity
         self._topics = topics
         self._on_master = on_master
@@ -129,8 +134,8 @@ class Registrar:
         self.registered[server] = identity
         master = text_or(response.ext, "masterAddr")
         if master:
-            self._on_master(master)
-        return True
+            self._on_master(master, text_or(response.ext, "haServerAddr"))
+        return bool(master) or not self._needs_master
 
     def _command(self, identity: Identity) -> RemotingCommand:
         version, topics = self._topics()
@@ -141,12 +146,12 @@ class Registrar:
             self._broker_name,
             self._address(),
             self._cluster,
-            self._address(),
+            self._ha_address(),
             identity.broker_id,
             compressed=True,
             body_crc=body_crc(body),
-            raft_term=identity.term,
-            raft_role=identity.role,
+            raft_term=identity.term or None,
+            raft_role=identity.role or None,
         )
         return RemotingCommand.request(RequestCode.REGISTER_BROKER, header.to_ext(), body)
 

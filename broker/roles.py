@@ -19,6 +19,7 @@ class RoleView:
         self._config = config
         self._state = state
         self._master_hint = ""  # what a name server calls the leader's address
+        self.master_ha_address = ""  # and where it serves slaves
         self.term = 0
         self.role = Role.FOLLOWER
         self.leader: str | None = None
@@ -32,12 +33,21 @@ class RoleView:
         self.leader = event.leader
         self.leading = event.role is Role.LEADER and event.leader_ready
 
-    def hint_master(self, address: str) -> None:
+    def hint_master(self, address: str, ha_address: str) -> None:
         self._master_hint = address
+        self.master_ha_address = ha_address
+
+    @property
+    def takes_commits(self) -> bool:
+        """Whether consumers may commit and ask for offsets here. A classic slave is asked only by
+        consumers that cannot reach its master."""
+        return self.leading or self._config.is_classic
 
     @property
     def leader_address(self) -> str:
         """Where clients reach the leader; "" when that is not known."""
+        if self._config.is_classic:
+            return self._master_hint
         if self.leader is None:
             return ""
         return self._state.addresses.get(self.leader, self._master_hint)
@@ -45,6 +55,8 @@ class RoleView:
     @property
     def identity(self) -> Identity:
         """How this replica registers: only a ready leader is brokerId 0."""
+        if self._config.is_classic:
+            return Identity(self._config.registration_id(self.leading), 0, "")
         role = "leader" if self.leading else "follower"
         return Identity(self._config.registration_id(self.leading), self.term, role)
 

@@ -24,7 +24,7 @@ def runtime_info(broker: Broker) -> dict[str, str]:
         "brokerVersionDesc": "V4_9_8",
         "brokerVersion": str(MQ_VERSION),
         "brokerActive": "true",
-        "brokerRole": "SYNC_MASTER" if broker.roles.leading else "SLAVE",
+        "brokerRole": _role(broker),
         "flushDiskType": config.flush_disk_type,
         "bootTimestamp": str(broker.boot_ms),
         "runtime": _duration(now_ms - broker.boot_ms),
@@ -54,6 +54,8 @@ def runtime_info(broker: Broker) -> dict[str, str]:
         "pullThreadPoolQueueHeadWaitTimeMills": "0",
         "clientCount": str(broker.clients.count),
     }
+    if config.is_classic:
+        return info | _classic(broker)
     names = {
         "node_id": "raftSelfId",
         "role": "raftRole",
@@ -70,6 +72,46 @@ def runtime_info(broker: Broker) -> dict[str, str]:
     for name, key in names.items():
         info[key] = _text(status.get(name))
     return info
+
+
+def _role(broker: Broker) -> str:
+    if broker.config.is_classic:
+        return broker.config.broker_role
+    return "SYNC_MASTER" if broker.roles.leading else "SLAVE"
+
+
+def _classic(broker: Broker) -> dict[str, str]:
+    """How far master and slaves are apart, each side as far as it knows.
+
+    slaveAckOffset: on a master the highest that a slave reported, on a slave its own report.
+    lastMetadataSyncMs: wall clock of the slave's last copy of topics, groups and offsets; 0: none.
+    """
+    engine = broker.classic
+    end, durable = broker.store.commitlog.max_offset, broker.store.commitlog.durable_offset
+    if not engine.is_slave:
+        links = list(engine.master.links)
+        behind = max((end - link.acknowledged for link in links), default=0)
+        return {
+            "haListenAddress": engine.master.address,
+            "haSlaveCount": str(len(links)),
+            "slaveAckOffset": str(engine.master.acknowledged),
+            "masterFlushOffset": str(durable),
+            "slaveFallBehindBytes": str(behind),
+            "sendsWaitingForAck": str(len(engine.acks)),
+        }
+    follower = engine.follower
+    master_end = follower.comparison.master_end
+    return {
+        "masterAddr": broker.roles.leader_address,
+        "masterHaAddr": engine.slave.master,
+        "haConnected": _text(engine.slave.connected),
+        "haRefused": engine.slave.refused,
+        "slaveAckOffset": str(engine.reported()),
+        "masterFlushOffset": str(master_end),
+        "slaveFallBehindBytes": str(max(0, master_end - end)),
+        "lastMetadataSyncMs": str(follower.metadata.last_sync_ms),
+        "metadataSyncRounds": str(follower.metadata.rounds),
+    }
 
 
 def _text(value: object) -> str:

@@ -20,11 +20,11 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from broker.config import BrokerConfig
-from broker.cut import AnswerFormat, QueueUnits, cut_frame
+from broker.cut import AnswerFormat, QueueUnits, cut_frame, cut_records
 from broker.errors import Refused
 from broker.sendrequest import (
     Record,
@@ -55,6 +55,14 @@ WAITING_OVERHEAD_BYTES = 512  # what a waiting send costs besides its record; co
 CREATIONS_MAX = 1_000  # topics being auto-created at one time
 NOT_LEADER = "[NOT_LEADER]"
 BATCH_CODE = int(RequestCode.SEND_BATCH_MESSAGE)
+# The message is stored here; the last three say what classic mode's sender waited for in vain.
+STORED_CODES = (
+    ResponseCode.SUCCESS,
+    ResponseCode.FLUSH_DISK_TIMEOUT,
+    ResponseCode.SLAVE_NOT_AVAILABLE,
+    ResponseCode.FLUSH_SLAVE_TIMEOUT,
+)
+NO_WAIT = b"WAIT\x01false"
 
 
 class Connection(Protocol):
@@ -81,10 +89,24 @@ class Group:
         self.held_bytes = 0  # with the overhead, as counted against waitingBytesMax
 
 
-class Pending:
+class Stored:
+    """A group that was cut: where each record stands and which queue offset it has."""
+
+    __slots__ = ("group", "offsets", "positions", "units")
+
+    def __init__(
+        self, group: Group, positions: list[int], offsets: list[int], units: list[QueueUnits]
+    ) -> None:
+        self.group = group
+        self.positions = positions
+        self.offsets = offsets
+        self.units = units
+
+
+class Pending(Stored):
     """A frame that was cut here and is not applied yet."""
 
-    __slots__ = ("cut_ms", "frame", "group", "offsets", "positions", "units")
+    __slots__ = ("cut_ms", "frame")
 
     def __init__(
         self,
@@ -95,12 +117,34 @@ class Pending:
         units: list[QueueUnits],
         cut_ms: int,
     ) -> None:
+        super().__init__(group, positions, offsets, units)
         self.frame = frame
-        self.group = group
-        self.positions = positions
-        self.offsets = offsets
-        self.units = units
         self.cut_ms = cut_ms
+
+
+class Batch(Stored):
+    """Records cut for a log without frames (classic mode); `data` goes to `position`."""
+
+    __slots__ = ("data", "position", "stamp_ms")
+
+    def __init__(
+        self,
+        position: int,
+        data: bytes,
+        stamp_ms: int,
+        group: Group,
+        positions: list[int],
+        offsets: list[int],
+        units: list[QueueUnits],
+    ) -> None:
+        super().__init__(group, positions, offsets, units)
+        self.position = position
+        self.data = data
+        self.stamp_ms = stamp_ms
+
+    @property
+    def end(self) -> int:
+        return self.position + len(self.data)
 
 
 class SendPath:
@@ -130,9 +174,12 @@ class SendPath:
         self._leader_address = leader_address  # "" when unknown
         self._clock_ms = clock_ms  # never goes back; for time-outs
         self._wall_ms = wall_ms
-        self._answers = AnswerFormat(config.region_id, config.trace_on, rules.store_host)
+        self._answers = {
+            int(code): AnswerFormat(config.region_id, config.trace_on, rules.store_host, int(code))
+            for code in STORED_CODES
+        }
         self._store_host = rules.store_host
-        self._group_size_max = config.frame_size_max
+        self._group_size_max = min(config.frame_size_max, rules.record_bytes_max)
         self._waiting_bytes_max = config.waiting_bytes_max
         self._groups: deque[Group] = deque()
         self._pending: dict[int, Pending] = {}
@@ -354,6 +401,22 @@ class SendPath:
         self._pending[index] = Pending(frame, group, positions, offsets, units, cut_ms)
         return frame
 
+    def cut_batch(self, place: Callable[[int], int]) -> Batch | None:
+        """`cut` for a log without frames. What is returned counts as stored once it is written."""
+        groups = self._groups
+        if not groups or not self._leading:
+            return None
+        group = groups[0]
+        stamp_ms = max(self.stamp_ms, self._wall_ms())
+        position = place(group.size_bytes)
+        data, positions, offsets, units = cut_records(
+            group.records, position, stamp_ms, self._store_host
+        )
+        assert len(data) == group.size_bytes
+        groups.popleft()
+        self.stamp_ms = stamp_ms
+        return Batch(position, data, stamp_ms, group, positions, offsets, units)
+
     def applied(self, frame: Frame) -> Pending | None:
         """A message frame was committed. Returns what was kept of it when it was cut here."""
         pending = self._pending.pop(frame.index, None)
@@ -364,12 +427,13 @@ class SendPath:
             return None
         return pending
 
-    def answer(self, applied: list[Pending]) -> None:
-        """Tell the senders of applied frames SEND_OK: one write per connection."""
+    def answer(self, stored: Sequence[Stored], code: int = 0) -> None:
+        """Tell the senders of stored groups SEND_OK, or another of STORED_CODES: one write per
+        connection."""
         writes: dict[Connection, list[bytes]] = {}
-        success = self._answers.success
-        host = self._answers.host
-        for pending in applied:
+        success = self._answers[code].success
+        host = self._answers[code].host
+        for pending in stored:
             group = pending.group
             positions = pending.positions
             offsets = pending.offsets
@@ -387,7 +451,7 @@ class SendPath:
                         data = success(opaque, ids, queue_id, offsets[at], unique_key)
                     else:
                         data = self._success_binary(
-                            opaque, ids, queue_id, offsets[at], unique_key, serialize_type
+                            opaque, ids, queue_id, offsets[at], unique_key, serialize_type, code
                         )
                     chunks = writes.get(connection)
                     if chunks is None:
@@ -401,8 +465,37 @@ class SendPath:
         for connection, chunks in writes.items():
             connection.write_many(chunks)
 
+    def answer_unwaiting(self, batch: Batch) -> bool:
+        """Answer the sends that do not want to wait for disk and slaves (property WAIT=false);
+        False when nobody is left who waits."""
+        if NO_WAIT not in batch.data:
+            return True
+        group = batch.group
+        early = Group()
+        early.records = group.records
+        late: list[tuple[Sender, str, int]] = []
+        at = 0
+        for sender, unique_key, count in group.replies:
+            silent = (sender[0], sender[1], 1, sender[3])
+            waits = does_wait(group.records[at][10])
+            early.replies.append((silent if waits else sender, unique_key, count))
+            late.append((sender if waits else silent, unique_key, count))
+            at += count
+        group.replies = late
+        put_count = self.put_count
+        self.answer([Stored(early, batch.positions, batch.offsets, batch.units)])
+        self.put_count = put_count  # the batch is counted when the rest of it is answered
+        return any(not sender[2] for sender, _, _ in late)
+
     def _success_binary(
-        self, opaque: int, ids: str, queue_id: int, offset: int, key: str, serialize_type: int
+        self,
+        opaque: int,
+        ids: str,
+        queue_id: int,
+        offset: int,
+        key: str,
+        serialize_type: int,
+        code: int,
     ) -> bytes:
         ext = {
             "msgId": ids,
@@ -413,7 +506,8 @@ class SendPath:
         }
         if key:
             ext["transactionId"] = key
-        return encode_command(RemotingCommand(0, opaque, RESPONSE_FLAG, ext=ext), serialize_type)
+        response = RemotingCommand(code, opaque, RESPONSE_FLAG, ext=ext)
+        return encode_command(response, serialize_type)
 
     def truncated(self, from_index: int) -> None:
         """Frames from that index on were dropped: their sends are certainly not stored."""
@@ -492,3 +586,21 @@ class SendPath:
                 ext["leaderAddr"] = leader
         response = RemotingCommand(int(code), opaque, RESPONSE_FLAG, remark, ext)
         connection.write(encode_command(response, serialize_type))
+
+
+def does_wait(tail: bytes) -> bool:
+    """Whether a message's properties (the end of its record) let its sender wait: WAIT is not
+    "false"."""
+    at = tail.find(NO_WAIT)
+    while at > 0:
+        starts = tail[at - 1] == 2 or at == _properties_start(tail)
+        ends = tail[at + len(NO_WAIT) : at + len(NO_WAIT) + 1] in (b"\x02", b"")
+        if starts and ends:
+            return False
+        at = tail.find(NO_WAIT, at + 1)
+    return True
+
+
+def _properties_start(tail: bytes) -> int:
+    """Behind topic length, topic and properties length; see broker.cut on the topic length."""
+    return 3 + tail[0] if tail[0] else 4 + int.from_bytes(tail[:2], "big")

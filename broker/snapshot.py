@@ -23,6 +23,8 @@ from broker.groups import GroupTable
 from broker.offsets import OffsetTable
 from broker.state import BrokerState
 from broker.topics import TopicTable
+from remoting.errors import BodyError
+from remoting.fastjson import loads_object
 from store.disk import Disk
 
 DIRECTORY = "config"
@@ -68,12 +70,24 @@ def write(disk: Disk, snapshot: Snapshot) -> int:
     disk.makedirs(DIRECTORY)
     for name, table in snapshot.tables:
         data = orjson.dumps({**table.to_json(), INDEX_KEY: table.applied_index})
-        _replace(disk, f"{DIRECTORY}/{name}", data)
+        replace(disk, f"{DIRECTORY}/{name}", data)
     return snapshot.applied_index
 
 
-def load(disk: Disk, state: BrokerState) -> int:
+def write_changed(disk: Disk, snapshot: Snapshot, written: dict[str, bytes]) -> None:
+    """Classic mode: write the files, without an index, that differ from what was `written` last.
+    Raises OSError."""
+    disk.makedirs(DIRECTORY)
+    for name, table in snapshot.tables:
+        data = orjson.dumps(table.to_json())
+        if written.get(name) != data:
+            replace(disk, f"{DIRECTORY}/{name}", data)
+            written[name] = data
+
+
+def load(disk: Disk, state: BrokerState, *, indexed: bool = True) -> int:
     """Fill the tables from config/; returns the index from which on frames must be applied again.
+    Classic mode's files, which an Apache broker may have written, have no index (0).
 
     A missing or damaged file falls back to its .bak, and without that leaves its table empty at
     index 0; damage is logged. Whether the log still holds every frame above the returned index is
@@ -81,12 +95,12 @@ def load(disk: Disk, state: BrokerState) -> int:
     """
     for name, table in _files(state):
         for path in (f"{DIRECTORY}/{name}", f"{DIRECTORY}/{name}.bak"):
-            if _load_table(disk, path, table):
+            if _load_table(disk, path, table, indexed):
                 break
     return state.applied_index
 
 
-def _load_table(disk: Disk, path: str, table: Table) -> bool:
+def _load_table(disk: Disk, path: str, table: Table, indexed: bool) -> bool:
     if not disk.exists(path):
         return False
     file = disk.open(path)
@@ -95,15 +109,16 @@ def _load_table(disk: Disk, path: str, table: Table) -> bool:
     finally:
         file.close()
     try:
-        value = orjson.loads(data)
-        table.load(value, int(value[INDEX_KEY]))
-    except (KeyError, TypeError, ValueError, AttributeError, StateError) as error:
+        value = orjson.loads(data) if indexed else loads_object(data)
+        table.load(value, int(value[INDEX_KEY]) if indexed else 0)
+    except (KeyError, TypeError, ValueError, AttributeError, StateError, BodyError) as error:
         log.warning("snapshot_damaged path=%s error=%r", path, error)
         return False
     return True
 
 
-def _replace(disk: Disk, path: str, data: bytes) -> None:
+def replace(disk: Disk, path: str, data: bytes) -> None:
+    """Put `data` into the file, the version before into its .bak; durable then. Raises OSError."""
     beside = path + ".tmp"
     if disk.exists(beside):
         disk.remove(beside)  # left by a crash

@@ -330,6 +330,27 @@ class CommitLog:
             segment.file.pwritev(position - segment.start, buffers)
         self.max_offset = end
 
+    def start_at(self, offset: int) -> None:
+        """An empty log begins here: the first byte of a segment of the log that is copied."""
+        assert self._settled and not self._segments and self.min_offset == self.max_offset
+        assert offset % self.segment_size_bytes == 0, offset
+        self.min_offset = self.max_offset = self.durable_offset = offset
+
+    def copy(self, data: bytes | memoryview) -> None:
+        """Append bytes of another replica's log as they stand there: whole records, or a blank
+        record and all that follows it in its segment. They end in the segment that they begin in,
+        and may fill it. Raises OSError, after which the end is unchanged."""
+        assert self._settled
+        if not self._segments or self.max_offset == self._segments[-1].end:
+            self._roll(self.max_offset)
+        segment = self._segments[-1]
+        position, end = self.max_offset, self.max_offset + len(data)
+        assert end <= segment.end, (position, len(data), segment.end)
+        segment.written_end = end
+        self._dirty[segment.start] = segment.file
+        segment.file.pwrite(position - segment.start, data)
+        self.max_offset = end
+
     def prepare_next(self) -> None:
         """Create and allocate the segment after the last, so that the next roll need not.
 

@@ -46,6 +46,18 @@ class StoreDamaged(StoreError):
         self.reason = reason
 
 
+class Diverged(StoreError):
+    """What a master sends does not continue this log: they are not the same log. Nothing of it
+    was written. `position` is where it was to go."""
+
+    code = "DIVERGED"
+
+    def __init__(self, position: int, reason: str) -> None:
+        super().__init__(f"diverged at {position}: {reason}")
+        self.position = position
+        self.reason = reason
+
+
 class SyncFailed(StoreError):
     """An fdatasync failed once. The kernel may have dropped the pages it could not write, so no
     later success proves anything: this log never promises durability again."""

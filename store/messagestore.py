@@ -28,7 +28,7 @@ from store.config import StoreConfig, StoreMode
 from store.consumequeue import ConsumeQueue, ConsumeQueueStore, FlushTicket
 from store.disk import Disk
 from store.dispatch import Dispatcher, QueueUnits
-from store.errors import StoreDamaged
+from store.errors import Diverged, StoreDamaged
 from store.frame import FRAME_MAGIC, HEADER_SIZE_BYTES, Frame, FrameKind, parse_header
 from store.messageindex import STEP_BYTES, IndexFlush, KeyQuery, MessageIndex
 from store.record import (
@@ -480,6 +480,46 @@ class MessageStore:
         self._stamp_ms = now_ms
         return appended
 
+    def append_records(
+        self, position: int, data: bytes, units: Sequence[tuple[str, int, int, bytes]], now_ms: int
+    ) -> None:
+        """`append_classic` for records that are encoded already, with the queue offsets and the
+        position (what the log's `place` gave) in them, and whose units are made. Raises OSError."""
+        assert self.config.mode is StoreMode.CLASSIC
+        self.commitlog.write(position, data)
+        for topic, queue_id, first, packed in units:
+            self.queues.append(topic, queue_id, first, packed)
+        self.dispatched_offset = position + len(data)
+        self._stamp_ms = now_ms
+
+    def copy_records(self, data: bytes, newest_ms: int) -> Sequence[tuple[str, int, int, bytes]]:
+        """Append whole records of a master's log at the end of this one and dispatch them; returns
+        the units by queue. Nothing was written when it raises Diverged; OSError, DispatchError."""
+        assert self.config.mode is StoreMode.CLASSIC
+        position = self.commitlog.max_offset
+        units = self._dispatcher.index(data, position)
+        for topic, queue_id, first, _ in units:
+            queue = self.queues.queue(topic, queue_id)
+            end = 0 if queue is None else queue.max_offset
+            if end not in (first, 0):  # 0: the log may begin in the middle of the master's
+                text = f"queue offset {first} of {topic}/{queue_id} follows {end - 1}"
+                raise Diverged(position, text)
+        self.commitlog.copy(data)
+        self._append_units(units)
+        self.dispatched_offset = position + len(data)
+        self._stamp_ms = newest_ms
+        return units
+
+    def copy_blank(self, data: bytes) -> None:
+        """Append the rest of a segment of a master's log, from its blank record on."""
+        self.commitlog.copy(data)
+        self.dispatched_offset = self.commitlog.max_offset
+
+    @property
+    def newest_ms(self) -> int:
+        """Store time of the newest record dispatched."""
+        return self._stamp_ms
+
     def _take_queue_offset(
         self, record: MessageRecord, next_offsets: dict[tuple[str, int], int]
     ) -> int:
@@ -500,7 +540,7 @@ class MessageStore:
         self._append_units(units)
         self.dispatched_offset = position + len(data)
 
-    def _append_units(self, units: list[QueueUnits]) -> None:
+    def _append_units(self, units: Sequence[QueueUnits]) -> None:
         for topic, queue_id, first, packed in units:
             self.queues.append(topic, queue_id, first, packed)
 

@@ -62,7 +62,9 @@ class Group:
 
     async def start(self, name):
         listener = self.sockets.pop(name, None) or _bound(self.ports[name])
-        broker = Broker(self.config(name), OsDisk(str(self.root / name)), raft_socket=listener)
+        broker = Broker(
+            self.config(name), OsDisk(str(self.root / name)), replication_socket=listener
+        )
         self.brokers[name] = broker
         await broker.start()
         return broker

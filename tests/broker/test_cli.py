@@ -34,10 +34,18 @@ def test_command_line(arguments, code, part):
     assert part in done.stdout + done.stderr
 
 
-def test_classic_mode_is_refused_clearly(tmp_path):
-    done = run("--set", f"storePathRootDir={tmp_path}", "--set", "listenPort=0")
+@pytest.mark.parametrize(
+    ("settings", "part"),
+    [
+        (["brokerRole=SLAVE"], "a SLAVE needs a brokerId of its own"),
+        (["brokerId=1"], "a master's brokerId is 0, and brokerRole is ASYNC_MASTER"),
+    ],
+)
+def test_role_and_broker_id_must_agree(tmp_path, settings, part):
+    given = [f"storePathRootDir={tmp_path}", "listenPort=0", *settings]
+    done = run(*(part for setting in given for part in ("--set", setting)))
     assert done.returncode == 2
-    assert "enableDLegerCommitLog=true" in done.stderr
+    assert part in done.stderr
 
 
 async def test_life_of_a_process(tmp_path):

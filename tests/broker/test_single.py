@@ -257,7 +257,7 @@ async def test_snapshot_covers_and_replay_starts_behind_it(tmp_path):
         broker = await group.leading()
         await group.create_topic(broker, "T")
         await group.send(broker, "T")
-        await broker.write_snapshot()
+        await broker.keeper.write_snapshot()
         covered = broker.state.applied_index
         await group.commit(broker, "T", 0, 1)
         await group.kill("n0")
@@ -276,10 +276,10 @@ async def test_retention_deletes_only_what_a_durable_snapshot_covers(tmp_path):
             await group.send(broker, "T", b"x" * 30_000)
         await group.commit(broker, "T", 0, 7)
         broker.store.expired_before = lambda now_ms: broker.store.commitlog.max_offset
-        broker._retain()
+        broker.keeper.retain()
         assert broker.store.commitlog.min_offset == 0
-        await broker.write_snapshot()
-        broker._retain()
+        await broker.keeper.write_snapshot()
+        broker.keeper.retain()
         minimum = broker.store.commitlog.min_offset
         assert minimum > 0
         ext = {"topic": "T", "queueId": "0"}

@@ -1,0 +1,1 @@
+"""Classic master/slave replication: RocketMQ's HA stream, and the metadata a slave pulls."""

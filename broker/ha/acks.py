@@ -1,0 +1,125 @@
+"""Who waits for what: sends that are stored here and not answered yet. Pure.
+
+A batch may wait for two things: that the log is durable up to its end (SYNC_FLUSH), and that a
+slave has it (SYNC_MASTER). Both are watermarks, so whoever waits for one of them waits in log
+order, and a batch is answered when it waits for nothing more. One that a slave lets wait holds up
+nobody else: a batch behind it that waits for less is answered before it.
+
+What is not reached in time is told by the answer, never by an error: the message is stored.
+Where both failed, the slave's word is given, as Apache's broker does.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from enum import Enum
+from typing import Generic, TypeVar
+
+from remoting.codes import ResponseCode
+
+T = TypeVar("T")
+
+OK = int(ResponseCode.SUCCESS)
+FLUSH_DISK_TIMEOUT = int(ResponseCode.FLUSH_DISK_TIMEOUT)
+SLAVE_NOT_AVAILABLE = int(ResponseCode.SLAVE_NOT_AVAILABLE)
+FLUSH_SLAVE_TIMEOUT = int(ResponseCode.FLUSH_SLAVE_TIMEOUT)
+
+
+class SlaveWish(Enum):
+    """What a batch wants of the slaves."""
+
+    NOTHING = "nothing"
+    WAIT = "wait"
+    UNAVAILABLE = "wanted, but there is none that could"
+
+
+class _Waiting(Generic[T]):
+    __slots__ = ("batch", "code", "end", "open", "since_ms")
+
+    def __init__(self, batch: T, end: int, since_ms: int) -> None:
+        self.batch = batch
+        self.end = end
+        self.since_ms = since_ms
+        self.code = OK
+        self.open = 0  # conditions not settled yet
+
+
+Answered = tuple[T, int]  # the batch and the code to answer it with
+
+
+class AckBook(Generic[T]):
+    """See the module. Its size is bounded by what may wait at all (waitingBytesMax)."""
+
+    def __init__(self, flush_timeout_ms: int, slave_timeout_ms: int) -> None:
+        self._flush_timeout_ms = flush_timeout_ms
+        self._slave_timeout_ms = slave_timeout_ms
+        self._flushing: deque[_Waiting[T]] = deque()
+        self._replicating: deque[_Waiting[T]] = deque()
+        self._flushed = 0
+        self._replicated = 0
+        self._last_end = 0
+
+    def __len__(self) -> int:
+        """How many conditions are open."""
+        return len(self._flushing) + len(self._replicating)
+
+    def add(
+        self, batch: T, end: int, *, flush: bool, slave: SlaveWish, now_ms: int
+    ) -> list[Answered[T]]:
+        """A batch whose last byte is below `end` was written. Returns it if it need not wait."""
+        assert end > self._last_end, (end, self._last_end)
+        self._last_end = end
+        waiting = _Waiting(batch, end, now_ms)
+        if slave is SlaveWish.UNAVAILABLE:
+            waiting.code = SLAVE_NOT_AVAILABLE
+        elif slave is SlaveWish.WAIT and end > self._replicated:
+            waiting.open += 1
+            self._replicating.append(waiting)
+        if flush and end > self._flushed:
+            waiting.open += 1
+            self._flushing.append(waiting)
+        return [] if waiting.open else [(waiting.batch, waiting.code)]
+
+    def flushed(self, offset: int) -> list[Answered[T]]:
+        """Everything below `offset` is durable here."""
+        self._flushed = max(self._flushed, offset)
+        return _settle(_take(self._flushing, lambda waiting: waiting.end <= offset), OK)
+
+    def replicated(self, offset: int) -> list[Answered[T]]:
+        """A slave has everything below `offset`."""
+        self._replicated = max(self._replicated, offset)
+        return _settle(_take(self._replicating, lambda waiting: waiting.end <= offset), OK)
+
+    def expire(self, now_ms: int) -> list[Answered[T]]:
+        """Give up on what has waited too long."""
+        slave_ms, flush_ms = now_ms - self._slave_timeout_ms, now_ms - self._flush_timeout_ms
+        late = _take(self._replicating, lambda waiting: waiting.since_ms <= slave_ms)
+        answered = _settle(late, FLUSH_SLAVE_TIMEOUT)
+        late = _take(self._flushing, lambda waiting: waiting.since_ms <= flush_ms)
+        return answered + _settle(late, FLUSH_DISK_TIMEOUT)
+
+    def give_up(self) -> list[Answered[T]]:
+        """The broker stops: whoever waits is told what has not come about."""
+        answered = _settle(_take(self._replicating, lambda _: True), FLUSH_SLAVE_TIMEOUT)
+        return answered + _settle(_take(self._flushing, lambda _: True), FLUSH_DISK_TIMEOUT)
+
+
+def _take(queue: deque[_Waiting[T]], is_done: Callable[[_Waiting[T]], bool]) -> list[_Waiting[T]]:
+    """Remove and return the front of the queue as far as `is_done`."""
+    taken: list[_Waiting[T]] = []
+    while queue and is_done(queue[0]):
+        taken.append(queue.popleft())
+    return taken
+
+
+def _settle(done: list[_Waiting[T]], code: int) -> list[Answered[T]]:
+    """One condition of each is settled with `code`; returns those that wait for nothing more."""
+    answered: list[Answered[T]] = []
+    for waiting in done:
+        if code != OK and waiting.code in (OK, FLUSH_DISK_TIMEOUT):
+            waiting.code = code
+        waiting.open -= 1
+        if not waiting.open:
+            answered.append((waiting.batch, waiting.code))
+    return answered

@@ -1,0 +1,194 @@
+"""Keeping the tables beside the log: files under config/, and which old log may go.
+
+Raft mode: the files are snapshots of the log's commands; a snapshot is only written once the log
+and the ConsumeQueues are durable at least that far, and retention deletes no frame above the last
+one (broker.housekeeping says why). Classic mode: the files are the tables (broker.configfiles).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor
+from typing import Any, Protocol
+
+from broker import snapshot
+from broker.config import BrokerConfig
+from broker.configfiles import ConfigFiles
+from broker.engine import Engine, FramedEngine
+from broker.housekeeping import Chore
+from broker.state import BrokerState
+from store.disk import Disk
+from store.messagestore import MessageStore
+
+log = logging.getLogger("broker.keeper")
+
+DURABLE_POLL_MS = 20
+DURABLE_WAIT_MS = 5_000  # then this round's snapshot is left out
+RETENTION_PERIOD_MS = 10_000
+
+
+class Keeper(Protocol):
+    """One per broker. `load` before the engine is made, `start` when it is."""
+
+    def load(self) -> None:
+        """Fill the tables. Blocking."""
+        ...
+
+    def chores(self) -> list[Chore]:
+        """What is done by the clock; these may block the housekeeper's slow task."""
+        ...
+
+    async def settle(self) -> None:
+        """Return when nothing is being written any more."""
+        ...
+
+    def close(self) -> None:
+        """After a clean stop, before the store is closed: write everything. Blocking."""
+        ...
+
+
+class RaftKeeper:
+    """Snapshots. The engine is known when chores run, not before."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        disk: Disk,
+        state: BrokerState,
+        store: MessageStore,
+        pool: Executor,
+        *,
+        engine: Callable[[], FramedEngine],
+        wall_ms: Callable[[], int],
+    ) -> None:
+        self._config = config
+        self._disk = disk
+        self._state = state
+        self._store = store
+        self._pool = pool
+        self._engine = engine
+        self._wall_ms = wall_ms
+        self.covered_index = 0  # frames up to here are in durable snapshots
+
+    def load(self) -> None:
+        self.covered_index = snapshot.load(self._disk, self._state)
+
+    def chores(self) -> list[Chore]:
+        return [
+            Chore("snapshot", self._config.snapshot_interval_ms, self.write_snapshot),
+            Chore("retention", RETENTION_PERIOD_MS, self.retain),
+        ]
+
+    async def write_snapshot(self) -> None:
+        """See broker.housekeeping. Raises OSError."""
+        copies = snapshot.capture(self._state)
+        if copies.applied_index <= self.covered_index:
+            return
+        engine = self._engine()
+        waited_ms = 0
+        while engine.durable_index < copies.applied_index:
+            if waited_ms >= DURABLE_WAIT_MS:
+                log.warning("snapshot_skipped index=%d: log not durable", copies.applied_index)
+                return
+            await asyncio.sleep(DURABLE_POLL_MS / 1000)
+            waited_ms += DURABLE_POLL_MS
+        await flush_queues(self._store, self._pool)
+        loop = asyncio.get_running_loop()
+        self.covered_index = await finished(
+            loop.run_in_executor(self._pool, snapshot.write, self._disk, copies)
+        )
+
+    def retain(self) -> None:
+        """Let old segments go, as far as snapshots cover them."""
+        engine, store = self._engine(), self._store
+        position = store.expired_before(self._wall_ms())
+        index = engine.log_index
+        if position <= store.commitlog.min_offset or self.covered_index < index.first_index:
+            return
+        position = min(position, index.end_of(min(self.covered_index, index.last_index)))
+        before = store.commitlog.min_offset
+        after = engine.delete_before(position)
+        if after != before:
+            store.correct_min_offset()
+            log.info("log_trimmed from=%d to=%d", before, after)
+
+    async def settle(self) -> None:
+        """Chores are awaited by the housekeeper; nothing else writes."""
+
+    def close(self) -> None:
+        copies = snapshot.capture(self._state)
+        self._store.flush()
+        snapshot.write(self._disk, copies)
+
+
+class ClassicKeeper:
+    """Tables in Apache's files, and the queues' and checkpoint's regular flush."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        files: ConfigFiles,
+        store: MessageStore,
+        pool: Executor,
+        *,
+        engine: Callable[[], Engine],
+        wall_ms: Callable[[], int],
+    ) -> None:
+        self.files = files
+        self._config = config
+        self._store = store
+        self._pool = pool
+        self._engine = engine
+        self._wall_ms = wall_ms
+
+    def load(self) -> None:
+        self.files.load()
+
+    def chores(self) -> list[Chore]:
+        return [
+            Chore("config_files", self._config.flush_consumer_offset_interval, self.files.save),
+            Chore("queues", self._config.snapshot_interval_ms, self._flush),
+            Chore("retention", RETENTION_PERIOD_MS, self.retain),
+        ]
+
+    async def _flush(self) -> None:
+        await flush_queues(self._store, self._pool)
+
+    def retain(self) -> None:
+        """Let old segments go."""
+        store = self._store
+        before = store.commitlog.min_offset
+        position = store.expired_before(self._wall_ms())
+        if position > before and self._engine().delete_before(position) > before:
+            log.info("log_trimmed from=%d to=%d", before, store.commitlog.min_offset)
+
+    async def settle(self) -> None:
+        await self.files.settle()
+
+    def close(self) -> None:
+        self.files.write_now()
+
+
+async def flush_queues(store: MessageStore, pool: Executor) -> None:
+    """Make ConsumeQueues and checkpoint durable in the pool. Raises OSError."""
+    loop = asyncio.get_running_loop()
+    flush = store.begin_flush()
+    synced = False
+    try:
+        await finished(loop.run_in_executor(pool, flush.run))
+        synced = True
+    finally:
+        store.finish_flush(flush, synced=synced)
+
+
+async def finished(work: Awaitable[Any]) -> Any:
+    """The result of work in the pool; a cancellation waits for it, because a thread cannot be
+    stopped and the files must not be closed under it."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise

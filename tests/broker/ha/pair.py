@@ -1,0 +1,93 @@
+"""A classic group on this loop: one master and its slaves, over loopback sockets."""
+
+from broker.broker import Broker
+from broker.config import Setting, build_config
+from store.disk import OsDisk
+from tests.broker.cluster import Group, _bound, until
+
+SEGMENT = 256 << 10
+
+
+class Classic(Group):
+    """`master`, `slave1`, `slave2`, … The slaves know the master's HA port; `introduce` tells them
+    where it takes requests, as a name server would."""
+
+    def __init__(self, root, slaves=1, role="SYNC_MASTER", names=None, **settings):
+        super().__init__(root, 0, **settings)
+        self.role = role
+        self.names = ["master", *(f"slave{n}" for n in range(1, slaves + 1))]
+        self.sockets = {"master": _bound()}
+        self.ports = {"master": self.sockets["master"].getsockname()[1]}
+        self.own = names or {}
+
+    def config(self, name):
+        number = self.names.index(name)
+        values = {
+            "brokerName": "group-a",
+            "brokerClusterName": "TestCluster",
+            "listenPort": "0",
+            "brokerRole": self.role if number == 0 else "SLAVE",
+            "brokerId": str(number),
+            "flushDiskType": "SYNC_FLUSH",
+            "haMasterAddress": "" if number == 0 else f"127.0.0.1:{self.ports['master']}",
+            "mappedFileSizeCommitLog": str(SEGMENT),
+            "maxMessageSize": str(64 << 10),
+            "mappedFileSizeConsumeQueue": "20000",
+            "diskSpaceWarningLevelRatio": "100",
+            "slaveSyncMetadataIntervalMs": "100",
+            "haSendHeartbeatInterval": "50",
+            "flushConsumerOffsetInterval": "100",
+        }
+        values |= {key: str(value) for key, value in self.settings.items()}
+        values |= {key: str(value) for key, value in self.own.get(name, {}).items()}
+        return build_config([Setting(key, value, "test") for key, value in values.items()])
+
+    async def start(self, name):
+        listener = None
+        if name == "master":
+            listener = self.sockets.pop(name, None) or _bound(self.ports[name])
+        disk = OsDisk(str(self.root / name))
+        broker = Broker(self.config(name), disk, replication_socket=listener)
+        self.brokers[name] = broker
+        await broker.start()
+        self.introduce()
+        return broker
+
+    def introduce(self):
+        master = self.brokers.get("master")
+        if master is not None:
+            for name, broker in self.brokers.items():
+                if name != "master":
+                    broker.roles.hint_master(master.address, master.classic.master.address)
+
+    @property
+    def master(self):
+        return self.brokers["master"]
+
+    @property
+    def slave(self):
+        return self.brokers["slave1"]
+
+    async def caught_up(self, *names):
+        """The slaves have all of the log and report it."""
+        for name in names or self.names[1:]:
+            slave = self.brokers[name]
+            await until(
+                lambda s=slave: s.classic.reported() == self.master.store.commitlog.max_offset
+            )
+
+    async def followed(self):
+        """Every slave is connected and served."""
+        count = len(self.names) - 1
+        links = self.master.classic.master.links
+        await until(lambda: sum(link.serving for link in links) == count)
+
+
+def log_bytes(broker):
+    """The whole log, files one behind the other, up to its end."""
+    log, parts = broker.store.commitlog, []
+    position = log.min_offset
+    while position < log.max_offset:
+        parts.append(log.read(position, 1 << 20))
+        position += len(parts[-1])
+    return b"".join(parts)

@@ -51,6 +51,10 @@ def test_overrides_win(tmp_path):
         ("mappedFileSizeConsumeQueue=21", ["multiple of 20"]),
         ("mappedFileSizeCommitLog=70000", ["maxMessageSize"]),
         ("deleteWhen=25", ["deleteWhen", "hours"]),
+        ("brokerRole=SLAVE", ["brokerId", "a SLAVE needs a brokerId of its own"]),
+        ("#\nbrokerId=2", ["f:2", "a master's brokerId is 0"]),
+        ("haListenPort=10911", ["haListenPort", "listenPort"]),
+        ("listenPort=65535", ["haListenPort"]),
     ],
 )
 def test_wrong_settings_explain_themselves(text, parts):
@@ -84,7 +88,23 @@ def test_properties_text_reads_back():
     assert len(OPTIONS) == len(config.properties_text().splitlines())
 
 
-def test_keys_without_effect_are_named() -> None:
-    assert build_config({}).without_effect() == ()
-    config = build_config(parse("brokerRole=SYNC_MASTER\npreferredLeaderId=n1\n", "f"))
-    assert config.without_effect() == ("brokerRole", "preferredLeaderId")
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("", ()),
+        ("brokerRole=SYNC_MASTER\nslaveReadEnable=true\n", ()),
+        ("dLegerGroup=g\npreferredLeaderId=n1\n", ("dLegerGroup", "preferredLeaderId")),
+        (RAFT, ()),
+        (RAFT + "brokerRole=SLAVE\nbrokerId=1\n", ("brokerId", "brokerRole")),
+    ],
+)
+def test_keys_without_effect_are_named(text: str, names: tuple[str, ...]) -> None:
+    assert build_config(parse(text, "f")).without_effect() == names
+
+
+@pytest.mark.parametrize(
+    ("text", "port"),
+    [("", 10912), ("listenPort=0", 0), ("listenPort=2000", 2001), ("haListenPort=7", 7)],
+)
+def test_ha_port_is_the_one_above_listen_port(text: str, port: int) -> None:
+    assert build_config(parse(text, "f")).ha_port == port

@@ -9,14 +9,16 @@ one `HelloAnswer`), then messages in one direction only. All integers are big-en
                 5   1    group name length              5   1    kind (table _KINDS)
                 6   1    sender id length               6   n    fields of that kind
                 7   1    receiver id length             6+n 4    CRC-32C of bytes 0..6+n-1
-                8   n    group, sender, receiver        10+n     frames (AppendRequest only)
+                8   n    group, sender, receiver        10+n     frames (AppendRequest); a
+                                                                 part of the log (RepairResponse)
                 8+n 4    CRC-32C of bytes 0..8+n-1
     answer      magic "RMQA", version, code (0 welcome), reason length (2), reason (UTF-8)
 
 Sender and receiver of a message are those of its connection, so they are not repeated. The frames
 of an AppendRequest are the bytes that lie in the log, passed on as they are; both their checksums
-are verified here before anybody sees them. Anything malformed raises WireError: the connection it
-came from is useless from then on, and nothing else is.
+are verified here before anybody sees them. The bytes of a RepairResponse may be a part of a frame:
+whoever puts the parts together verifies them (dledger.repair). Anything malformed raises
+WireError: the connection it came from is useless from then on, and nothing else is.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ from dledger.messages import (
     VoteRequest,
     VoteResponse,
 )
+from dledger.repair import RESPONSE_BYTES_MAX, Outcome, RepairRequest, RepairResponse, Standing
 from store.frame import HEADER_SIZE_BYTES, PAYLOAD_SIZE_BYTES_MAX, Frame, FrameError, parse_frame
 
 VERSION = 1
@@ -55,6 +58,8 @@ _APPEND_RESPONSE = 4
 _HEARTBEAT = 5
 _HEARTBEAT_RESPONSE = 6
 _TIMEOUT_NOW = 7
+_REPAIR_REQUEST = 20
+_REPAIR_RESPONSE = 21
 _KINDS: dict[int, struct.Struct] = {  # version and kind are part of it, for one pack a message
     _VOTE_REQUEST: struct.Struct(">iBBqqqB"),  # term, last_index, last_term, flags
     _VOTE_RESPONSE: struct.Struct(">iBBqqB"),  # term, request_term, flags
@@ -65,9 +70,18 @@ _KINDS: dict[int, struct.Struct] = {  # version and kind are part of it, for one
     # term, request_term, round, last_index, verified_index, match_index
     _HEARTBEAT_RESPONSE: struct.Struct(">iBBqqqqqq"),
     _TIMEOUT_NOW: struct.Struct(">iBBq"),  # term
+    _REPAIR_REQUEST: struct.Struct(">iBBqqqqi"),  # number, index, prev_term, term, offset
+    # number, index, outcome, standing, commit_index, next_term
+    _REPAIR_RESPONSE: struct.Struct(">iBBqqBBqq"),
 }
+_LENGTH_MAX = {  # of the kinds that have bytes behind their head
+    _APPEND_REQUEST: MESSAGE_SIZE_BYTES_MAX,
+    _REPAIR_RESPONSE: _KINDS[_REPAIR_RESPONSE].size + RESPONSE_BYTES_MAX,
+}
+PeerMessage = Message | RepairRequest | RepairResponse
 _APPEND = _KINDS[_APPEND_REQUEST]
 _RESPONSE = _KINDS[_APPEND_RESPONSE]
+_REPAIR = _KINDS[_REPAIR_RESPONSE]
 _FLAG_PRE_VOTE = 1
 _FLAG_TRANSFER = 2
 _FLAG_GRANTED = 2
@@ -99,7 +113,7 @@ def encode_append(
     return buffers
 
 
-def encode_message(message: Message) -> list[bytes]:
+def encode_message(message: PeerMessage) -> list[bytes]:
     """Any message as buffers to be written one behind the other."""
     if isinstance(message, AppendRequest):
         return encode_append(
@@ -111,11 +125,12 @@ def encode_message(message: Message) -> list[bytes]:
         )
     kind, fields = _fields(message)
     shape = _KINDS[kind]
-    head = shape.pack(shape.size, VERSION, kind, *fields)
-    return [head + _CRC.pack(crc32c(head))]
+    data = message.data if isinstance(message, RepairResponse) else b""
+    head = shape.pack(shape.size + len(data), VERSION, kind, *fields)
+    return [head + _CRC.pack(crc32c(head)), *([data] if data else [])]
 
 
-def _fields(message: Message) -> tuple[int, tuple[int, ...]]:
+def _fields(message: PeerMessage) -> tuple[int, tuple[int, ...]]:
     """Kind and integer fields of a message without frames."""
     m = message
     if isinstance(m, AppendResponse):
@@ -146,6 +161,17 @@ def _fields(message: Message) -> tuple[int, tuple[int, ...]]:
     if isinstance(m, VoteResponse):
         flags = m.pre_vote * _FLAG_PRE_VOTE | m.granted * _FLAG_GRANTED
         return _VOTE_RESPONSE, (m.term, m.request_term, flags)
+    if isinstance(m, RepairRequest):
+        return _REPAIR_REQUEST, (m.number, m.index, m.prev_term, m.term, m.offset)
+    if isinstance(m, RepairResponse):
+        return _REPAIR_RESPONSE, (
+            m.number,
+            m.index,
+            m.outcome,
+            m.standing,
+            m.commit_index,
+            m.next_term,
+        )
     assert isinstance(m, TimeoutNow), m
     return _TIMEOUT_NOW, (m.term,)
 
@@ -163,7 +189,7 @@ class MessageReader:
         self._have = 0
         self._need = _HEAD.size
 
-    def receive_data(self, data: bytes) -> list[Message]:
+    def receive_data(self, data: bytes) -> list[PeerMessage]:
         """All messages that are whole with `data`. Raises WireError; the reader is then dead."""
         self._have += len(data)
         if self._have < self._need:
@@ -173,7 +199,7 @@ class MessageReader:
             self._parts.append(data)
             data = b"".join(self._parts)
             self._parts.clear()
-        messages: list[Message] = []
+        messages: list[PeerMessage] = []
         at = 0
         end = len(data)
         size = _HEAD.size
@@ -209,13 +235,15 @@ class MessageReader:
         if _CRC.unpack_from(data, at + shape.size)[0] != crc32c(data[at : at + shape.size]):
             raise WireError(f"checksum of message kind {kind} does not match")
         size: int = length + 4
-        if size != head_size and (kind != _APPEND_REQUEST or size < head_size):
-            raise WireError(f"message kind {kind} of {size} bytes")
-        if length > MESSAGE_SIZE_BYTES_MAX:
-            raise WireError(f"message of {length} bytes, limit {MESSAGE_SIZE_BYTES_MAX}")
+        if size != head_size:
+            length_max = _LENGTH_MAX.get(kind, 0)
+            if size < head_size or not length_max:
+                raise WireError(f"message kind {kind} of {size} bytes")
+            if length > length_max:
+                raise WireError(f"message of {length} bytes, limit {length_max}")
         return size
 
-    def _parse(self, data: bytes, at: int, end: int) -> Message:
+    def _parse(self, data: bytes, at: int, end: int) -> PeerMessage:
         kind = data[at + 5]
         sender, to = self._sender, self._to
         if kind == _APPEND_REQUEST:
@@ -233,7 +261,29 @@ class MessageReader:
         if kind == _VOTE_RESPONSE:
             pre_vote, granted = _two_flags(f[2])
             return VoteResponse(sender, to, f[0], f[1], pre_vote, granted)
+        if kind == _REPAIR_REQUEST:
+            return self._parse_repair_request(f)
+        if kind == _REPAIR_RESPONSE:
+            return self._parse_repair_response(f, data[at + _REPAIR.size + _CRC_SIZE : end])
         return TimeoutNow(sender, to, f[0])
+
+    def _parse_repair_request(self, fields: tuple[int, ...]) -> RepairRequest:
+        _, index, prev_term, term, offset = fields
+        if index < 1 or min(prev_term, term, offset) < 0:
+            raise WireError(f"a repair request of {fields}")
+        return RepairRequest(self._sender, self._to, *fields)
+
+    def _parse_repair_response(self, fields: tuple[int, ...], data: bytes) -> RepairResponse:
+        number, index, outcome, standing, commit_index, next_term = fields
+        try:
+            verdict = Outcome(outcome), Standing(standing)
+        except ValueError as error:
+            raise WireError(f"a repair response: {error}") from error
+        if (verdict[0] is Outcome.FRAMES) != bool(data):
+            raise WireError(f"{len(data)} bytes with outcome {outcome}")
+        return RepairResponse(
+            self._sender, self._to, number, index, *verdict, commit_index, next_term, data
+        )
 
     def _parse_append(self, data: bytes, at: int, end: int) -> AppendRequest:
         _, _, _, term, prev_index, prev_term, commit, count = _APPEND.unpack_from(data, at)

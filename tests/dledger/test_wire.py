@@ -11,15 +11,16 @@ from dledger.messages import (
     AppendResponse,
     Heartbeat,
     HeartbeatResponse,
-    Message,
     TimeoutNow,
     VoteRequest,
     VoteResponse,
 )
+from dledger.repair import RESPONSE_BYTES_MAX, Outcome, RepairRequest, RepairResponse, Standing
 from dledger.wire import (
     Hello,
     HelloAnswer,
     MessageReader,
+    PeerMessage,
     WireError,
     decode_answer,
     decode_hello,
@@ -36,7 +37,7 @@ def frame(index: int, payload: bytes = b"payload") -> Frame:
     return seal_frame(index, 3, index * 1000, 99, FrameKind.COMMAND, 0, payload)
 
 
-MESSAGES: list[Message] = [
+MESSAGES: list[PeerMessage] = [
     VoteRequest(A, B, 5, 10, 4, True),
     VoteRequest(A, B, 5, 10, 4, False, True),
     VoteResponse(A, B, 5, 6, True, False),
@@ -48,42 +49,47 @@ MESSAGES: list[Message] = [
     Heartbeat(A, B, 1, 2, 3),
     HeartbeatResponse(A, B, 1, 2, 3, 4, 5, 6),
     TimeoutNow(A, B, 9),
+    RepairRequest(A, B, 1, 20, 3, 4, 1 << 20),
+    RepairRequest(A, B, 2**62, 1, 0, 0, 0),
+    RepairResponse(A, B, 1, 20, Outcome.FRAMES, Standing.LEADS, 30, 4, frame(20).data[5:]),
+    RepairResponse(A, B, 1, 20, Outcome.TRIMMED, Standing.REPAIRS, 0, 0, b""),
+    RepairResponse(A, B, 9, 2, Outcome.FRAMES, Standing.WHOLE, 1, 2, bytes(RESPONSE_BYTES_MAX)),
 ]
 
 
-def encoded(message: Message) -> bytes:
+def encoded(message: PeerMessage) -> bytes:
     return b"".join(encode_message(message))
 
 
-def read(data: bytes) -> list[Message]:
+def read(data: bytes) -> list[PeerMessage]:
     return MessageReader(A, B).receive_data(data)
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda m: type(m).__name__)
-def test_a_message_comes_back_as_it_was(message: Message) -> None:
+def test_a_message_comes_back_as_it_was(message: PeerMessage) -> None:
     assert read(encoded(message)) == [message]
 
 
 def test_one_byte_at_a_time() -> None:
     reader = MessageReader(A, B)
-    got: list[Message] = []
-    for byte in b"".join(map(encoded, MESSAGES)):
+    got: list[PeerMessage] = []
+    for byte in b"".join(map(encoded, MESSAGES[:-1])):  # all but the one of a megabyte
         got += reader.receive_data(bytes([byte]))
-    assert got == MESSAGES
+    assert got == MESSAGES[:-1]
 
 
 @pytest.mark.parametrize("size", [2, 3, 7, 64, 1000, 4096])
 def test_any_cutting_gives_the_same_messages(size: int) -> None:
     data = b"".join(map(encoded, MESSAGES * 3))
     reader = MessageReader(A, B)
-    got: list[Message] = []
+    got: list[PeerMessage] = []
     for at in range(0, len(data), size):
         got += reader.receive_data(data[at : at + size])
     assert got == MESSAGES * 3
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda m: type(m).__name__)
-def test_a_truncated_message_is_never_given_out(message: Message) -> None:
+def test_a_truncated_message_is_never_given_out(message: PeerMessage) -> None:
     data = encoded(message)
     step = max(1, len(data) // 200)
     for size in range(0, len(data), step):
@@ -91,9 +97,11 @@ def test_a_truncated_message_is_never_given_out(message: Message) -> None:
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda m: type(m).__name__)
-def test_a_flipped_bit_is_never_given_out(message: Message) -> None:
+def test_a_flipped_bit_is_never_given_out(message: PeerMessage) -> None:
     data = encoded(message)
     for at in range(0, len(data), max(1, len(data) // 150)):
+        if isinstance(message, RepairResponse) and at >= len(data) - len(message.data):
+            break  # checked by whoever has the whole frames
         bad = bytearray(data)
         bad[at] ^= 1 << (at % 8)
         reader = MessageReader(A, B)
@@ -141,6 +149,15 @@ def append_with(tail: bytes, count: int, **more: int) -> bytes:
         (append_with(frame(21).data, 0), "67 bytes left over"),
         (sealed(2, 1, 2, 7), "flags"),
         (sealed(4, 1, 2, 3, 0, 0, 0, 0, 0), "truth value"),
+        (sealed(20, 1, 0, 0, 0, 0), "a repair request of"),
+        (sealed(20, 1, 5, 0, -1, 0), "a repair request of"),
+        (sealed(20, 1, 5, 0, 1, -1), "a repair request of"),
+        (sealed(20, 1, 5, 0, 1, 0, tail=b"more"), "kind 20 of 50 bytes"),
+        (sealed(21, 1, 5, 9, 0, 0, 0), "9 is not a valid Outcome"),
+        (sealed(21, 1, 5, 2, 4, 0, 0), "4 is not a valid Standing"),
+        (sealed(21, 1, 5, 1, 0, 0, 0), "0 bytes with outcome 1"),
+        (sealed(21, 1, 5, 2, 0, 0, 0, tail=b"more"), "4 bytes with outcome 2"),
+        (sealed(21, 1, 5, 1, 0, 0, 0, length=RESPONSE_BYTES_MAX + 60), "limit"),
     ],
 )
 def test_malformed_input_is_refused_with_its_reason(data: bytes, reason: str) -> None:

@@ -1,0 +1,530 @@
+"""Damaged frames come back from the peers: the messages, what a peer answers, whom to ask. Pure.
+
+A frame of one index and term is the same bytes at the same position in every log that has it, and
+so is everything before it (log matching, Raft 5.3). So bytes from a peer may take the place of
+damaged ones as soon as it is proven that they are *those* frames:
+
+- the term of the damaged frame is known (its header is intact, or it was read once before): a
+  frame of that index and term, from anybody, committed or not;
+- its term is not known, but the frame before it is the same here and there, and
+  - the peer's frame is committed: if another one stood here it was never committed, or
+  - what stands here intact *behind* the damage is, by index and term, what follows in the peer's
+    log, or is of the same term as the peer's last frame in between: then those between are the
+    same, too.
+
+Committed frames alone prove nothing about what stands behind them here: frames of a leader that
+never knew them may fit by position, index and rising term. What is not proven to follow a patch
+is damage in its turn (`Patch.proven`).
+
+`StartRepair` mends a log before its replica takes part; `FrameRepair` mends single known frames
+while it does. Both ask through an `Asker`: everybody, then whoever had something, and everybody
+again later, less and less often. What is received is checked here (both checksums, position,
+index, term); what is written is the shell's business, synced before anything is built upon it.
+
+When nobody can help: `GiveUp`. A ready leader has every committed frame. If it has none there, or
+another, or retention took it, then what stands here behind the damage cannot be trusted and comes
+from the leader. Without a leader, and with too few whole replicas to elect one, the same is
+done once every peer has answered for `patience_ms` that it cannot help: the group then goes on
+from the best log that survived. A replica that gives up has lost promises: it must recover (see
+HardState.whole) before it votes.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Protocol
+
+from dledger.index import LogIndex
+from dledger.messages import NodeId
+from dledger.quorum import majority
+from store.errors import StoreDamaged
+from store.frame import (
+    HEADER_SIZE_BYTES,
+    PAYLOAD_SIZE_BYTES_MAX,
+    Frame,
+    FrameError,
+    parse_frame,
+    parse_header,
+)
+
+RESPONSE_BYTES_MAX = 1 << 20
+FRAMES_WANTED_MAX = 4096  # known damage while running; more is found again by whoever reads it
+_BLANK_SIZE_BYTES = 8  # what a segment keeps free behind its last frame
+
+
+class Outcome(IntEnum):
+    """What a peer can do about a damaged frame."""
+
+    FRAMES = 1  # here they are
+    LATER = 2  # not now: not committed yet, or damaged or not known here, too
+    LACKS = 3  # its log ends before
+    TRIMMED = 4  # retention took them
+    CONFLICT = 5  # committed frames there are other ones than the asker's
+
+
+class Standing(IntEnum):
+    """What the answering replica is."""
+
+    WHOLE = 0
+    LEADS = 1  # and is ready: everything that was ever committed is committed there
+    RECOVERS = 2  # takes part, but its vote does not count
+    REPAIRS = 3  # does not take part
+
+
+@dataclass(frozen=True, slots=True)
+class RepairRequest:
+    """Wants frame `index`, which stands behind one of `prev_term`, and maybe what follows it.
+    `term` is the frame's own, 0 if not known. `offset`: so many of its bytes are there already.
+    `number` comes back in the answer."""
+
+    sender: NodeId
+    to: NodeId
+    number: int
+    index: int
+    prev_term: int
+    term: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class RepairResponse:
+    """`data`: whole frames from `index` on, or, of a frame that is larger than a response, its
+    bytes from the request's offset on. `next_term`: of the frame behind them in that log, 0 for
+    none. Frames up to `commit_index` are committed."""
+
+    sender: NodeId
+    to: NodeId
+    number: int
+    index: int
+    outcome: Outcome
+    standing: Standing
+    commit_index: int
+    next_term: int
+    data: bytes
+
+
+# -- the answering side ----------------------------------------------------------------------------
+
+
+def answer(
+    request: RepairRequest,
+    log: LogIndex,
+    commit_index: int,
+    standing: Standing,
+    read: Callable[[int, int, int], Sequence[Frame]],
+) -> RepairResponse:
+    """What this replica, `request.to`, says. `read(first, last, bytes_max)` is `RaftLog.frames`;
+    while it repairs itself `log` is as far as it got."""
+    outcome, frames = Outcome.LATER, tuple[Frame, ...]()
+    try:
+        outcome, frames = _find(request, log, commit_index, read)
+    except StoreDamaged:
+        pass  # damaged here as well; whoever reads it takes care of it
+    if standing is Standing.REPAIRS and outcome is not Outcome.FRAMES:
+        outcome = Outcome.LATER  # it knows too little to say more
+    data, next_term = b"", 0
+    if frames:
+        last = frames[-1].index
+        next_term = log.term_at(last + 1) if last < log.last_index else 0
+        data = b"".join([frame.data for frame in frames])
+        data = data[request.offset : request.offset + RESPONSE_BYTES_MAX]
+    return RepairResponse(
+        request.to,
+        request.sender,
+        request.number,
+        request.index,
+        outcome,
+        standing,
+        commit_index,
+        next_term,
+        data,
+    )
+
+
+def _find(
+    request: RepairRequest,
+    log: LogIndex,
+    commit_index: int,
+    read: Callable[[int, int, int], Sequence[Frame]],
+) -> tuple[Outcome, tuple[Frame, ...]]:
+    index = request.index
+    if index < log.first_index:
+        return Outcome.TRIMMED, ()
+    if index > log.last_index:
+        return Outcome.LACKS, ()
+    if request.term:
+        if log.term_at(index) == request.term:
+            return Outcome.FRAMES, tuple(read(index, index, RESPONSE_BYTES_MAX))
+        return Outcome.CONFLICT if index <= commit_index else Outcome.LATER, ()
+    if log.term_at(index - 1) != request.prev_term:
+        return Outcome.CONFLICT if index - 1 <= commit_index else Outcome.LATER, ()
+    if request.offset:
+        return Outcome.FRAMES, tuple(read(index, index, RESPONSE_BYTES_MAX))
+    last = log.last_within(index, RESPONSE_BYTES_MAX)
+    return Outcome.FRAMES, tuple(read(index, last, RESPONSE_BYTES_MAX))
+
+
+# -- the asking side -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A damaged frame, and what is known of it.
+
+    It stands at `position`; with `term` 0 it may also stand at the next segment's first byte,
+    behind a blank record at `position`. `size_bytes` is 0 if not known."""
+
+    index: int
+    prev_term: int
+    term: int
+    position: int
+    size_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RepairTiming:
+    """Milliseconds."""
+
+    retry_ms: float = 200  # several round trips
+    retry_ms_max: float = 2_000
+    patience_ms: float = 5_000  # several elections: nobody leads, and nobody will
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """Write these frames; `proven`: what stands intact behind them belongs there."""
+
+    frames: tuple[Frame, ...]
+    proven: bool
+    peer: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Cut the log where the damage begins, and recover."""
+
+    reason: str
+
+
+class DamagedLog(Protocol):
+    """What a repair asks of the log that it mends."""
+
+    def segment_end(self, position: int) -> int:
+        """The offset behind the segment of `position`."""
+        ...
+
+    def following(self, position: int) -> tuple[int, int] | None:
+        """(index, term) of the frame whose intact header stands behind a frame that ends at
+        `position`; None if there is none."""
+        ...
+
+
+class BadPatch(Exception):
+    """A peer's bytes are not the frames that are wanted."""
+
+
+def checked_frames(
+    data: bytes, wanted: Wanted, segment_end: Callable[[int], int]
+) -> tuple[Frame, ...]:
+    """The frames in `data`, each checked and fitting behind the one before. Raises BadPatch."""
+    frames: list[Frame] = []
+    at, position, index, term = 0, wanted.position, wanted.index, wanted.prev_term
+    while at < len(data):
+        try:
+            frame = parse_frame(data, at)
+        except FrameError as error:
+            raise BadPatch(f"{error.reason} at byte {at}") from error
+        if frame.index != index or frame.term < term:
+            raise BadPatch(f"{frame!r} where {index} behind term {term} belongs")
+        ends = segment_end(position)
+        if frame.position == ends:
+            ends = segment_end(frame.position)
+        elif frame.position != position:
+            raise BadPatch(f"{frame!r} does not stand at {position} or {ends}")
+        if frame.end + _BLANK_SIZE_BYTES > ends:
+            raise BadPatch(f"{frame!r} goes beyond its segment")
+        frames.append(frame)
+        at += frame.size_bytes
+        position, index, term = frame.end, index + 1, frame.term
+    if not frames:
+        raise BadPatch("no frame")
+    if wanted.term:
+        first = frames[0]
+        fits = (first.term, first.position) == (wanted.term, wanted.position)
+        if not fits or wanted.size_bytes not in (0, first.size_bytes) or len(frames) > 1:
+            raise BadPatch(f"{first!r} is not the one of term {wanted.term} at {wanted.position}")
+    return tuple(frames)
+
+
+class Asker:
+    """Asks for one frame at a time, of everybody until somebody has it."""
+
+    def __init__(self, node_id: NodeId, voters: AbstractSet[NodeId], timing: RepairTiming) -> None:
+        self.node_id = node_id
+        self.peers = tuple(sorted(voters - {node_id}))
+        self.wanted: Wanted | None = None
+        self.answers: dict[NodeId, RepairResponse] = {}  # of the round under way
+        self.due_ms = 0.0  # when the round is over
+        self._timing = timing
+        self._retry_ms = timing.retry_ms
+        self._number = 0
+        self._asked: tuple[NodeId, ...] = ()
+        self._helper: NodeId | None = None  # who had something last time
+        self._have = b""  # of a frame that comes in parts
+        self._out: list[RepairRequest] = []
+
+    def begin(self, wanted: Wanted, now_ms: float) -> None:
+        """Ask for this from now on."""
+        self.wanted = wanted
+        self._retry_ms = self._timing.retry_ms
+        self._ask(() if self._helper is None else (self._helper,), now_ms)
+
+    def end(self) -> None:
+        self.wanted = None
+        self._out.clear()
+
+    def requests(self) -> list[RepairRequest]:
+        """What is to be sent."""
+        out, self._out = self._out, []
+        return out
+
+    def tick(self, now_ms: float) -> None:
+        """Ask everybody again if the round is over."""
+        if self.wanted is not None and now_ms >= self.due_ms:
+            self._retry_ms = min(2 * self._retry_ms, self._timing.retry_ms_max)
+            self._ask((), now_ms)
+
+    def take(self, response: RepairResponse, now_ms: float) -> bytes | None:
+        """Note an answer; the bytes of whole frames if it completes them."""
+        wanted = self.wanted
+        if wanted is None or response.number != self._number:
+            return None  # an answer to an earlier question
+        if response.sender not in self._asked or response.index != wanted.index:
+            return None
+        if response.outcome is not Outcome.FRAMES:
+            self.refuse(response, now_ms)
+            return None
+        self.answers[response.sender] = response
+        data = self._have + response.data
+        try:
+            _, _, _, _, _, _, payload_length, *_ = parse_header(data)
+        except FrameError:
+            self.refuse(response, now_ms)
+            return None
+        size = HEADER_SIZE_BYTES + payload_length
+        if len(data) < size:
+            assert size <= HEADER_SIZE_BYTES + PAYLOAD_SIZE_BYTES_MAX
+            if not response.data:
+                self.refuse(response, now_ms)
+                return None
+            self._ask((response.sender,), now_ms, data)
+            return None
+        self._helper = response.sender
+        return data
+
+    def refuse(self, response: RepairResponse, now_ms: float) -> None:
+        """This answer is of no use: the peer counts as one that cannot help in this round."""
+        self.answers[response.sender] = response
+        if self._helper == response.sender:
+            self._helper = None
+        if len(self._asked) < len(self.peers):
+            self._ask((), now_ms)
+
+    @property
+    def unanimous(self) -> bool:
+        """Whether everybody has answered in this round."""
+        return len(self.answers) == len(self.peers)
+
+    def _ask(self, whom: tuple[NodeId, ...], now_ms: float, have: bytes = b"") -> None:
+        assert self.wanted is not None
+        wanted = self.wanted
+        self._number += 1
+        self._have = have
+        self._asked = whom or self.peers
+        self.answers = {}
+        self.due_ms = now_ms + self._retry_ms
+        for peer in self._asked:
+            self._out.append(
+                RepairRequest(
+                    self.node_id,
+                    peer,
+                    self._number,
+                    wanted.index,
+                    wanted.prev_term,
+                    wanted.term,
+                    len(have),
+                )
+            )
+
+
+class StartRepair:
+    """Mends a log before its replica takes part; see the module.
+
+    `begin` at each damaged place; `step` and `tick` then say what to do with it; `requests` what
+    to send after each of these."""
+
+    def __init__(
+        self,
+        node_id: NodeId,
+        voters: AbstractSet[NodeId],
+        timing: RepairTiming,
+        log: DamagedLog,
+    ) -> None:
+        self.asker = Asker(node_id, voters, timing)
+        self.patched_frames = 0
+        self.patched_bytes = 0
+        self._voters = len(voters)
+        self._timing = timing
+        self._log = log
+        self._hopeless_since_ms: float | None = None
+
+    def begin(self, wanted: Wanted, now_ms: float) -> None:
+        self._hopeless_since_ms = None
+        self.asker.begin(wanted, now_ms)
+
+    def requests(self) -> list[RepairRequest]:
+        return self.asker.requests()
+
+    @property
+    def next_deadline_ms(self) -> float:
+        """When `tick` has something to do, if nothing happens before."""
+        return self.asker.due_ms
+
+    def tick(self, now_ms: float) -> None:
+        asker = self.asker
+        if now_ms >= asker.due_ms and not asker.unanimous:
+            self._hopeless_since_ms = None  # somebody does not answer: it may know more
+        asker.tick(now_ms)
+
+    def step(self, response: RepairResponse, now_ms: float) -> Patch | GiveUp | None:
+        """Take an answer. After a Patch or GiveUp nothing is asked before the next `begin`."""
+        asker = self.asker
+        wanted = asker.wanted
+        data = asker.take(response, now_ms)
+        if data is not None and wanted is not None:
+            patch = self._patch(response, data, wanted)
+            if patch is not None:
+                self.patched_frames += len(patch.frames)
+                self.patched_bytes += sum(frame.size_bytes for frame in patch.frames)
+                asker.end()
+                return patch
+            asker.refuse(response, now_ms)
+        given_up = self._hopeless(now_ms)
+        if given_up is not None:
+            asker.end()
+        return given_up
+
+    def _patch(self, response: RepairResponse, data: bytes, wanted: Wanted) -> Patch | None:
+        """What of these frames is proven to belong here; see the module."""
+        try:
+            frames = checked_frames(data, wanted, self._log.segment_end)
+        except BadPatch:
+            return None
+        if wanted.term:
+            return Patch(frames, True, response.sender)
+        terms = [frame.term for frame in frames[1:]] + [response.next_term]
+        for count, (frame, next_term) in enumerate(zip(frames, terms, strict=True), 1):
+            following = self._log.following(frame.end)
+            if following is not None and following[0] == frame.index + 1:
+                if following[1] in (frame.term, next_term):
+                    return Patch(frames[:count], True, response.sender)
+        committed = tuple(f for f in frames if self._is_committed(f, response))
+        return Patch(committed, False, response.sender) if committed else None
+
+    def _is_committed(self, frame: Frame, response: RepairResponse) -> bool:
+        return frame.index <= response.commit_index
+
+    def _hopeless(self, now_ms: float) -> GiveUp | None:
+        answers = self.asker.answers
+        for peer, response in answers.items():
+            if response.standing is Standing.LEADS and response.outcome in (
+                Outcome.LACKS,
+                Outcome.TRIMMED,
+                Outcome.CONFLICT,
+            ):
+                return GiveUp(f"{peer} leads: {response.outcome.name.lower()}")
+        if not self.asker.unanimous:
+            return None
+        standings = [response.standing for response in answers.values()]
+        if Standing.LEADS in standings or standings.count(Standing.WHOLE) >= majority(self._voters):
+            self._hopeless_since_ms = None  # there is a leader, or there will be one
+            return None
+        if self._hopeless_since_ms is None:
+            self._hopeless_since_ms = now_ms
+        if now_ms - self._hopeless_since_ms < self._timing.patience_ms:
+            return None
+        return GiveUp("nobody has it, and too few replicas are whole to elect a leader")
+
+
+class FrameRepair:
+    """Mends frames whose index, term, position and size are known, one after the other."""
+
+    def __init__(self, node_id: NodeId, voters: AbstractSet[NodeId], timing: RepairTiming) -> None:
+        self.asker = Asker(node_id, voters, timing)
+        self.patched_frames = 0
+        self.dropped = 0  # not noted at the limit
+        self._wanted: OrderedDict[int, Wanted] = OrderedDict()  # by index; the first one is asked
+
+    def __len__(self) -> int:
+        return len(self._wanted)
+
+    def __contains__(self, index: int) -> bool:
+        return index in self._wanted
+
+    def indexes(self) -> list[int]:
+        """The damaged frames, in the order in which they are asked for."""
+        return list(self._wanted)
+
+    def add(self, wanted: Wanted) -> bool:
+        """Note a damaged frame; False if it is known already or there are too many."""
+        assert wanted.term > 0, wanted
+        if wanted.index in self._wanted:
+            return False
+        if len(self._wanted) >= FRAMES_WANTED_MAX:
+            self.dropped += 1
+            return False
+        self._wanted[wanted.index] = wanted
+        return True
+
+    def forget(self, index: int) -> None:
+        """The frame is whole again, or gone: cut, or taken by retention."""
+        self._wanted.pop(index, None)
+        current = self.asker.wanted
+        if current is not None and current.index == index:
+            self.asker.end()
+
+    def requests(self) -> list[RepairRequest]:
+        return self.asker.requests()
+
+    def tick(self, now_ms: float) -> None:
+        """Ask for the next one; when a round brings nothing, it is another one's turn."""
+        asker, wanted = self.asker, self._wanted
+        if asker.wanted is None:
+            if wanted:
+                asker.begin(next(iter(wanted.values())), now_ms)
+        elif now_ms >= asker.due_ms:
+            if len(wanted) > 1:
+                wanted.move_to_end(asker.wanted.index)
+                asker.begin(next(iter(wanted.values())), now_ms)
+            else:
+                asker.tick(now_ms)
+
+    def step(
+        self, response: RepairResponse, now_ms: float, segment_end: Callable[[int], int]
+    ) -> Frame | None:
+        """Take an answer: the frame to be written, if it is that. `forget` it once it is."""
+        wanted = self.asker.wanted
+        data = self.asker.take(response, now_ms)
+        if data is None or wanted is None:
+            return None
+        try:
+            frame = checked_frames(data, wanted, segment_end)[0]
+        except BadPatch:
+            self.asker.refuse(response, now_ms)
+            return None
+        self.patched_frames += 1
+        return frame

@@ -11,6 +11,9 @@ import gc
 import logging
 import signal
 import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import click
@@ -22,7 +25,7 @@ from broker.errors import ConfigError, EngineError, StateError
 from dledger.errors import RaftError
 from dledger.hardstate import HardStateDamaged
 from remoting.errors import RemotingError
-from store.disk import OsDisk
+from store.disk import Disk, OsDisk
 from store.errors import StoreError
 
 log = logging.getLogger("broker.cli")
@@ -41,6 +44,18 @@ START_ERRORS = (
     StateError,
     StoreError,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a broker stands on: its disk, rooted at storePathRootDir, and the time of day in ms."""
+
+    disk: Disk
+    wall_ms: Callable[[], int]
+
+
+def this_machine(root: str) -> Machine:
+    return Machine(OsDisk(root), lambda: time.time_ns() // 1_000_000)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -66,7 +81,9 @@ START_ERRORS = (
     show_default=True,
     type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=False),
 )
+@click.pass_obj
 def main(
+    machine_of: Callable[[str], Machine] | None,
     path: str | None,
     name_servers: str | None,
     settings: tuple[str, ...],
@@ -98,17 +115,18 @@ def main(
         format="%(asctime)s %(levelname)s %(name)s %(message)s",
     )
     for key in config.without_effect():
-        log.warning("config_without_effect key=%s: accepted, but not acted on in Raft mode", key)
-    sys.exit(uvloop.run(run(config)))
+        log.warning("config_without_effect key=%s: accepted, but not acted on in this mode", key)
+    machine = (machine_of or this_machine)(config.store_path_root_dir)
+    sys.exit(uvloop.run(run(config, machine)))
 
 
-async def run(config: BrokerConfig) -> int:
+async def run(config: BrokerConfig, machine: Machine) -> int:
     """Run a broker until a signal or a failure; returns the exit status."""
     loop = asyncio.get_running_loop()
     wanted = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, wanted.set)
-    broker = Broker(config, OsDisk(config.store_path_root_dir))
+    broker = Broker(config, machine.disk, wall_ms=machine.wall_ms)
     loop.set_exception_handler(lambda _, context: _on_exception(broker, context))
     try:
         await broker.start()

@@ -10,7 +10,10 @@ import os
 import sys
 from pathlib import Path
 
-from chaos.cluster.clusterfile import ClusterState, Node
+import orjson
+
+from chaos.cluster.clusterfile import PROXY, ClusterState, Node, load_state
+from chaos.cluster.linkmap import links_of
 from chaos.cluster.topology import CLASSIC, MODES, PYSYNCOBJ, Mode
 
 PROJECT_ROOT = Path(__file__).resolve().parent.parent.parent
@@ -25,10 +28,17 @@ def log_path(directory: Path, node: Node) -> Path:
     return node_directory(directory, node) / "log.txt"
 
 
+def control_path(directory: Path) -> Path:
+    """The Unix socket at which the proxy of a cluster with links takes orders."""
+    return directory / PROXY / "control"
+
+
 def prepare(directory: Path, state: ClusterState, node: Node) -> None:
     """Write the node's configuration file anew (settings may have changed)."""
     home = node_directory(directory, node)
     home.mkdir(parents=True, exist_ok=True)
+    if node.kind == PROXY:
+        (home / "links.json").write_bytes(orjson.dumps(links_of(state)))
     if node.kind == "broker":
         (home / "broker.conf").write_text(broker_conf(directory, state, node), encoding="utf-8")
 
@@ -38,7 +48,13 @@ def command(directory: Path, node: Node) -> list[str]:
     python = [sys.executable, "-P", "-m"]
     if node.kind == "broker":
         conf = node_directory(directory, node).absolute() / "broker.conf"
-        return [*python, "broker.cli", "-c", str(conf)]
+        # Over the fault layer it is the same broker, with a disk and a clock that can be steered.
+        program = "chaos.faults.node" if load_state(directory).faultable else "broker.cli"
+        return [*python, program, "-c", str(conf)]
+    if node.kind == PROXY:
+        links = node_directory(directory, node).absolute() / "links.json"
+        control = control_path(directory).absolute()
+        return [*python, "chaos.faults.proxy", "--links", str(links), "--control", str(control)]
     store = node_directory(directory, node).absolute() / "store"
     where = ["--bind", node.host, "--listen-port", str(node.port)]
     return [*python, "namesrv.cli", *where, "--store", str(store)]
@@ -61,25 +77,41 @@ def broker_conf(directory: Path, state: ClusterState, node: Node) -> str:
         "brokerIP1": node.host,
         "bindAddress": node.host,
         "listenPort": str(node.port),
-        "namesrvAddr": state.namesrv,
+        "namesrvAddr": _name_servers(state, node),
         "storePathRootDir": str(node_directory(directory, node).absolute() / "store"),
     }
     mode = MODES[state.mode]
-    own |= _classic(mode, node) if mode.engine == CLASSIC else _replicated(mode, state, node)
+    kind = _classic if mode.engine == CLASSIC else _replicated
+    own |= kind(mode, state, node)
+    if state.links:
+        own["advertisedPort"] = state.client_address(node).rpartition(":")[2]
     return "".join(f"{key}={value}\n" for key, value in (own | state.settings).items())
 
 
-def _classic(mode: Mode, node: Node) -> dict[str, str]:
+def _name_servers(state: ClusterState, node: Node) -> str:
+    """Where a broker registers: at each name server by its own link to it."""
+    if not state.links or not state.name_servers:
+        return state.namesrv
+    ports = state.link_ports
+    return ";".join(f"{s.host}:{ports[f'{node.name}>{s.name}']}" for s in state.name_servers)
+
+
+def _classic(mode: Mode, state: ClusterState, node: Node) -> dict[str, str]:
+    master = state.members(node.group)[0]
+    link = state.link_ports.get(f"{node.name}>{master.name}")
     return {
         "brokerId": str(node.broker_id),
         "brokerRole": mode.role if node.broker_id == 0 else "SLAVE",
         "haListenPort": str(node.ha_port),
-    }
+    } | ({"haMasterAddress": f"{master.host}:{link}"} if link else {})
 
 
 def _replicated(mode: Mode, state: ClusterState, node: Node) -> dict[str, str]:
     members = state.members(node.group)
-    peers = ";".join(f"{peer.name}-{peer.host}:{peer.peer_port}" for peer in members)
+    ports = state.link_ports  # to itself there is no link: there it listens
+    peers = ";".join(
+        f"{p.name}-{p.host}:{ports.get(f'{node.name}>{p.name}', p.peer_port)}" for p in members
+    )
     return {
         "enableDLegerCommitLog": "true",
         "dLegerGroup": node.group,

@@ -1,0 +1,218 @@
+"""Cutting the power of a node: by the fault layer's journal, or by the kernel on a loop device.
+
+`cut` needs no root. The node's processes are dead (SIGKILL); what the journal says is pending is
+partly undone in the files, by a seeded choice (chaos.faults.undo says how), and the journal begins
+anew. The node's files are then what a disk would have held after the power came back.
+
+`LoopDisk` is the kernel's own truth, where there is root: an ext4 or XFS file system in a file,
+shut down without flushing its log (FS_IOC_SHUTDOWN), unmounted, mounted again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import random
+import shutil
+import struct
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from chaos.cluster.clusterfile import ClusterError
+from chaos.faults.faultdisk import BOOT, GRAVE, JOURNAL, inodes_below, read_boot
+from chaos.faults.undo import (
+    PAGE_BYTES,
+    FileChanges,
+    Pending,
+    Record,
+    RecordKind,
+    Temper,
+    by_page,
+    decode,
+    draw_temper,
+    file_fate,
+    rebuild,
+    surviving,
+)
+
+FAULTS = "faults"  # below a node's directory, beside its store
+
+FS_IOC_SHUTDOWN = 0x8004587D
+NO_LOG_FLUSH = 2
+LOOP_BYTES = 64 << 20  # the least that both file systems take is below
+COMMAND_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What a power cut took. `files` count those that lost something of their contents or size."""
+
+    files: int
+    pages: int
+    names: int
+    pending_pages: int
+    pending_names: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.pages} of {self.pending_pages} unsynced pages in {self.files} files and "
+            f"{self.names} of {self.pending_names} unsynced names lost"
+        )
+
+
+def cut(home: Path, store: Path, rng: random.Random, temper: Temper | None = None) -> Cut:
+    """Take from `store` what was not synced; `home` is the node's directory of faults. Blocking.
+
+    No process may have the store open. Without a `temper` one is drawn. Raises OSError.
+    """
+    temper = temper or draw_temper(rng)
+    path = home / JOURNAL
+    pending = Pending(decode(path.read_bytes() if path.exists() else b""))
+    keep = surviving(len(pending.names), temper, rng)
+    for change in reversed(pending.names[keep:]):
+        _undo_name(change, store, home / GRAVE)
+    places = inodes_below(store)
+    files = pages = pending_pages = 0
+    for inode, changes in sorted(pending.files.items(), key=lambda item: item[1].changes[0].number):
+        place = places.get(inode)
+        if place is None:
+            continue  # its creation was undone, or its removal survived
+        hurt, of = _undo_contents(place, changes, temper, rng)
+        files += hurt > 0
+        pages += hurt
+        pending_pages += of
+    forget(home)
+    (home / BOOT).write_text(str(read_boot(home) + 1), encoding="ascii")
+    lost_names = len(pending.names) - keep
+    return Cut(files, pages, lost_names, pending_pages, len(pending.names))
+
+
+def forget(home: Path) -> None:
+    """Empty the journal: everything there is on disk is durable now. No process may use it."""
+    (home / JOURNAL).unlink(missing_ok=True)
+    shutil.rmtree(home / GRAVE, ignore_errors=True)
+
+
+def _undo_name(change: Record, store: Path, grave: Path) -> None:
+    """Undo one change of names, if it was made (a kill may have come between record and deed)."""
+    target = store / change.paths[-1]
+    kept = grave / str(change.number)
+    if change.kind is RecordKind.CREATE:
+        if _inode(target) == change.inode:
+            target.unlink()
+    elif change.kind is RecordKind.REMOVE:
+        if _inode(target) is None and kept.exists():
+            os.link(kept, target)
+    elif _inode(target) == change.inode:
+        os.replace(target, store / change.paths[0])
+        if change.a and kept.exists():
+            os.link(kept, target)
+
+
+def _inode(path: Path) -> int | None:
+    try:
+        return path.lstat().st_ino
+    except FileNotFoundError:
+        return None
+
+
+def _undo_contents(
+    path: Path, changes: FileChanges, temper: Temper, rng: random.Random
+) -> tuple[int, int]:
+    """(pages that lost something, pages that could), a lost size counting as a page."""
+    with path.open("r+b", buffering=0) as file:
+        descriptor = file.fileno()
+        size = os.fstat(descriptor).st_size
+        fate = file_fate(changes, size, temper, rng)
+        pieces = by_page(changes)
+        for page in fate.pages:
+            if min(page.below, page.above) == page.count:
+                continue
+            content = os.pread(descriptor, PAGE_BYTES, page.page * PAGE_BYTES)
+            whole = rebuild(content.ljust(PAGE_BYTES, b"\0"), pieces[page.page], page)
+            os.pwrite(descriptor, whole, page.page * PAGE_BYTES)
+        os.ftruncate(descriptor, fate.size)
+    return fate.hurt + (fate.size != size), len(fate.pages)
+
+
+# ---- the kernel's truth ---------------------------------------------------------------------
+
+
+class LoopDisk:
+    """A file system in a file, mounted. Blocking throughout; methods raise ClusterError."""
+
+    def __init__(self, directory: Path, kind: str = "ext4", size_bytes: int = LOOP_BYTES) -> None:
+        self.image = directory / f"disk.{kind}"
+        self.mount_point = directory / "mnt"
+        self._kind = kind
+        self._size_bytes = size_bytes
+
+    def make(self) -> Path:
+        """Create and mount it; returns where."""
+        reason = unavailable(self._kind)
+        if reason is not None:
+            raise ClusterError(reason)
+        self.mount_point.mkdir(parents=True, exist_ok=True)
+        with self.image.open("wb") as image:
+            image.truncate(self._size_bytes)
+        _run([_program(f"mkfs.{self._kind}"), "-q", str(self.image)])
+        self._mount()
+        return self.mount_point
+
+    def cut(self) -> None:
+        """What is not on the device now is gone. Nobody may have a file open any more, or have
+        it as a working directory."""
+        descriptor = os.open(self.mount_point, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.ioctl(descriptor, FS_IOC_SHUTDOWN, struct.pack("=I", NO_LOG_FLUSH))
+        except OSError as error:
+            raise ClusterError(f"{self.mount_point} cannot be shut down: {error}") from error
+        finally:
+            os.close(descriptor)
+        self._unmount()
+        self._mount()
+
+    def remove(self) -> None:
+        """Unmount and delete it; harmless if it is not there."""
+        if os.path.ismount(self.mount_point):
+            self._unmount()
+        self.image.unlink(missing_ok=True)
+
+    def _mount(self) -> None:
+        where = [str(self.image), str(self.mount_point)]
+        _run([_program("mount"), "-t", self._kind, "-o", "loop", *where])
+
+    def _unmount(self) -> None:
+        _run([_program("umount"), str(self.mount_point)])
+
+
+def unavailable(kind: str = "ext4") -> str | None:
+    """Why a LoopDisk cannot be had on this machine; None if it can."""
+    if os.geteuid() != 0:
+        return "a loop device and mounting need root"
+    if not Path("/dev/loop-control").exists():
+        return "this machine has no loop devices (/dev/loop-control)"
+    for name in ("mount", "umount", f"mkfs.{kind}"):
+        if _program(name) == "":
+            return f"{name} is not installed"
+    if kind not in Path("/proc/filesystems").read_text(encoding="ascii").split():
+        return f"the kernel has no {kind} (/proc/filesystems)"
+    return None
+
+
+def _program(name: str) -> str:
+    return shutil.which(name, path="/usr/sbin:/usr/bin:/sbin:/bin") or ""
+
+
+def _run(command: Sequence[str]) -> None:
+    try:
+        done = subprocess.run(
+            command, capture_output=True, timeout=COMMAND_TIMEOUT_S, check=False, text=True
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ClusterError(f"{command[0]}: {error}") from error
+    if done.returncode != 0:
+        words = (done.stderr or done.stdout).strip()
+        raise ClusterError(f"{' '.join(command)}: {words}")

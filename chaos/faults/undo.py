@@ -1,0 +1,330 @@
+"""What a power cut takes back: the journal's records, what of them is pending, who survives. Pure.
+
+The fault layer (chaos.faults.faultdisk) writes a record *before* each change to a file or a name;
+the record holds what the change destroys. A sync takes back no content, it only says which changes
+are durable now. After a power cut the changes that are still pending are partly undone:
+
+    pages      each 4 KiB page keeps some first part of the changes made to it since the last sync
+               (all, none, or between); it may be torn at a 512-byte sector, where the two sides
+               kept different many. Pages know nothing of each other: disks write in any order
+    size       a file's changes of size (truncate, allocate, writing past the end) survive up to
+               some one of them; no page behind a lost one keeps what came after it
+    names      creations, removals and renames survive up to some one of them, for file systems
+               journal them in order; directories themselves survive
+
+A failed sync makes nothing durable, and later ones do not make up for it: as the kernel does, they
+cover only pages that were written again ("fsyncgate").
+
+    record     off size field             undo.log: records one behind the other; a last one that is
+               0   4    length of tail    cut short belongs to a change that was never made
+               4   1    kind
+               5   8    number            rises; a truncation and the bytes it drops share theirs
+               13  8    inode
+               21  8    a                 BYTES offset; SIZE old; SYNCED, FAILED, NAMED the number
+                                          up to which it counts, HEALED too; RENAME the target's
+                                          old inode or 0
+               29  8    b                 BYTES length; SIZE new; HEALED the page
+               37  n    tail              BYTES what stood there, nothing for zeros; NAMED the
+                                          directory; CREATE, REMOVE path; RENAME source NUL target
+
+All integers are big-endian.
+"""
+
+from __future__ import annotations
+
+import bisect
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Protocol
+
+PAGE_BYTES = 4096
+SECTOR_BYTES = 512
+HEAD = struct.Struct(">IBQQqq")
+HEAD_BYTES = HEAD.size
+
+
+class Random(Protocol):
+    """The part of random.Random that is used here."""
+
+    def random(self) -> float: ...
+
+    def randrange(self, start: int, stop: int, /) -> int: ...
+
+
+class RecordKind(IntEnum):
+    """See the module's table."""
+
+    BYTES = 1
+    SIZE = 2
+    SYNCED = 3
+    FAILED = 4
+    FORGET = 5  # the inode is gone for good
+    CREATE = 6
+    REMOVE = 7
+    RENAME = 8
+    NAMED = 9  # a directory was synced
+    HEALED = 10  # a page was synced that a sync had failed for
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One line of the journal."""
+
+    kind: RecordKind
+    number: int
+    inode: int = 0
+    a: int = 0
+    b: int = 0
+    tail: bytes = b""
+
+    def encode(self) -> bytes:
+        head = HEAD.pack(len(self.tail), self.kind, self.number, self.inode, self.a, self.b)
+        return head + self.tail
+
+    @property
+    def size_bytes(self) -> int:
+        return HEAD_BYTES + len(self.tail)
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Of a record about names: the path, or source and target."""
+        return tuple(self.tail.decode().split("\0"))
+
+    @property
+    def directory(self) -> str:
+        """The directory whose sync makes this change of names durable."""
+        return self.paths[-1].rpartition("/")[0]
+
+    @property
+    def buried(self) -> int:
+        """The inode that loses its name by this change, so that its contents must be kept."""
+        if self.kind is RecordKind.REMOVE:
+            return self.inode
+        return self.a if self.kind is RecordKind.RENAME else 0
+
+
+def decode(data: bytes) -> Iterator[Record]:
+    """The records of a journal; ends before one that is cut short."""
+    at = 0
+    while at + HEAD_BYTES <= len(data):
+        length, kind, number, inode, a, b = HEAD.unpack_from(data, at)
+        end = at + HEAD_BYTES + length
+        if end > len(data):
+            return
+        yield Record(RecordKind(kind), number, inode, a, b, data[at + HEAD_BYTES : end])
+        at = end
+
+
+@dataclass(slots=True)
+class FileChanges:
+    """What is pending of one inode. `failed_until`: up to this number a sync has failed; of
+    those, the pages in `healed` count as durable up to the number that stands there."""
+
+    changes: list[Record] = field(default_factory=list)
+    failed_until: int = 0
+    healed: dict[int, int] = field(default_factory=dict)
+
+
+class Pending:
+    """What a power cut now could undo: the journal's meaning. Built record by record."""
+
+    def __init__(self, records: Iterable[Record] = ()) -> None:
+        self.files: dict[int, FileChanges] = {}
+        self.names: list[Record] = []
+        self.number = 0  # the highest seen
+        self.size_bytes = 0  # of the records that are still needed
+        for record in records:
+            self.add(record)
+
+    def add(self, record: Record) -> list[Record]:
+        """Take the next record; returns the changes of names that are durable because of it."""
+        kind = record.kind
+        self.number = max(self.number, record.number)
+        if kind is RecordKind.BYTES or kind is RecordKind.SIZE:
+            file = self.files.get(record.inode)
+            if file is None:
+                file = self.files[record.inode] = FileChanges()
+            file.changes.append(record)
+            self.size_bytes += record.size_bytes
+        elif kind is RecordKind.SYNCED:
+            self._synced(record.inode, record.a)
+        elif kind is RecordKind.FAILED:
+            if record.inode in self.files:
+                self.files[record.inode].failed_until = record.a
+        elif kind is RecordKind.HEALED:
+            if record.inode in self.files:
+                self.files[record.inode].healed[record.b] = record.a
+        elif kind is RecordKind.FORGET:
+            gone = self.files.pop(record.inode, None)
+            if gone is not None:
+                self.size_bytes -= sum(change.size_bytes for change in gone.changes)
+        elif kind is RecordKind.NAMED:
+            return self._named(record.tail.decode(), record.a)
+        else:
+            self.names.append(record)
+            self.size_bytes += record.size_bytes
+        return []
+
+    def records(self) -> Iterator[Record]:
+        """A shorter journal that means the same."""
+        for inode, file in self.files.items():
+            failed = [c for c in file.changes if c.number <= file.failed_until]
+            yield from failed
+            if file.failed_until:
+                yield Record(RecordKind.FAILED, self.number, inode, file.failed_until)
+            for page, until in file.healed.items():
+                yield Record(RecordKind.HEALED, self.number, inode, until, page)
+            yield from file.changes[len(failed) :]
+        yield from self.names
+
+    def _synced(self, inode: int, until: int) -> None:
+        file = self.files.get(inode)
+        if file is None:
+            return
+        kept = []
+        for change in file.changes:
+            if change.number > until:
+                kept.append(change)
+            elif change.number <= file.failed_until and change.kind is RecordKind.BYTES:
+                kept.append(change)
+            else:
+                self.size_bytes -= change.size_bytes
+                if file.failed_until and change.kind is RecordKind.BYTES:
+                    for page in _pages(change):
+                        file.healed[page] = until
+        file.changes = kept
+        if not kept:
+            del self.files[inode]
+
+    def _named(self, directory: str, until: int) -> list[Record]:
+        done = [n for n in self.names if n.number <= until and n.directory == directory]
+        if done:
+            self.names = [n for n in self.names if n.number > until or n.directory != directory]
+            self.size_bytes -= sum(change.size_bytes for change in done)
+        return done
+
+
+@dataclass(frozen=True, slots=True)
+class PageFate:
+    """How many of a page's changes survive: `below` and from the byte `split` on."""
+
+    page: int
+    split: int
+    below: int
+    above: int
+    count: int  # of its changes
+
+
+@dataclass(frozen=True, slots=True)
+class FileFate:
+    """`size`: what the file's size becomes."""
+
+    size: int
+    pages: tuple[PageFate, ...]
+
+    @property
+    def hurt(self) -> int:
+        """Pages that lose something."""
+        return sum(1 for page in self.pages if min(page.below, page.above) < page.count)
+
+
+@dataclass(frozen=True, slots=True)
+class Temper:
+    """How a cut treats what is pending. Shares of pages; the rest is torn. `order`: how much of a
+    file's sizes and of the names survives: 0 nothing, 1 all, None drawn."""
+
+    lost: float
+    kept: float
+    order: float | None = None
+
+
+LOSE_ALL = Temper(1.0, 0.0, 0.0)
+KEEP_ALL = Temper(0.0, 1.0, 1.0)
+TEMPERS = (LOSE_ALL, Temper(0.8, 0.1), Temper(0.4, 0.4), Temper(0.1, 0.8), Temper(0.1, 0.2))
+
+
+def draw_temper(rng: Random) -> Temper:
+    """One of the tempers a real disk may have."""
+    return TEMPERS[rng.randrange(0, len(TEMPERS))]
+
+
+def surviving(count: int, temper: Temper, rng: Random) -> int:
+    """How many of so many ordered changes survive."""
+    return rng.randrange(0, count + 1) if temper.order is None else round(count * temper.order)
+
+
+def file_fate(file: FileChanges, size: int, temper: Temper, rng: Random) -> FileFate:
+    """Decide over one file that has `size` bytes now."""
+    sizes = [change for change in file.changes if change.kind is RecordKind.SIZE]
+    survive = surviving(len(sizes), temper, rng)
+    final = size if survive == len(sizes) else sizes[survive].a
+    fates = []
+    for page, changes in sorted(by_page(file).items()):
+        numbers = [change.number for change in changes]
+        low, high = _bounds(page, numbers, sizes, survive)
+        fates.append(_page_fate(page, low, high, len(changes), temper, rng))
+    return FileFate(final, tuple(fates))
+
+
+def by_page(file: FileChanges) -> dict[int, list[Record]]:
+    """The pending changes of bytes, page by page."""
+    found: dict[int, list[Record]] = {}
+    for change in file.changes:
+        if change.kind is RecordKind.BYTES:
+            for page in _pages(change):
+                if change.number > file.healed.get(page, 0):
+                    found.setdefault(page, []).append(change)
+    return found
+
+
+def rebuild(content: bytes, changes: Sequence[Record], fate: PageFate) -> bytes:
+    """The page as the cut leaves it. `content`: what it holds now, PAGE_BYTES long; `changes`: its
+    own, in order."""
+    assert len(content) == PAGE_BYTES
+    assert len(changes) == fate.count
+    page = bytearray(content)
+    base = fate.page * PAGE_BYTES
+    for start, end, survive in (
+        (0, fate.split, fate.below),
+        (fate.split, PAGE_BYTES, fate.above),
+    ):
+        for change in reversed(changes[survive:]):
+            first = max(start, change.a - base)
+            last = min(end, change.a + change.b - base)
+            if first < last:
+                at = base + first - change.a
+                before = change.tail[at : at + last - first]
+                page[first:last] = before or bytes(last - first)
+    return bytes(page)
+
+
+def _pages(change: Record) -> range:
+    return range(change.a // PAGE_BYTES, (change.a + change.b - 1) // PAGE_BYTES + 1)
+
+
+def _bounds(
+    page: int, numbers: Sequence[int], sizes: Sequence[Record], survive: int
+) -> tuple[int, int]:
+    """Between how many of a page's changes may survive, given the surviving changes of size."""
+    low, high = 0, len(numbers)
+    for place, change in enumerate(sizes):
+        if min(change.a, change.b) > page * PAGE_BYTES:
+            continue  # that one moved the end behind this page's begin
+        if place < survive:
+            low = max(low, bisect.bisect_right(numbers, change.number))
+        else:
+            high = min(high, bisect.bisect_left(numbers, change.number))
+    return min(low, high), high
+
+
+def _page_fate(page: int, low: int, high: int, count: int, temper: Temper, rng: Random) -> PageFate:
+    drawn = rng.random()
+    if drawn < temper.lost:
+        return PageFate(page, 0, low, low, count)
+    if drawn < temper.lost + temper.kept:
+        return PageFate(page, 0, high, high, count)
+    split = SECTOR_BYTES * rng.randrange(1, PAGE_BYTES // SECTOR_BYTES)
+    below, above = rng.randrange(low, high + 1), rng.randrange(low, high + 1)
+    return PageFate(page, split, below, above, count)

@@ -1,0 +1,528 @@
+"""The fault layer over real files: what a power cut leaves, against a model; what the rules do."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from chaos.faults import faultdisk
+from chaos.faults.faultdisk import FaultDisk, FaultFile, Journal
+from chaos.faults.power import cut, forget
+from chaos.faults.steering import (
+    ALLOCATE,
+    ERROR,
+    FULL,
+    LIE,
+    READ,
+    SHORT,
+    SLOTS_MAX,
+    SLOW,
+    STALL,
+    SYNC,
+    WRITE,
+    Control,
+    Rule,
+    Steering,
+    TooManyRules,
+)
+from chaos.faults.undo import KEEP_ALL, LOSE_ALL, SECTOR_BYTES, Record, RecordKind, Temper
+
+MIXED = Temper(0.3, 0.3)
+
+
+class Node:
+    """A directory with a store and faults, and the disk of the process that runs now."""
+
+    def __init__(self, directory: Path) -> None:
+        self.store, self.home = directory / "store", directory / "faults"
+        self.steering = Steering(self.home)
+        self.boot()
+
+    def boot(self) -> None:
+        """A process starts; the one before is gone, whatever it left open."""
+        self.control = Control(self.home)
+        self.disk = FaultDisk(str(self.store), self.home, self.control)
+
+    def kill(self) -> None:
+        self.disk.close()
+        self.control.close()
+
+    def cut(self, temper: Temper, seed: int = 1) -> str:
+        self.kill()
+        said = cut(self.home, self.store, random.Random(seed), temper)
+        self.boot()
+        return str(said)
+
+    def read(self, path: str) -> bytes:
+        return (self.store / path).read_bytes()
+
+    def names(self) -> list[str]:
+        found = [p.relative_to(self.store) for p in self.store.rglob("*") if p.is_file()]
+        return sorted(str(path) for path in found)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    made = Node(tmp_path)
+    yield made
+    made.kill()
+
+
+def test_only_what_was_synced_survives(node: Node) -> None:
+    disk = node.disk
+    disk.makedirs("commitlog")
+    file = disk.open("commitlog/0", allocate_bytes=3 * 4096)
+    file.pwrite(0, b"a" * 5000)
+    file.sync()
+    disk.sync_directory("commitlog")
+    file.pwrite(4990, b"b" * 20)
+    file.pwritev(5010, [b"c" * 10, b"d" * 10])
+    disk.open("commitlog/1").pwrite(0, b"never named durably")
+    file.close()
+    assert "1 of 1 unsynced names lost" in node.cut(LOSE_ALL)
+    assert node.read("commitlog/0") == b"a" * 5000 + bytes(3 * 4096 - 5000)
+    assert node.names() == ["commitlog/0"]
+    assert node.disk.boot_id() == 1
+    node.cut(LOSE_ALL)
+    assert node.disk.boot_id() == 2
+    assert node.read("commitlog/0").startswith(b"a" * 5000)
+
+
+def test_a_kill_loses_nothing_and_what_was_unsynced_stays_unsynced(node: Node) -> None:
+    file = node.disk.open("f")
+    file.pwrite(0, b"old")
+    file.sync()
+    node.disk.sync_directory("")
+    file.pwrite(0, b"new")
+    for _ in range(3):
+        node.kill()
+        node.boot()
+        assert node.read("f") == b"new"
+    node.disk.open("f").pwrite(0, b"NEW")
+    node.cut(LOSE_ALL)
+    assert node.read("f") == b"old"
+
+
+def test_a_name_survives_a_rename_over_it_until_the_directory_is_synced(node: Node) -> None:
+    disk = node.disk
+    for name in ("table.json", "table.json.tmp"):
+        file = disk.open(name)
+        file.pwrite(0, name.encode())
+        file.sync()
+    disk.sync_directory("")
+    disk.rename("table.json.tmp", "table.json")
+    assert node.read("table.json") == b"table.json.tmp"
+    node.cut(LOSE_ALL)
+    assert node.read("table.json") == b"table.json"
+    assert node.read("table.json.tmp") == b"table.json.tmp"
+    node.disk.rename("table.json.tmp", "table.json")
+    node.disk.sync_directory("")
+    assert not list((node.home / "grave").iterdir())
+    node.cut(LOSE_ALL)
+    assert node.names() == ["table.json"]
+    node.disk.remove("table.json")
+    node.cut(LOSE_ALL)
+    assert node.read("table.json") == b"table.json.tmp"
+    with pytest.raises(OSError) as refused:
+        node.disk.rename("table.json", "elsewhere/table.json")
+    assert refused.value.errno == errno.EXDEV
+
+
+def test_a_lying_sync_makes_nothing_durable(node: Node) -> None:
+    node.steering.put("1", [Rule(LIE, (SYNC,))])
+    file = node.disk.open("f")
+    file.pwrite(0, b"acknowledged")
+    file.sync()
+    node.disk.sync_directory("")
+    node.cut(LOSE_ALL)
+    assert node.names() == []
+    node.steering.drop("1")
+    file = node.disk.open("f")
+    file.pwrite(0, b"honest")
+    file.sync()
+    node.disk.sync_directory("")
+    node.cut(LOSE_ALL)
+    assert node.read("f") == b"honest"
+
+
+def test_a_failed_sync_is_not_made_up_for_by_the_next(node: Node) -> None:
+    file = node.disk.open("f")
+    file.pwrite(0, b"-" * 8192)
+    file.sync()
+    node.disk.sync_directory("")
+    node.steering.put("1", [Rule(ERROR, (SYNC,), times=1)])
+    file.pwrite(0, b"a" * 4096)
+    with pytest.raises(OSError, match="told to fail"):
+        file.sync()
+    file.pwrite(4096, b"b" * 4096)
+    file.sync()
+    assert node.read("f") == b"a" * 4096 + b"b" * 4096
+    node.cut(LOSE_ALL)
+    assert node.read("f") == b"-" * 4096 + b"b" * 4096
+
+
+def test_a_write_during_a_sync_is_not_covered_by_it(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = node.disk.open("f")
+    node.disk.sync_directory("")
+    file.pwrite(0, b"before")
+    fdatasync: Callable[[int], None] = os.fdatasync
+
+    def meanwhile(descriptor: int) -> None:
+        fdatasync(descriptor)
+        file.pwrite(0, b"during")
+
+    monkeypatch.setattr(os, "fdatasync", meanwhile)
+    file.sync()
+    monkeypatch.undo()
+    assert node.read("f") == b"during"
+    node.cut(LOSE_ALL)
+    assert node.read("f") == b"before"
+
+
+def test_truncations_come_back_with_their_bytes(node: Node) -> None:
+    size = 5 << 20
+    file = node.disk.open("big", allocate_bytes=size)
+    file.pwrite(100, b"x" * 5000)
+    file.pwrite(3 << 20, b"y" * 3000)
+    file.sync()
+    node.disk.sync_directory("")
+    before = node.read("big")
+    file.truncate(50)
+    file.close()
+    node.disk.open("big", allocate_bytes=size).close()
+    assert node.read("big") == bytes(size)
+    node.cut(LOSE_ALL)
+    assert node.read("big") == before
+
+
+class Model:
+    """What the disk may hold after a cut: an inode is the list of its contents since its last
+    sync; names are what is durable and the changes since."""
+
+    def __init__(self) -> None:
+        self.inodes: list[list[bytes]] = []
+        self.names: dict[str, int] = {}
+        self.durable: dict[str, int] = {}
+        self.changes: list[tuple[str, dict[str, int | None]]] = []  # directory, what changed
+
+    def change(self, directory: str, changed: dict[str, int | None]) -> None:
+        self.changes.append((directory, changed))
+        _apply(self.names, changed)
+
+    def sync_directory(self, directory: str) -> None:
+        for _, changed in [c for c in self.changes if c[0] == directory]:
+            _apply(self.durable, changed)
+        self.changes = [c for c in self.changes if c[0] != directory]
+
+    def survivors(self, count: int) -> dict[str, int]:
+        names = dict(self.durable)
+        for _, changed in self.changes[:count]:
+            _apply(names, changed)
+        return names
+
+    def cut(self, found: dict[str, bytes]) -> None:
+        """The files that are there are the durable ones now."""
+        self.inodes = [[content] for content in found.values()]
+        self.names = {name: number for number, name in enumerate(found)}
+        self.durable, self.changes = dict(self.names), []
+
+
+def _apply(names: dict[str, int], changed: dict[str, int | None]) -> None:
+    for name, inode in changed.items():
+        if inode is None:
+            names.pop(name, None)
+        else:
+            names[name] = inode
+
+
+def one_step(node: Node, model: Model, rng: random.Random) -> None:
+    """Do something to disk and model alike."""
+    disk = node.disk
+    directory = rng.choice(("d", "e"))
+    there = sorted(name for name in model.names if name.startswith(directory))
+    what = rng.choices(
+        ("write", "truncate", "sync", "names", "sync names", "kill"), (8, 2, 3, 3, 2, 1)
+    )
+    match what[0]:
+        case "kill":
+            node.kill()
+            node.boot()
+        case "sync names":
+            disk.sync_directory(directory)
+            model.sync_directory(directory)
+        case "names" if there and rng.random() < 0.4:
+            name = rng.choice(there)
+            disk.remove(name)
+            model.change(directory, {name: None})
+        case "names" if there and rng.random() < 0.6:
+            source, target = rng.choice(there), f"{directory}/{rng.randrange(4)}"
+            if source != target:
+                disk.rename(source, target)
+                model.change(directory, {source: None, target: model.names[source]})
+        case _:
+            name = (
+                rng.choice(there)
+                if there and what[0] != "names"
+                else f"{directory}/{rng.randrange(4)}"
+            )
+            if name not in model.names:
+                model.inodes.append([b""])
+                model.change(directory, {name: len(model.inodes) - 1})
+            change_contents(disk.open(name), model.inodes[model.names[name]], what[0], rng)
+
+
+def change_contents(file: FaultFile, versions: list[bytes], what: str, rng: random.Random) -> None:
+    now = versions[-1]
+    if what == "sync":
+        file.sync()
+        del versions[:-1]
+    elif what == "truncate":
+        size = rng.randrange(20_000)
+        file.truncate(size)
+        versions.append(now[:size].ljust(size, b"\0"))
+    else:
+        offset, length = rng.randrange(15_000), rng.choice((8, 700, 9000))
+        data = bytes([rng.randrange(256)]) * length
+        file.pwrite(offset, data)
+        versions.append(now[:offset].ljust(offset, b"\0") + data + now[offset + length :])
+    file.close()
+
+
+def check_contents(found: bytes, versions: list[bytes], seed: int) -> None:
+    assert len(found) in {len(version) for version in versions}, f"seed {seed}"
+    for at in range(0, len(found), SECTOR_BYTES):
+        sector = found[at : at + SECTOR_BYTES]
+        possible = {v[at : at + len(sector)].ljust(len(sector), b"\0") for v in versions}
+        assert sector in possible, f"seed {seed}: byte {at}"
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_cut_leaves_what_the_model_allows(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several lives of one disk."""
+    monkeypatch.setattr(faultdisk, "REWRITE_BYTES", 2000)
+    rng = random.Random(seed)
+    node, model = Node(tmp_path), Model()
+    for directory in ("d", "e"):
+        node.disk.makedirs(directory)
+    for temper in (MIXED, LOSE_ALL, KEEP_ALL, MIXED, LOSE_ALL, MIXED):
+        for _ in range(rng.randrange(5, 40)):
+            one_step(node, model, rng)
+        assert {n: node.read(n) for n in model.names} == {
+            n: model.inodes[i][-1] for n, i in model.names.items()
+        }, f"seed {seed}: before the cut"
+        node.cut(temper, seed=rng.randrange(1000))
+        found = {name: node.read(name) for name in node.names()}
+        if temper is LOSE_ALL:
+            expected = {n: model.inodes[i][0] for n, i in model.survivors(0).items()}
+            assert found == expected, f"seed {seed}"
+        elif temper is KEEP_ALL:
+            assert found == {n: model.inodes[i][-1] for n, i in model.names.items()}, f"seed {seed}"
+        else:
+            allowed = [model.survivors(k) for k in range(len(model.changes) + 1)]
+            fitting = [names for names in allowed if sorted(names) == sorted(found)]
+            assert fitting, f"seed {seed}"
+            for name, content in found.items():
+                versions = [v for names in fitting for v in model.inodes[names[name]]]
+                check_contents(content, versions, seed)
+        model.cut(found)
+    node.kill()
+
+
+# ---- the journal -----------------------------------------------------------------------------
+
+
+def test_a_journal_that_holds_too_much_fails_loudly(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, pending_bytes_max=1000)
+    record = Record(RecordKind.BYTES, 1, 1, 0, 500, bytes(500))
+    journal.add(record)
+    journal.add(record)
+    with pytest.raises(OSError, match="journal is full"):
+        journal.add(record)
+    journal.close()
+
+
+def test_a_journal_is_written_anew_when_most_of_it_is_struck_out(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(faultdisk, "REWRITE_BYTES", 10_000)
+    file = node.disk.open("f", allocate_bytes=1 << 20)
+    node.disk.sync_directory("")
+    for turn in range(1000):
+        file.pwrite(turn * 100, b"x" * 100)
+        file.sync()
+    assert (node.home / "undo.log").stat().st_size < 11_000
+    node.cut(LOSE_ALL)
+    assert node.read("f").rstrip(b"\0") == b"x" * 100_000
+
+
+def test_a_store_that_was_taken_away_leaves_nothing_to_undo(node: Node) -> None:
+    node.disk.open("f").pwrite(0, b"x")
+    node.kill()
+    (node.store / "f").unlink()
+    node.boot()
+    assert not node.disk.journal.pending.files
+    node.kill()
+    forget(node.home)
+    node.boot()
+    assert not node.disk.journal.pending.names
+
+
+# ---- steering --------------------------------------------------------------------------------
+
+
+def test_the_nth_call_fails_once_and_only_on_the_files_meant(node: Node) -> None:
+    node.steering.put("7", [Rule(ERROR, (WRITE,), "raft/*", skip=2, times=1)])
+    node.disk.makedirs("raft")
+    vote, other = node.disk.open("raft/hardstate"), node.disk.open("checkpoint")
+    vote.pwrite(0, b"1")
+    other.pwrite(0, b"1")
+    vote.pwrite(0, b"2")
+    node.kill()
+    node.boot()  # counts survive a restart
+    vote = node.disk.open("raft/hardstate")
+    with pytest.raises(OSError) as failed:
+        vote.pwrite(0, b"3")
+    assert failed.value.errno == errno.EIO
+    vote.pwrite(0, b"4")
+    assert node.read("raft/hardstate") == b"4"
+    assert node.steering.matched("7") == [4]
+    node.steering.drop("7")
+    assert node.steering.matched("7") == []
+
+
+def test_reads_and_creations_fail_while_they_are_told_to(node: Node) -> None:
+    file = node.disk.open("f")
+    file.pwrite(0, b"abc")
+    node.steering.put("1", [Rule(ERROR, (READ, ALLOCATE))])
+    with pytest.raises(OSError, match="told to fail"):
+        file.pread(0, 3)
+    with pytest.raises(OSError, match="told to fail"):
+        node.disk.open("g")
+    assert not node.disk.exists("g")
+    node.disk.open("f").close()
+    node.steering.drop("1")
+    assert file.pread(0, 3) == b"abc"
+
+
+def test_a_short_write_leaves_its_first_half(node: Node) -> None:
+    file = node.disk.open("f")
+    node.steering.put("1", [Rule(SHORT, (WRITE,), times=1)])
+    with pytest.raises(OSError, match="half of it"):
+        file.pwrite(0, b"abcdefgh")
+    assert node.read("f") == b"abcd"
+
+
+def test_a_full_disk_takes_no_new_block_but_all_else(node: Node) -> None:
+    allocated = node.disk.open("log", allocate_bytes=1 << 16)
+    sparse = node.disk.open("queue")
+    sparse.truncate(1 << 20)
+    sparse.pwrite(0, b"x" * 4096)
+    sparse.sync()
+    assert node.disk.usage()[1] > 0
+    node.steering.put("1", [Rule(FULL, (WRITE, ALLOCATE))])
+    assert node.disk.usage()[1] == 0
+    allocated.pwrite(5000, b"fits")
+    sparse.pwrite(10, b"fits")
+    for write in (
+        lambda: sparse.pwrite(1 << 19, b"no"),
+        lambda: allocated.pwrite((1 << 16) - 1, b"no"),
+        lambda: node.disk.open("next", allocate_bytes=100),
+    ):
+        with pytest.raises(OSError) as refused:
+            write()
+        assert refused.value.errno == errno.ENOSPC
+    assert allocated.pread(5000, 4) == b"fits"
+    node.disk.remove("queue")
+    node.steering.drop("1")
+    sparse.pwrite(1 << 19, b"yes")
+    assert node.disk.usage()[1] > 0
+
+
+def test_a_stalled_sync_returns_when_it_is_healed_and_not_before(node: Node) -> None:
+    file = node.disk.open("f")
+    file.pwrite(0, b"x")
+    node.steering.put("1", [Rule(STALL, (SYNC,))])
+    syncing = threading.Thread(target=file.sync)
+    syncing.start()
+    syncing.join(0.05)
+    assert syncing.is_alive()
+    file.pwrite(0, b"y")  # writes go on
+    node.steering.drop("1")
+    syncing.join(20)
+    assert not syncing.is_alive()
+
+
+def test_slow_calls_take_longer_and_still_do_their_work(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("time.sleep", slept.append)
+    node.steering.put("1", [Rule(SLOW, (SYNC,), delay_ms=80), Rule(SLOW, (SYNC,), delay_ms=20)])
+    file = node.disk.open("f")
+    file.pwrite(0, b"x")
+    file.sync()
+    node.disk.sync_directory("")
+    assert slept == [0.08, 0.02, 0.08, 0.02]
+    node.cut(LOSE_ALL)
+    assert node.read("f") == b"x"
+
+
+def test_rules_under_several_keys_hold_side_by_side(node: Node) -> None:
+    node.steering.put("1", [Rule(ERROR, (WRITE,), "a")])
+    node.steering.put("2", [Rule(ERROR, (WRITE,), "b")])
+    node.steering.put("1", [Rule(ERROR, (WRITE,), "c")])  # in place of the first
+    files = {name: node.disk.open(name) for name in "abc"}
+
+    def failing() -> set[str]:
+        found = set()
+        for name, file in files.items():
+            try:
+                file.pwrite(0, b"x")
+            except OSError:
+                found.add(name)
+        return found
+
+    assert failing() == {"b", "c"}
+    Steering(node.home).drop("2")  # another command of the harness
+    assert failing() == {"c"}
+    node.steering.drop("1")
+    node.steering.drop("no such key")
+    assert failing() == set()
+
+
+def test_so_many_rules_and_no_more(node: Node) -> None:
+    rule = Rule(ERROR, (WRITE,), "nothing")
+    node.steering.put("1", [rule] * (SLOTS_MAX - 1))
+    node.steering.put("2", [rule])
+    with pytest.raises(TooManyRules):
+        node.steering.put("3", [rule])
+    node.steering.put("1", [rule])
+    node.steering.put("3", [rule] * (SLOTS_MAX - 2))
+
+
+def test_the_wall_clock_is_put_off_and_strobed(tmp_path: Path) -> None:
+    monotonic_ms = [0]
+    control = Control(tmp_path, lambda: 5_000_000_000, lambda: monotonic_ms[0] * 1_000_000)
+    steering = Steering(tmp_path)
+    assert control.wall_ms() == 5_000
+    steering.set_clock(-60_000)
+    assert control.wall_ms() == -55_000
+    steering.set_clock(1_000, 250, 40)
+    seen = []
+    for now_ms in (0, 39, 40, 79, 80, 120):
+        monotonic_ms[0] = now_ms
+        seen.append(control.wall_ms())
+    assert seen == [6_000, 6_000, 6_250, 6_250, 6_000, 6_250]
+    steering.set_clock(0)
+    assert control.wall_ms() == 5_000
+    control.close()

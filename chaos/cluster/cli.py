@@ -17,6 +17,7 @@ from rich.table import Table
 from chaos.cluster.cluster import DOWN_TIMEOUT_S, UP_TIMEOUT_S, Cluster, NodeStatus
 from chaos.cluster.clusterfile import ClusterError
 from chaos.cluster.topology import GROUPS_MAX, MODES, NAME_SERVERS_MAX, REPLICAS_MAX, Shape
+from chaos.cluster.transfer import transfer
 
 T = TypeVar("T")
 
@@ -73,6 +74,14 @@ def main() -> None:
     help="Use these name servers instead of starting one.",
 )
 @click.option(
+    "--links/--no-links",
+    default=None,
+    help="Carry the traffic through a proxy that can cut and slow each link.",
+)
+@click.option(
+    "--faultable/--no-faultable", default=None, help="Run the brokers over the fault layer."
+)
+@click.option(
     "--set",
     "settings",
     multiple=True,
@@ -87,6 +96,8 @@ def up(
     replicas: int | None,
     name_servers: int | None,
     namesrv: str | None,
+    links: bool | None,
+    faultable: bool | None,
     settings: tuple[str, ...],
     timeout: float,
 ) -> None:
@@ -98,7 +109,7 @@ def up(
     wanted = parse_settings(settings)
 
     async def work(cluster: Cluster) -> None:
-        shape = Shape(mode, groups, replicas, name_servers, namesrv)
+        shape = Shape(mode, groups, replicas, name_servers, namesrv, links, faultable)
         found = await cluster.up(shape, wanted, timeout)
         click.echo(f"up: group {', '.join(found.groups)}, name server {found.namesrv}")
         show(await cluster.status())
@@ -149,6 +160,20 @@ def kill(directory: Path, target: str, signal_name: str) -> None:
         if signal_name == "KILL":
             await cluster.wait_dead(process)
         click.echo(f"sent SIG{signal_name} to {node.name} (pid {process.pid}, {node.address})")
+
+    run(directory, work)
+
+
+@main.command("transfer")
+@DIRECTORY
+@click.argument("target", default="", metavar="[NAME]")
+@click.option("--group", help="Of which broker group (the first one).")
+def transfer_leadership(directory: Path, target: str, group: str | None) -> None:
+    """Hand leadership over to NAME, or to the follower that has most."""
+
+    async def work(cluster: Cluster) -> None:
+        old, new = await transfer(cluster, group, target)
+        click.echo(f"{old.name} handed leadership over to {new.name}")
 
     run(directory, work)
 

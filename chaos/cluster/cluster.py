@@ -1,4 +1,5 @@
-"""A cluster of processes on this machine: name servers and the brokers of one or more groups.
+"""A cluster of processes on this machine: name servers and the brokers of one or more groups, and
+the proxy that carries their traffic where links are asked for.
 
 Everything known about it is in DIR/cluster.json (chaos/clusterfile.py), read anew by every call, so
 several commands may work on one cluster one after the other, and a cluster outlives whoever
@@ -20,6 +21,7 @@ from pathlib import Path
 
 from chaos.cluster import launch
 from chaos.cluster.clusterfile import (
+    NAMESRV,
     ClusterError,
     ClusterState,
     Node,
@@ -58,8 +60,10 @@ class NodeStatus:
 
     @property
     def role(self) -> str:
-        if self.node.kind == "namesrv":
+        if self.node.kind == NAMESRV:
             return "name server"
+        if self.node.kind != "broker":
+            return self.node.kind
         return self.view.role if self.view else ""
 
 
@@ -185,7 +189,8 @@ class Cluster:
         old = self.state()
         check_unchanged(shape, old, self.directory)
         if shape.namesrv is not None and shape.namesrv != old.namesrv:
-            old = replace(old, namesrv=shape.namesrv, nodes=old.brokers)
+            kept = tuple(node for node in old.nodes if node.kind != NAMESRV)
+            old = replace(old, namesrv=shape.namesrv, nodes=kept)
         return replace(old, settings=old.settings | settings)
 
     def _start(self, name: str) -> ProcessId:
@@ -246,11 +251,12 @@ class Cluster:
             return f"no leader{of_group} yet"
         if not view.leader_ready:
             return f"{view.node} leads term {view.term} but is not ready yet"
-        address = found.node(view.node).address
-        known = await self._probe.registered_leader(found.namesrv, group)
+        address = found.client_address(found.node(view.node))
+        asked = found.direct_namesrv
+        known = await self._probe.registered_leader(asked, group)
         if known != address:
             named = known or "no leader"
-            return f"the name server {found.namesrv} names {named}{of_group}, not {address}"
+            return f"the name server {asked} names {named}{of_group}, not {address}"
         return None
 
     def log_tails(self, nodes: Sequence[Node]) -> str:

@@ -10,7 +10,7 @@ import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,9 @@ import orjson
 
 from chaos.cluster.process import ProcessId
 
-FILE_VERSION = 2
+FILE_VERSION = 3
 NAMESRV = "namesrv"  # the kind of name servers, and the first one's node name
+PROXY = "proxy"  # the kind and the name of the process that carries a cluster's traffic
 
 
 class ClusterError(Exception):
@@ -31,9 +32,9 @@ class Node:
     """One process of the cluster. `process` is the last one started, dead or alive; None: never."""
 
     name: str
-    kind: str  # "namesrv" or "broker"
+    kind: str  # NAMESRV, "broker" or PROXY
     host: str
-    port: int
+    port: int  # where it really listens; 0 for a proxy, which has many
     peer_port: int  # Raft listener; 0 for name servers and in classic mode
     group: str = ""  # brokerName; "" for name servers
     broker_id: int = 0  # classic: brokerId; Raft: the ordinal in the group
@@ -46,13 +47,13 @@ class Node:
 
     @property
     def address(self) -> str:
-        return f"{self.host}:{self.port}"
+        return f"{self.host}:{self.port}" if self.port else ""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
-    """All of cluster.json. `namesrv`: addresses separated by ';', of our own name servers or of
-    foreign ones. `mode` is one of chaos.cluster.topology's."""
+    """All of cluster.json. `namesrv`: what clients are told, addresses separated by ';', of our own
+    name servers or of foreign ones. `mode` is one of chaos.cluster.topology's."""
 
     mode: str
     namesrv: str
@@ -60,6 +61,7 @@ class ClusterState:
     nodes: tuple[Node, ...]
     links: bool = False  # traffic between the nodes goes through proxies
     faultable: bool = False  # brokers run over the fault layer
+    link_ports: dict[str, int] = field(default_factory=dict)  # link's name → its proxy's port
 
     @property
     def brokers(self) -> tuple[Node, ...]:
@@ -73,6 +75,15 @@ class ClusterState:
     @property
     def name_servers(self) -> tuple[Node, ...]:
         return tuple(node for node in self.nodes if node.kind == NAMESRV)
+
+    @property
+    def direct_namesrv(self) -> str:
+        """Like `namesrv`, but past the proxies: how the harness itself looks at the cluster."""
+        return ";".join(node.address for node in self.name_servers) or self.namesrv
+
+    def client_address(self, node: Node) -> str:
+        """Where clients find a broker: its proxy, if it has one."""
+        return f"{node.host}:{self.link_ports.get(f'clients>{node.name}', node.port)}"
 
     def members(self, group: str) -> tuple[Node, ...]:
         """The brokers of one group. Raises ClusterError that lists the groups there are."""
@@ -108,6 +119,7 @@ def load_state(directory: Path) -> ClusterState:
             tuple(_node(entry) for entry in data["nodes"]),
             data["links"],
             data["faultable"],
+            data["link_ports"],
         )
     except FileNotFoundError:
         raise ClusterError(
@@ -126,6 +138,7 @@ def save_state(directory: Path, state: ClusterState) -> None:
         "settings": state.settings,
         "links": state.links,
         "faultable": state.faultable,
+        "link_ports": state.link_ports,
         "nodes": [_plain(node) for node in state.nodes],
     }
     path = directory / "cluster.json"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import orjson
 
-from chaos.cluster.clusterfile import PROXY, ClusterState, Node, load_state
+from chaos.cluster.clusterfile import PROXY, ClusterState, Node
 from chaos.cluster.linkmap import links_of
 from chaos.cluster.topology import CLASSIC, MODES, PYSYNCOBJ, Mode
 
@@ -48,9 +48,7 @@ def command(directory: Path, node: Node) -> list[str]:
     python = [sys.executable, "-P", "-m"]
     if node.kind == "broker":
         conf = node_directory(directory, node).absolute() / "broker.conf"
-        # Over the fault layer it is the same broker, with a disk and a clock that can be steered.
-        program = "chaos.faults.node" if load_state(directory).faultable else "broker.cli"
-        return [*python, program, "-c", str(conf)]
+        return [*python, "broker.cli", "-c", str(conf)]
     if node.kind == PROXY:
         links = node_directory(directory, node).absolute() / "links.json"
         control = control_path(directory).absolute()

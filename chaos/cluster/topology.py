@@ -7,10 +7,12 @@ or classic masters with and without slaves. RocketMQ's names for whole clusters 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from chaos.cluster.clusterfile import NAMESRV, ClusterError, ClusterState, Node
+from chaos.cluster.clusterfile import NAMESRV, PROXY, ClusterError, ClusterState, Node
+from chaos.cluster.linkmap import CLIENTS, link_names
 
 RAFT, PYSYNCOBJ, CLASSIC = "raft", "pysyncobj", "classic"  # engines
 REPLICAS_MAX = 9
@@ -60,13 +62,33 @@ def ports_needed(shape: Shape) -> int:
     """How many listeners `plan` will place. Raises ClusterError for a shape that cannot be."""
     mode, groups, replicas, servers = _sizes(shape)
     per_broker = 1 if mode.engine == CLASSIC else 2
-    return groups * replicas * per_broker + servers
+    links = link_names(_nodes(shape, "", itertools.count(1))) if shape.links else ()
+    return groups * replicas * per_broker + servers + len(links)
 
 
 def plan(shape: Shape, settings: dict[str, str], host: str, ports: Sequence[int]) -> ClusterState:
-    """The nodes of a new cluster, name servers first. Raises ClusterError."""
-    mode, groups, replicas, servers = _sizes(shape)
+    """The nodes of a new cluster: the proxy if it has one, name servers, brokers. Raises
+    ClusterError."""
     free = iter(ports)
+    nodes = _nodes(shape, host, free)
+    links = {name: next(free) for name in link_names(nodes)} if shape.links else {}
+    servers = (node for node in nodes if node.kind == NAMESRV)
+    told = (f"{host}:{links.get(f'{CLIENTS}>{node.name}', node.port)}" for node in servers)
+    proxy = (Node(PROXY, PROXY, host, 0, 0),) if shape.links else ()
+    return ClusterState(
+        mode=(shape.mode or RAFT),
+        namesrv=shape.namesrv or ";".join(told),
+        settings=settings,
+        nodes=proxy + nodes,
+        links=bool(shape.links),
+        faultable=bool(shape.faultable),
+        link_ports=links,
+    )
+
+
+def _nodes(shape: Shape, host: str, free: Iterator[int]) -> tuple[Node, ...]:
+    """Name servers, then brokers."""
+    mode, groups, replicas, servers = _sizes(shape)
     brokers = []
     for group in range(groups):
         for ordinal in range(replicas):
@@ -76,15 +98,7 @@ def plan(shape: Shape, settings: dict[str, str], host: str, ports: Sequence[int]
             brokers.append(Node(name, "broker", host, port, peer_port, group_name(group), ordinal))
     names = [NAMESRV if i == 0 else f"{NAMESRV}-{i}" for i in range(servers)]
     own = [Node(name, NAMESRV, host, next(free), 0) for name in names]
-    namesrv = shape.namesrv or ";".join(node.address for node in own)
-    return ClusterState(
-        mode=mode.name,
-        namesrv=namesrv,
-        settings=settings,
-        nodes=(*own, *brokers),
-        links=bool(shape.links),
-        faultable=bool(shape.faultable),
-    )
+    return (*own, *brokers)
 
 
 def check_unchanged(shape: Shape, state: ClusterState, directory: object) -> None:

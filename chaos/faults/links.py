@@ -1,38 +1,124 @@
-"""Which links a cluster has: every way that its traffic takes from one process to another.
+"""The harness's hand on a cluster's links: rules are imposed on the proxies and lifted again.
 
-A link is directed by who dials: `n0>n1` is the connection that n0 dialled to n1's Raft listener
-and carries n0's messages only, so a one-way cut is the cut of one link. All clients share one link
-to each broker (`clients>n0`) and to each name server, whose requests and answers are its two ways.
+One control connection, one request at a time. Whatever it imposed is lifted by the proxy itself
+when the connection goes, also by the harness's death.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
 
-CLIENTS = "clients"
+import orjson
 
+from chaos.cluster.clusterfile import ClusterError, ClusterState
+from chaos.cluster.linkmap import CLIENT, NAMES, Link, links_of
+from chaos.faults.rules import Rule, to_json
+from chaos.faults.unixpath import connect_to
 
-@dataclass(frozen=True, slots=True)
-class Link:
-    """Who dials `source` finds its way to `target` at the proxy's `port`. Ports on loopback."""
-
-    source: str  # a node's name or CLIENTS
-    target: str
-    kind: str  # "peer", "ha", "client" or "names"
-    port: int
-    target_port: int
-
-    @property
-    def name(self) -> str:
-        return f"{self.source}>{self.target}"
-
-    def touches(self, node: str) -> bool:
-        return node in (self.source, self.target)
+ANSWER_TIMEOUT_S = 10.0
+ANSWER_BYTES_MAX = 16 << 20
 
 
 class Links:
-    """The links of one cluster."""
+    """The links of one cluster. Use as `async with`; methods raise ClusterError."""
 
-    def __init__(self, links: Sequence[Link]) -> None:
+    def __init__(self, links: Sequence[Link], control: Path) -> None:
         self.all = tuple(links)
+        self._control = control
+        self._lock = asyncio.Lock()
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    @classmethod
+    def of(cls, state: ClusterState, control: Path) -> Links:
+        """Those of a cluster. Raises ClusterError if it was made without."""
+        if not state.links:
+            raise ClusterError("this cluster's traffic takes no proxies: make one with links")
+        return cls(links_of(state), control)
+
+    async def __aenter__(self) -> Links:
+        try:
+            sock = connect_to(self._control)
+        except OSError as error:
+            raise ClusterError(f"the proxy at {self._control} does not answer: {error}") from error
+        self._streams = await asyncio.open_unix_connection(sock=sock, limit=ANSWER_BYTES_MAX)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        assert self._streams is not None
+        _, writer = self._streams
+        self._streams = None
+        writer.close()
+        try:
+            await writer.wait_closed()
+        except ConnectionError:
+            pass  # the proxy went first
+
+    async def impose(self, owner: str, rules: Sequence[Rule]) -> None:
+        """Let these rules hold, instead of the owner's former ones, once this returns."""
+        await self._ask({"do": "set", "owner": owner, "rules": [to_json(rule) for rule in rules]})
+
+    async def lift(self, owner: str) -> None:
+        """None of the owner's rules hold any more."""
+        await self._ask({"do": "clear", "owner": owner})
+
+    async def reset(self, links: Collection[Link]) -> int:
+        """Reset their connections now; how many there were."""
+        answer = await self._ask({"do": "reset", "links": [link.name for link in links]})
+        return int(answer["connections"])
+
+    async def state(self) -> Mapping[str, Mapping[str, Any]]:
+        """Link name → what flows: connections, taken, bytes_forward, bytes_back, held_bytes,
+        listens, rules."""
+        answer = await self._ask({"do": "state"})
+        found: Mapping[str, Mapping[str, Any]] = answer["links"]
+        return found
+
+    # ---- which links ------------------------------------------------------------------------
+
+    def touching(self, node: str) -> list[Link]:
+        """All that begin or end at this node."""
+        return [link for link in self.all if link.touches(node)]
+
+    def between(self, some: Collection[str], others: Collection[str]) -> list[Link]:
+        """Those between replicas of the two sides, in both directions."""
+        return [
+            link
+            for link in self.replication()
+            if (link.source in some and link.target in others)
+            or (link.source in others and link.target in some)
+        ]
+
+    def replication(self) -> list[Link]:
+        """Those between brokers."""
+        return [link for link in self.all if link.kind not in (CLIENT, NAMES)]
+
+    def to_clients(self, nodes: Collection[str]) -> list[Link]:
+        """Those from the clients to these nodes."""
+        return [link for link in self.all if link.kind == CLIENT and link.target in nodes]
+
+    async def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        assert self._streams is not None, "use as `async with`"
+        reader, writer = self._streams
+        async with self._lock:
+            try:
+                async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                    writer.write(orjson.dumps(request) + b"\n")
+                    await writer.drain()
+                    line = await reader.readline()
+            except (OSError, TimeoutError) as error:
+                raise ClusterError(f"the proxy does not answer: {error!r}") from error
+        if not line:
+            raise ClusterError("the proxy closed the control connection")
+        answer: dict[str, Any] = orjson.loads(line)
+        if not answer["ok"]:
+            raise ClusterError(f"the proxy refuses: {answer['error']}")
+        return answer

@@ -1,0 +1,133 @@
+"""Bytes on their way in one direction of one connection: at once, later, or held. Pure.
+
+What goes in comes out in the same order, whole and once, whatever rules change meanwhile; the end
+of the stream (END) and its loss (RESET) keep their place in it. The owner asks `full` and then
+stops reading: a flow holds at most its limit and what one more read brings.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from enum import Enum
+
+from chaos.faults.rules import Way
+
+HELD_BYTES_MAX = 4 << 20  # a delayed way holds so much: 10 MB/s over 400 ms
+QUEUE_S = 0.5  # a slow way queues for so long, as a small router does
+QUEUE_BYTES_MIN = 64 << 10
+PIECE_S = 0.02  # at a limited rate bytes come in pieces of about so long
+PIECE_BYTES_MIN = 512
+
+
+class Mark(Enum):
+    """What else can be on its way."""
+
+    END = "end"  # nothing follows (FIN)
+    RESET = "reset"  # the connection is gone
+
+
+Item = bytes | Mark
+
+
+class Pace:
+    """The limited rate of one way of a link, shared by all its connections."""
+
+    def __init__(self) -> None:
+        self._free_s = 0.0
+
+    def take(self, size_bytes: int, rate: float, now_s: float) -> float:
+        """When `size_bytes` more have passed."""
+        self._free_s = max(now_s, self._free_s) + size_bytes / rate
+        return self._free_s
+
+    def reset(self) -> None:
+        """What was promised before is off: the rate has changed."""
+        self._free_s = 0.0
+
+
+class Flow:
+    """One direction. `random` in [0, 1) draws jitter. Times are seconds of one clock."""
+
+    def __init__(self, way: Way, pace: Pace, random: Callable[[], float]) -> None:
+        self.way = way
+        self._pace = pace
+        self._random = random
+        self._queue: deque[tuple[float, Item]] = deque()
+        self._last_due_s = 0.0
+        self.held_bytes = 0
+
+    @property
+    def passes(self) -> bool:
+        """Whether what arrives now may be handed on without coming here."""
+        return not self._queue and self.way.passes
+
+    @property
+    def full(self) -> bool:
+        if not self.way.rate:
+            return self.held_bytes >= HELD_BYTES_MAX
+        limit = max(QUEUE_BYTES_MIN, self.way.rate * QUEUE_S)
+        return self.held_bytes >= min(limit, HELD_BYTES_MAX)
+
+    def push(self, item: Item, now_s: float) -> None:
+        """Something sets out."""
+        if isinstance(item, Mark):
+            self._add(item, now_s + self._delay_s())
+            return
+        self.held_bytes += len(item)
+        if not self.way.rate:
+            self._add(item, now_s + self._delay_s())
+            return
+        size = max(PIECE_BYTES_MIN, int(self.way.rate * PIECE_S))
+        for at in range(0, len(item), size):
+            piece = item[at : at + size]
+            passed_s = self._pace.take(len(piece), self.way.rate, now_s)
+            self._add(piece, passed_s + self._delay_s())
+
+    def take(self, now_s: float) -> list[Item]:
+        """What has arrived by now."""
+        found: list[Item] = []
+        if self.way.cut:
+            return found
+        while self._queue and self._queue[0][0] <= now_s:
+            _, item = self._queue.popleft()
+            if not isinstance(item, Mark):
+                self.held_bytes -= len(item)
+            found.append(item)
+        return found
+
+    def next_due_s(self) -> float | None:
+        """When `take` will have something; None: not before something changes."""
+        return None if self.way.cut or not self._queue else self._queue[0][0]
+
+    def change(self, way: Way, now_s: float) -> None:
+        """Other rules hold from now on, also for what is under way."""
+        if way == self.way:
+            return
+        reshape = way.passes or (way.delay_s, way.jitter_s, way.rate) != (
+            self.way.delay_s,
+            self.way.jitter_s,
+            self.way.rate,
+        )
+        self.way = way
+        if not reshape:
+            return
+        waiting = list(self._queue)
+        self._queue.clear()
+        self.held_bytes = 0
+        self._last_due_s = 0.0
+        for _, item in waiting:
+            self.push(item, now_s)
+
+    def clear(self) -> None:
+        """Nobody waits for it any more."""
+        self._queue.clear()
+        self.held_bytes = 0
+
+    def _delay_s(self) -> float:
+        way = self.way
+        return way.delay_s + (way.jitter_s * self._random() if way.jitter_s else 0.0)
+
+    def _add(self, item: Item, due_s: float) -> None:
+        self._last_due_s = max(due_s, self._last_due_s)  # jitter does not overtake
+        self._queue.append((self._last_due_s, item))

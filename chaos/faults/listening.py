@@ -1,0 +1,84 @@
+"""Listening, not listening, and seeing who listens.
+
+A `Listener` owns its port from the first `open` to `close`. Shut, it stays bound but does not
+listen: connections are refused as by a process that is not there, and nobody else gets the port.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+BACKLOG = 1024
+_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+_LISTEN = "0A"  # TCP_LISTEN in those tables
+
+
+class Listener:
+    """One port. `protocol` makes the protocol of each connection."""
+
+    def __init__(
+        self, host: str, port: int, receive_bytes: int, protocol: Callable[[], asyncio.Protocol]
+    ) -> None:
+        self._address = (host, port)
+        self._receive_bytes = receive_bytes
+        self._protocol = protocol
+        self._socket: socket.socket | None = None
+        self._server: asyncio.Server | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self._server is not None
+
+    async def open(self) -> None:
+        """Listen; harmless if it does already. Raises OSError."""
+        if self._server is not None:
+            return
+        if self._socket is None:
+            self._socket = self._bind()
+        loop = asyncio.get_running_loop()
+        copy = self._socket.dup()  # the loop closes what it is given; the port shall stay ours
+        self._server = await loop.create_server(self._protocol, sock=copy, backlog=BACKLOG)
+
+    def shut(self) -> None:
+        """Listen no more; what is connected stays. Harmless if it does not listen."""
+        if self._server is None or self._socket is None:
+            return
+        self._server.close()
+        self._server = None
+        self._socket.shutdown(socket.SHUT_RD)  # ends LISTEN for every copy of it; bound it stays
+
+    def close(self) -> None:
+        """Let go of the port."""
+        self.shut()
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def _bind(self) -> socket.socket:
+        found = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            # Accepted sockets inherit it: what a cut link can swallow is bounded.
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._receive_bytes)
+            found.setblocking(False)
+            found.bind(self._address)
+        except OSError:
+            found.close()
+            raise
+        return found
+
+
+def listening_ports() -> set[int]:
+    """TCP ports that somebody in this network namespace listens on now. Raises OSError."""
+    found: set[int] = set()
+    for table in _TABLES:
+        if not table.exists():
+            continue  # a kernel without IPv6
+        for line in table.read_text(encoding="ascii").splitlines()[1:]:
+            fields = line.split(maxsplit=4)
+            if fields[3] == _LISTEN:
+                found.add(int(fields[1].rpartition(":")[2], 16))
+    return found

@@ -1,0 +1,328 @@
+"""The proxy process: a cluster's traffic goes through it, so that links can be cut, slowed, broken.
+
+    python -m chaos.faults.proxy --links LINKS.json --control SOCKET
+
+LINKS.json: [{"name", "host", "port", "target_port"}, …]. It listens at every `port` and hands on to
+`target_port`; where the target does not listen, it does not either, so that a dead process refuses
+connections as it would without a proxy.
+
+Control, one JSON object a line and one answer a line, over a Unix socket:
+
+    {"do":"set","owner":"7","rules":[RULE, …]}   these rules hold, instead of that owner's former
+    {"do":"clear","owner":"7"}                   none of that owner's rules hold any more
+    {"do":"reset","links":["n0>n1", …]}          their connections are reset now
+    {"do":"state"}                               what holds and what flows
+
+    {"ok":true, …} | {"ok":false,"error":"…"}
+
+Owners belong to a control connection: when it closes their rules are lifted, so a harness that
+dies leaves no cut behind. The answer to `set` comes when the rules hold.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import uvloop
+
+from chaos.faults.flow import Pace
+from chaos.faults.listening import Listener, listening_ports
+from chaos.faults.pairs import SOCKET_BUFFER_BYTES, End, Pair
+from chaos.faults.rules import Effect, Rule, RuleError, combine, from_json, to_json
+from chaos.faults.unixpath import listen_at
+
+LINE_BYTES_MAX = 4 << 20
+CONTROLS_MAX = 32
+RULES_MAX = 10_000  # in force at once, of all owners
+PAIRS_MAX = 20_000  # connections of one link; beyond it new ones are reset
+LOOK_S = 0.05  # how often a target that does not listen is looked for
+LOOK_GAP_S = 0.005  # and how soon again at most
+
+
+class ProxiedLink:
+    """One link: its listener, its connections, the rules that hold."""
+
+    def __init__(self, name: str, host: str, port: int, target_port: int, look: Looking) -> None:
+        self.name = name
+        self.target = (host, target_port)
+        self.effect = Effect()
+        self.pace_forward, self.pace_back = Pace(), Pace()
+        self.rng = random.Random(name)
+        self.pairs: set[Pair] = set()
+        self.bytes_forward = self.bytes_back = 0
+        self.taken = 0  # connections so far
+        self._target_listens = False
+        self._look = look
+        self._minding = asyncio.Lock()
+        self._listener = Listener(host, port, SOCKET_BUFFER_BYTES, self._dialled)
+
+    async def set_effect(self, effect: Effect) -> None:
+        """These rules hold once this returns. Raises OSError if it cannot listen again."""
+        if effect.forward.rate != self.effect.forward.rate:
+            self.pace_forward.reset()
+        if effect.back.rate != self.effect.back.rate:
+            self.pace_back.reset()
+        self.effect = effect
+        for pair in list(self.pairs):
+            pair.rules_changed()
+        await self.mind_listening(self._target_listens)
+
+    async def mind_listening(self, target_listens: bool) -> None:
+        """Listen if the target does. Behind a cut nobody can tell: then it is taken to listen."""
+        self._target_listens = target_listens
+        async with self._minding:
+            listens = self._target_listens or not self.effect.connects
+            if listens and not self.effect.refuse:
+                await self._listener.open()
+            else:
+                self._listener.shut()
+
+    def reset(self) -> int:
+        """Reset all its connections; how many there were."""
+        found = list(self.pairs)
+        for pair in found:
+            pair.reset()
+        return len(found)
+
+    async def close(self) -> None:
+        self._listener.close()
+        pairs = list(self.pairs)
+        for pair in pairs:
+            pair.finish()
+        for pair in pairs:
+            await pair.wait_closed()
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "connections": len(self.pairs),
+            "taken": self.taken,
+            "bytes_forward": self.bytes_forward,
+            "bytes_back": self.bytes_back,
+            "held_bytes": sum(pair.held_bytes for pair in self.pairs),
+            "listens": self._listener.is_open,
+        }
+
+    # -- for its pairs --
+
+    def opened(self, pair: Pair) -> None:
+        self.taken += 1
+        self.pairs.add(pair)
+        if len(self.pairs) > PAIRS_MAX:
+            pair.reset()
+
+    def closed(self, pair: Pair) -> None:
+        self.pairs.discard(pair)
+
+    def carried(self, *, forward: bool, size_bytes: int) -> None:
+        if forward:
+            self.bytes_forward += size_bytes
+        else:
+            self.bytes_back += size_bytes
+
+    def target_lost(self) -> None:
+        self._look.soon()
+
+    def _dialled(self) -> End:
+        return Pair(self).dialler
+
+
+class Looking:
+    """Keeps an eye on which targets listen: often while one does not, and when an end is lost."""
+
+    def __init__(self) -> None:
+        self._wake = asyncio.Event()
+
+    def soon(self) -> None:
+        self._wake.set()
+
+    async def run(self, links: Sequence[ProxiedLink]) -> None:
+        """For ever."""
+        while True:
+            self._wake.clear()
+            found = listening_ports()
+            for link in links:
+                await link.mind_listening(link.target[1] in found)
+            if all(link.target[1] in found for link in links):
+                await self._wake.wait()
+                await asyncio.sleep(LOOK_GAP_S)
+                continue
+            try:
+                async with asyncio.timeout(LOOK_S):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass  # time to look again: the usual case
+            await asyncio.sleep(LOOK_GAP_S)
+
+
+class Proxy:
+    """All links of one process, and the rules of all owners."""
+
+    def __init__(self, links: Sequence[Mapping[str, Any]]) -> None:
+        self._looking = Looking()
+        self.links = {
+            entry["name"]: ProxiedLink(
+                entry["name"], entry["host"], entry["port"], entry["target_port"], self._looking
+            )
+            for entry in links
+        }
+        self._rules: dict[tuple[int, str], list[Rule]] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Raises OSError if a port is taken."""
+        for link in self.links.values():
+            await link.mind_listening(True)  # bind all of them now, or fail
+        self._task = asyncio.create_task(self._looking.run(tuple(self.links.values())))
+
+    async def failure_or(self, stopping: asyncio.Event) -> None:
+        """Return once `stopping` is set. Raises OSError if the targets cannot be watched."""
+        assert self._task is not None, "not started"
+        stop = asyncio.create_task(stopping.wait())
+        await asyncio.wait({stop, self._task}, return_when=asyncio.FIRST_COMPLETED)
+        stop.cancel()
+        if self._task.done():
+            self._task.result()
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        for link in self.links.values():
+            await link.close()
+
+    async def set(self, control: int, owner: str, rules: Sequence[Rule]) -> None:
+        """Let `rules` hold instead of the owner's former ones. Raises RuleError, OSError."""
+        for rule in rules:
+            if rule.link not in self.links:
+                raise RuleError(f"no link {rule.link!r}; there are {', '.join(self.links)}")
+        key = (control, owner)
+        others = sum(len(held) for other, held in self._rules.items() if other != key)
+        if others + len(rules) > RULES_MAX:
+            raise RuleError(f"more than {RULES_MAX} rules at once")
+        touched = {rule.link for rule in (*rules, *self._rules.pop(key, ()))}
+        if rules:
+            self._rules[key] = list(rules)
+        for name in touched:
+            held = (rule for rules in self._rules.values() for rule in rules)
+            await self.links[name].set_effect(combine(r for r in held if r.link == name))
+
+    async def forget(self, control: int) -> None:
+        """A control connection is gone, its owners with it."""
+        for key in [key for key in self._rules if key[0] == control]:
+            await self.set(control, key[1], ())
+
+    def reset(self, names: Sequence[str]) -> int:
+        """Reset the connections of these links; how many. Raises RuleError."""
+        for name in names:
+            if name not in self.links:
+                raise RuleError(f"no link {name!r}; there are {', '.join(self.links)}")
+        return sum(self.links[name].reset() for name in names)
+
+    def state(self) -> dict[str, Any]:
+        found = {name: link.state() for name, link in self.links.items()}
+        for rules in self._rules.values():
+            for rule in rules:
+                found[rule.link].setdefault("rules", []).append(to_json(rule))
+        return found
+
+
+class Control:
+    """Answers one control connection after the other's requests; several at once."""
+
+    def __init__(self, proxy: Proxy) -> None:
+        self._proxy = proxy
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._count = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection, until it closes."""
+        task = asyncio.current_task()
+        assert task is not None
+        if len(self._tasks) >= CONTROLS_MAX:
+            writer.close()
+            return
+        self._tasks.add(task)
+        self._count += 1
+        number = self._count
+        try:
+            while line := await reader.readline():
+                answer = await self._answer(number, line)
+                writer.write(json.dumps(answer).encode() + b"\n")
+                await writer.drain()
+        except (ConnectionError, ValueError):  # gone, or a line without an end: the same to us
+            pass
+        finally:
+            self._tasks.discard(task)
+            await self._proxy.forget(number)
+            writer.close()
+
+    async def stop(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def _answer(self, number: int, line: bytes) -> dict[str, Any]:
+        try:
+            request = json.loads(line)
+            do = request["do"]
+            if do == "set":
+                rules = [from_json(rule) for rule in request["rules"]]
+                await self._proxy.set(number, str(request["owner"]), rules)
+                return {"ok": True}
+            if do == "clear":
+                await self._proxy.set(number, str(request["owner"]), ())
+                return {"ok": True}
+            if do == "reset":
+                return {"ok": True, "connections": self._proxy.reset(request["links"])}
+            if do == "state":
+                return {"ok": True, "links": self._proxy.state()}
+            return {"ok": False, "error": f"unknown request {do!r}"}
+        except (OSError, ValueError) as error:
+            return {"ok": False, "error": str(error)}
+        except (KeyError, TypeError, AttributeError) as error:
+            return {"ok": False, "error": f"not a request: {error!r}"}
+
+
+async def run(links: Sequence[Mapping[str, Any]], control: Path) -> None:
+    """Proxy until SIGTERM or SIGINT. Raises OSError if a port is taken."""
+    loop = asyncio.get_running_loop()
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    proxy = Proxy(links)
+    controls = Control(proxy)
+    await proxy.start()
+    server = await asyncio.start_unix_server(
+        controls.serve, sock=listen_at(control), limit=LINE_BYTES_MAX
+    )
+    print(f"proxy of {len(links)} links", flush=True)
+    try:
+        await proxy.failure_or(stopping)
+    finally:
+        server.close()
+        await controls.stop()
+        await proxy.stop()
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--links", required=True, type=click.Path(exists=True, path_type=Path))
+@click.option("--control", required=True, type=click.Path(path_type=Path))
+def main(links: Path, control: Path) -> None:
+    """Carry a cluster's traffic, and break it on request."""
+    try:
+        uvloop.run(run(json.loads(links.read_bytes()), control))
+    except OSError as error:
+        sys.exit(f"proxy: {error}")
+
+
+if __name__ == "__main__":
+    main()

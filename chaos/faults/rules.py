@@ -1,0 +1,122 @@
+"""What the proxies do to a link: rules laid over each other, and what comes of them. Pure.
+
+A rule concerns one link and one or both of its ways: `forward` is from who dialled to who was
+dialled. Rules have an owner and are lifted together, so faults may overlap on one link: it is cut
+as long as one rule cuts it, delays add up, the lowest rate and the shortest life count.
+
+As JSON a rule is an object with the fields of `Rule`; what is left out has no effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+FORWARD, BACK, BOTH = "forward", "back", "both"
+DELAY_MS_MAX = 60_000.0
+
+
+class RuleError(ValueError):
+    """A rule that makes no sense; the text says which part of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One rule for one link. Zero and False mean: no effect.
+
+    `cut`: nothing flows, nothing is lost, no connection completes; what was under way arrives when
+    the cut is lifted. `refuse`: nobody listens. `rate`: bytes a second. `lives_s`: connections are
+    reset after half to one and a half times so many seconds.
+    """
+
+    link: str
+    way: str = BOTH  # of cut, delay, jitter and rate
+    cut: bool = False
+    refuse: bool = False
+    delay_ms: float = 0.0
+    jitter_ms: float = 0.0
+    rate: float = 0.0
+    lives_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """What holds for one way of a link."""
+
+    cut: bool = False
+    delay_s: float = 0.0
+    jitter_s: float = 0.0
+    rate: float = 0.0  # bytes a second; 0: no limit
+
+    @property
+    def passes(self) -> bool:
+        """Whether bytes go through at once."""
+        return not self.cut and not self.delay_s and not self.jitter_s and not self.rate
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """What all rules together mean for one link."""
+
+    forward: Way = Way()
+    back: Way = Way()
+    refuse: bool = False
+    lives_s: float = 0.0
+
+    @property
+    def connects(self) -> bool:
+        """Whether a new connection completes: its handshake needs both ways."""
+        return not self.forward.cut and not self.back.cut
+
+
+def combine(rules: Iterable[Rule]) -> Effect:
+    """The effect of all rules of one link."""
+    found = list(rules)
+    lives = [rule.lives_s for rule in found if rule.lives_s]
+    return Effect(
+        _way(rule for rule in found if rule.way in (FORWARD, BOTH)),
+        _way(rule for rule in found if rule.way in (BACK, BOTH)),
+        any(rule.refuse for rule in found),
+        min(lives, default=0.0),
+    )
+
+
+def _way(rules: Iterable[Rule]) -> Way:
+    found = list(rules)
+    return Way(
+        any(rule.cut for rule in found),
+        sum(rule.delay_ms for rule in found) / 1000,
+        sum(rule.jitter_ms for rule in found) / 1000,
+        min((rule.rate for rule in found if rule.rate), default=0.0),
+    )
+
+
+def to_json(rule: Rule) -> dict[str, Any]:
+    return asdict(rule)
+
+
+def from_json(data: Mapping[str, Any]) -> Rule:
+    """Raises RuleError for unknown fields, wrong types and values out of range."""
+    known = {f.name for f in fields(Rule)}
+    unknown = set(data) - known
+    if unknown or "link" not in data:
+        raise RuleError(f"a rule has a link and of {sorted(known)} any; unknown {sorted(unknown)}")
+    for name, value in data.items():
+        wanted: tuple[type, ...] = (str,)
+        if name in ("cut", "refuse"):
+            wanted = (bool,)
+        elif name not in ("link", "way"):
+            wanted = (int, float)
+        if not isinstance(value, wanted) or (wanted == (int, float) and isinstance(value, bool)):
+            raise RuleError(f"{name} must not be {value!r}")
+    rule = Rule(**data)
+    if rule.way not in (FORWARD, BACK, BOTH):
+        raise RuleError(f"way must be {FORWARD}, {BACK} or {BOTH}, not {rule.way!r}")
+    for name in ("delay_ms", "jitter_ms", "rate", "lives_s"):
+        value = getattr(rule, name)
+        if not 0 <= value < float("inf"):
+            raise RuleError(f"{name} must not be {value}")
+    if max(rule.delay_ms, rule.jitter_ms) > DELAY_MS_MAX:
+        raise RuleError(f"a delay is at most {DELAY_MS_MAX:g} ms")
+    return rule

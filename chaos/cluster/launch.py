@@ -12,7 +12,7 @@ from pathlib import Path
 
 import orjson
 
-from chaos.cluster.clusterfile import PROXY, ClusterState, Node
+from chaos.cluster.clusterfile import PROXY, ClusterState, Node, load_state
 from chaos.cluster.linkmap import links_of
 from chaos.cluster.topology import CLASSIC, MODES, PYSYNCOBJ, Mode
 
@@ -38,7 +38,11 @@ def prepare(directory: Path, state: ClusterState, node: Node) -> None:
     home = node_directory(directory, node)
     home.mkdir(parents=True, exist_ok=True)
     if node.kind == PROXY:
-        (home / "links.json").write_bytes(orjson.dumps(links_of(state)))
+        links = [
+            {"name": ln.name, "host": ln.host, "port": ln.port, "target_port": ln.target_port}
+            for ln in links_of(state)
+        ]
+        (home / "links.json").write_bytes(orjson.dumps(links))
     if node.kind == "broker":
         (home / "broker.conf").write_text(broker_conf(directory, state, node), encoding="utf-8")
 
@@ -48,7 +52,9 @@ def command(directory: Path, node: Node) -> list[str]:
     python = [sys.executable, "-P", "-m"]
     if node.kind == "broker":
         conf = node_directory(directory, node).absolute() / "broker.conf"
-        return [*python, "broker.cli", "-c", str(conf)]
+        # Over the fault layer it is the same broker, with a disk and a clock that can be steered.
+        program = "chaos.faults.node" if load_state(directory).faultable else "broker.cli"
+        return [*python, program, "-c", str(conf)]
     if node.kind == PROXY:
         links = node_directory(directory, node).absolute() / "links.json"
         control = control_path(directory).absolute()

@@ -15,7 +15,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from chaos.checks.checkers import Check, Verdict, check_all, merge
+from chaos.checks.suite import check_all
+from chaos.checks.verdict import Check, Verdict, merge
 from chaos.cluster.cli import parse_settings
 from chaos.cluster.clusterfile import ClusterError
 from chaos.history.events import HistoryError

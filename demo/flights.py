@@ -29,7 +29,7 @@ from audit.api import run_audit, session
 from audit.files import StoreError
 from audit.history import HistoryUnfit
 from audit.java import JavaNotFound
-from chaos.checks.checkers import check_all
+from chaos.checks.suite import check_all
 from chaos.cli import operating_words
 from chaos.cluster.cluster import Cluster
 from chaos.history.files import read_history

@@ -11,7 +11,7 @@ import orjson
 from rich.table import Table
 
 from audit.report import AuditReport, CheckResult
-from chaos.checks.checkers import Check, Verdict
+from chaos.checks.verdict import Check, Verdict
 from chaos.history.events import History, Outcome
 from chaos.report.page import (
     Page,

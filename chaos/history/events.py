@@ -1,21 +1,21 @@
-"""What a history says, as typed data: every send with its outcome, consumption, commits, faults.
+"""What a history says, as typed data: sends, consumption, offsets, metadata, faults, replicas.
 
-`assemble` turns the records of a history file (docs/architecture.md, *history*) into one `History`.
-Pure. Times are nanoseconds of the machine's monotonic clock, as written by the harness.
+Data only; `chaos.history.assembly` makes it of the records of a file (docs/history.md has the
+format). Times are nanoseconds of the machine's monotonic clock, as the harness wrote them.
 
-A send whose outcome was never written (the harness died, or was still waiting) is `OPEN`; like
-`UNKNOWN` it stays concurrent with everything after it: it may have been stored.
+An operation whose outcome was never written (the harness died, or was still waiting) is `OPEN`;
+like `UNKNOWN` it stays concurrent with everything after it: it may have happened.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, IntEnum
 from typing import Any
 
-Position = tuple[str, int, int]  # topic, queue, offset
+Position = tuple[str, str, int, int]  # broker name ("" in old histories), topic, queue, offset
+SEND_OK = "SEND_OK"
 
 
 class HistoryError(Exception):
@@ -23,12 +23,36 @@ class HistoryError(Exception):
 
 
 class Outcome(Enum):
-    """How a send ended, for its caller."""
+    """How an operation ended, for its caller."""
 
     OK = "ok"
-    FAIL = "fail"  # certainly not stored
-    UNKNOWN = "unknown"  # may be stored, at most as often as it was attempted
+    FAIL = "fail"  # certainly not done
+    UNKNOWN = "unknown"  # may be done; a send at most as often as it was attempted
     OPEN = "open"  # no outcome was written
+
+
+class Kind(IntEnum):
+    """What happened, as checkers are told of it: one of these and the object it is about."""
+
+    SEND_INVOKED = 0
+    SEND_DECIDED = 1
+    CONSUMED = 2
+    COMMIT_INVOKED = 3
+    COMMITTED = 4
+    FETCHED = 5
+    RESET = 6
+    JOINED = 7
+    LEFT = 8
+    DRAINED = 9
+    META_INVOKED = 10
+    META_DECIDED = 11
+    META_READ = 12
+    LED = 13
+    FAULT = 14  # it was injected
+    HEALED = 15
+    LOG_LINE = 16
+    LOGS = 17
+    REPLICAS = 18
 
 
 @dataclass(slots=True)
@@ -43,13 +67,27 @@ class Send:
     order: str  # order key, "" when the send asked for no order
     seq: int  # position within its order key
     invoked_ns: int
+    due_ns: int  # when an open loop meant to send it; invoked_ns of a closed one
     outcome: Outcome = Outcome.OPEN
     done_ns: int = 0  # 0 while open
+    broker: str = ""
     queue: int = -1
     offset: int = -1
     msg_id: str = ""
     attempts: int = 0
     error: str = ""
+    status: str = SEND_OK  # of an `ok`; anything else: stored, but with less than was promised
+    shed: bool = False  # never sent: the load's own backlog was full
+
+    @property
+    def promised(self) -> bool:
+        """Answered SEND_OK: losing it breaks a promise."""
+        return self.outcome is Outcome.OK and self.status == SEND_OK
+
+    @property
+    def position(self) -> Position:
+        """Where it was acknowledged."""
+        return (self.broker, self.topic, self.queue, self.offset)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,43 +100,60 @@ class Consume:
     queue: int
     offsets: tuple[int, ...]
     ids: tuple[str, ...]
+    broker: str = ""
+    group: str = ""
+    orderly: bool = False  # the consumer promises the order of each queue
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Commit:
-    """A consumer offset the broker acknowledged; `offset` is the next one to consume.
+    """A consumer offset: the next one to consume. `offset` None: the broker knows none.
 
-    `fetched` marks the other direction: what the broker answered when a consumer asked.
+    `fetched` marks the other direction: what the broker answered when somebody asked.
+    `invoked_ns` is when it was asked for (an old history does not say: then the answer's time).
     """
 
-    t_ns: int
+    t_ns: int  # of the answer; 0 while there is none
     process: str
     topic: str
     group: str
     queue: int
-    offset: int
+    offset: int | None
     fetched: bool = False
+    broker: str = ""
+    invoked_ns: int = 0
+    op: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Fault:
-    """Something the nemesis did to one node: from `invoked_ns` to `done_ns`."""
+    """Something the nemesis did, to none, one or several nodes."""
 
-    kind: str  # "kill", "start", …
-    node: str
+    kind: str  # "kill", "pause", …
+    nodes: tuple[str, ...]
     pid: int
     role: str
     invoked_ns: int
     done_ns: int
+    number: int = -1  # -1: of an old history
+    whom: str = ""
+    healed_ns: int = 0  # 0: not healed in this history
+    detail: str = ""
+
+    @property
+    def node(self) -> str:
+        """The first node; "" for a fault that hits none."""
+        return self.nodes[0] if self.nodes else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """The observer saw `node` say that it leads `term`."""
+    """The observer saw `node` say that it leads `term` of `group` ("": the only one)."""
 
     t_ns: int
     node: str
     term: int
+    group: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,155 +166,147 @@ class Drain:
     complete: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """A consumer began to join its group, or had left it. Its `process` is one incarnation."""
+
+    t_ns: int
+    process: str
+    group: str
+
+
+@dataclass(slots=True)
+class MetaWrite:
+    """A topic or group created or changed; each object's versions only rise."""
+
+    op: int
+    process: str
+    broker: str
+    what: str  # "topic" or "group"
+    name: str
+    version: int
+    invoked_ns: int
+    outcome: Outcome = Outcome.OPEN
+    done_ns: int = 0
+
+
+@dataclass(slots=True)
+class MetaRead:
+    """A topic or group read back from the one who leads; `version` None: there is none."""
+
+    op: int
+    process: str
+    broker: str
+    what: str
+    name: str
+    invoked_ns: int
+    outcome: Outcome = Outcome.OPEN
+    version: int | None = None
+    done_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """A line of a node's log that should not be there."""
+
+    t_ns: int
+    node: str
+    line: str
+    level: str
+
+
+@dataclass(frozen=True, slots=True)
+class Logs:
+    """Whose logs were searched, and how many lines each had."""
+
+    t_ns: int
+    lines: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    """The CommitLogs of a group's replicas, compared once everything was healed.
+
+    Bytes [begin, end) of each node's log as digests by part: a part's first position → SHA-256 in
+    hex. `errors`: nodes whose log could not be read, and why.
+    """
+
+    t_ns: int
+    group: str
+    begin: int
+    end: int
+    parts: Mapping[str, Mapping[int, str]]
+    errors: Mapping[str, str]
+
+
 @dataclass(slots=True)
 class History:
-    """Everything one run wrote down, in the order of the file."""
+    """Everything one run wrote down, each list in the order of the file."""
 
     meta: dict[str, Any]
     sends: list[Send] = field(default_factory=list)
     consumes: list[Consume] = field(default_factory=list)
-    commits: list[Commit] = field(default_factory=list)
+    commits: list[Commit] = field(default_factory=list)  # answered ones, fetches among them
+    unanswered: list[Commit] = field(default_factory=list)  # commits that may have happened
+    resets: list[Commit] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     leaders: list[Leader] = field(default_factory=list)
     drains: list[Drain] = field(default_factory=list)
-    _copies: dict[str, set[Position]] | None = None  # computed when first asked for
+    joins: list[Membership] = field(default_factory=list)
+    leaves: list[Membership] = field(default_factory=list)
+    meta_writes: list[MetaWrite] = field(default_factory=list)
+    meta_reads: list[MetaRead] = field(default_factory=list)
+    log_lines: list[LogLine] = field(default_factory=list)
+    logs: list[Logs] = field(default_factory=list)
+    replicas: list[Replicas] = field(default_factory=list)
+    torn: bool = False  # the file's last line was not finished: the writer was killed
 
     @property
     def start_ns(self) -> int:
         """Clock of the meta line: zero of every chart."""
         return int(self.meta["t_ns"])
 
-    def stored_copies(self) -> Mapping[str, set[Position]]:
-        """Message id → positions at which it is known to lie: acknowledged or consumed there.
-
-        Computed once: the history must be complete by then.
-        """
-        if self._copies is None:
-            copies: dict[str, set[Position]] = defaultdict(set)
-            for send in self.sends:
-                if send.outcome is Outcome.OK:
-                    copies[send.id].add((send.topic, send.queue, send.offset))
-            for place, message_id in self.consumed_ids():
-                copies[message_id].add(place)
-            self._copies = copies
-        return self._copies
-
-    def consumed_ids(self) -> Iterator[tuple[Position, str]]:
-        """Every delivery of which the message's id was recorded."""
-        for consume in self.consumes:
-            for offset, message_id in zip(consume.offsets, consume.ids, strict=False):
-                yield (consume.topic, consume.queue, offset), message_id
-
     def kills(self) -> list[Fault]:
         """The faults that took a process away."""
         return [fault for fault in self.faults if fault.kind == "kill"]
 
+    def timeline(self) -> Iterator[tuple[Kind, Any]]:
+        """Everything in the order of time, as an Assembler gave it out one by one.
 
-def assemble(records: Iterable[Mapping[str, Any]]) -> History:
-    """Build a History. Raises HistoryError for a missing meta line or an outcome without invoke."""
-    stream = iter(records)
-    meta = next(stream, None)
-    if meta is None or meta.get("type") != "meta":
-        raise HistoryError("a history begins with a meta line")
-    if meta.get("version") != 1:
-        raise HistoryError(f"history version {meta.get('version')!r} is not 1")
-    history = History(dict(meta))
-    open_sends: dict[int, Send] = {}
-    open_faults: dict[int, Mapping[str, Any]] = {}
-    for record in stream:
-        kind = record.get("f")
-        try:
-            if kind == "send":
-                _take_send(history, open_sends, record)
-            elif kind == "consume":
-                history.consumes.append(_consume(record))
-            elif kind in ("commit", "fetch"):
-                history.commits.append(_commit(record, fetched=kind == "fetch"))
-            elif kind == "leader":
-                history.leaders.append(Leader(record["t_ns"], record["node"], record["term"]))
-            elif kind == "drain":
-                history.drains.append(
-                    Drain(record["t_ns"], record["topic"], record["group"], record["complete"])
-                )
-            elif "node" in record:
-                _take_fault(history, open_faults, record)
-            else:
-                raise HistoryError(f"unknown kind of operation {kind!r}")
-        except KeyError as missing:
-            raise HistoryError(f"{kind} record without {missing}") from missing
-    return history
-
-
-def _take_send(history: History, open_sends: dict[int, Send], record: Mapping[str, Any]) -> None:
-    op = record["op"]
-    if record["type"] == "invoke":
-        send = Send(
-            op,
-            record["p"],
-            record["id"],
-            record["topic"],
-            record["key"],
-            record["order"],
-            record["seq"],
-            record["t_ns"],
-        )
-        if open_sends.setdefault(op, send) is not send:
-            raise HistoryError(f"operation {op} was invoked twice")
-        history.sends.append(send)
-        return
-    found = open_sends.pop(op, None)
-    if found is None:
-        raise HistoryError(f"operation {op} has an outcome but no invoke")
-    found.outcome = Outcome(record["type"])
-    found.done_ns = record["t_ns"]
-    found.attempts = record.get("attempts", 1)
-    found.error = record.get("error", "")
-    if found.outcome is Outcome.OK:
-        found.queue = record["queue"]
-        found.offset = record["offset"]
-        found.msg_id = record.get("msg_id", "")
-
-
-def _take_fault(
-    history: History, open_faults: dict[int, Mapping[str, Any]], record: Mapping[str, Any]
-) -> None:
-    op = record["op"]
-    if record["type"] == "invoke":
-        open_faults[op] = record
-        return
-    begun = open_faults.pop(op, record)
-    if record["type"] != "ok":
-        return  # the fault did not happen; the runner reports that itself
-    history.faults.append(
-        Fault(
-            record["f"],
-            record["node"],
-            record.get("pid", 0),
-            begun.get("role", ""),
-            begun["t_ns"],
-            record["t_ns"],
-        )
-    )
-
-
-def _consume(record: Mapping[str, Any]) -> Consume:
-    return Consume(
-        record["t_ns"],
-        record["p"],
-        record["topic"],
-        record["queue"],
-        tuple(record["offsets"]),
-        tuple(record.get("ids", ())),
-    )
-
-
-def _commit(record: Mapping[str, Any], *, fetched: bool) -> Commit:
-    return Commit(
-        record["t_ns"],
-        record["p"],
-        record["topic"],
-        record["group"],
-        record["queue"],
-        record["offset"],
-        fetched,
-    )
+        Objects that are filled in later (sends, …) are complete already at their first turn.
+        """
+        moments: list[tuple[int, int, Kind, Any]] = []
+        for send in self.sends:
+            moments.append((send.invoked_ns, 0, Kind.SEND_INVOKED, send))
+            if send.outcome is not Outcome.OPEN:
+                moments.append((send.done_ns, 1, Kind.SEND_DECIDED, send))
+        for commit in (*self.commits, *self.unanswered):
+            if not commit.fetched:
+                moments.append((commit.invoked_ns, 0, Kind.COMMIT_INVOKED, commit))
+            if commit.t_ns:
+                kind = Kind.FETCHED if commit.fetched else Kind.COMMITTED
+                moments.append((commit.t_ns, 1, kind, commit))
+        for write in self.meta_writes:
+            moments.append((write.invoked_ns, 0, Kind.META_INVOKED, write))
+            if write.outcome is not Outcome.OPEN:
+                moments.append((write.done_ns, 1, Kind.META_DECIDED, write))
+        moments += [(read.done_ns, 1, Kind.META_READ, read) for read in self.meta_reads]
+        for fault in self.faults:
+            moments.append((fault.done_ns, 1, Kind.FAULT, fault))
+            if fault.healed_ns:
+                moments.append((fault.healed_ns, 2, Kind.HEALED, fault))
+        for kind, events in (
+            (Kind.CONSUMED, self.consumes),
+            (Kind.RESET, self.resets),
+            (Kind.JOINED, self.joins),
+            (Kind.LEFT, self.leaves),
+            (Kind.DRAINED, self.drains),
+            (Kind.LED, self.leaders),
+            (Kind.LOG_LINE, self.log_lines),
+            (Kind.LOGS, self.logs),
+            (Kind.REPLICAS, self.replicas),
+        ):
+            moments += [(event.t_ns, 2, kind, event) for event in events]
+        moments.sort(key=lambda moment: moment[:2])
+        for _, _, kind, event in moments:
+            yield kind, event

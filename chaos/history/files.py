@@ -1,13 +1,9 @@
 """The history file: JSON Lines, one line per event, written while a run goes on.
 
-Format: docs/architecture.md, *history*. On top of it this harness writes, for checks of its own:
-    consume  "ids":[UNIQ_KEY, …]           beside "offsets", same order
-    fetch    like commit                    what the broker answered when a consumer asked
-    drain    "topic","group","complete"     whether everything was consumed at the end
-
-The writer buffers; a thread of its own hands the buffer to the operating system every
-`FLUSH_INTERVAL_MS`, so a killed harness loses at most that much, and at exit all of it is written.
-A reader tolerates a torn last line and nothing else.
+Format: docs/history.md. The writer buffers; a thread of its own hands the buffer to the operating
+system every `FLUSH_INTERVAL_MS`, so a killed harness loses at most that much, and at exit all of it
+is written. A reader tolerates a torn last line, says so, and tolerates nothing else. `follow` reads
+a file that is still being written.
 """
 
 from __future__ import annotations
@@ -17,18 +13,19 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import orjson
 
-from chaos.history.events import History, HistoryError, assemble
+from chaos.history.assembly import VERSION, assemble
+from chaos.history.events import History, HistoryError
 
 FLUSH_INTERVAL_MS = 50
 BUFFER_BYTES_MAX = 1 << 20  # past this the caller itself writes: a slow disk slows the run down
-HISTORY_VERSION = 1
+READ_BYTES_MAX = 4 << 20  # that a follower takes at once
 
 
 class HistoryWriter:
@@ -52,7 +49,7 @@ class HistoryWriter:
         self.write(
             {
                 "type": "meta",
-                "version": HISTORY_VERSION,
+                "version": VERSION,
                 "wall_ms": time.time_ns() // 1_000_000,
                 "t_ns": time.monotonic_ns(),
                 **meta,
@@ -90,7 +87,7 @@ class HistoryWriter:
             if self._buffered_bytes >= BUFFER_BYTES_MAX:
                 self._flush_locked()
 
-    def event(self, kind: str, function: str, process: str, op: int, **fields: Any) -> int:
+    def event(self, kind: str, function: str, process: str, op: int, /, **fields: Any) -> int:
         """Write one event stamped with the clock now; returns that clock (ns)."""
         t_ns = time.monotonic_ns()
         self.write({"type": kind, "f": function, "op": op, "t_ns": t_ns, "p": process, **fields})
@@ -140,24 +137,102 @@ class HistoryWriter:
             raise
 
 
-def read_records(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of a history file; a torn last line is left out.
+class Records:
+    """The records of a history file, to be iterated once.
 
-    Raises HistoryError, naming the line, for any other line that is not a JSON object.
+    A torn last line is left out, and `torn` is True from then on. Raises HistoryError, naming the
+    line, for any other line that is not a JSON object.
     """
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            try:
-                record = orjson.loads(line)
-            except orjson.JSONDecodeError as error:
-                if not line.endswith(b"\n"):
-                    return  # the writer was killed in the middle of this line
-                raise HistoryError(f"{path}:{number}: {error}") from error
-            if not isinstance(record, dict):
-                raise HistoryError(f"{path}:{number}: not a JSON object")
-            yield record
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.torn = False
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        with self.path.open("rb", buffering=1 << 20) as lines:
+            for number, line in enumerate(lines, 1):
+                try:
+                    record = orjson.loads(line)
+                except orjson.JSONDecodeError as error:
+                    if not line.endswith(b"\n"):
+                        self.torn = True  # the writer was killed in the middle of this line
+                        return
+                    raise HistoryError(f"{self.path}:{number}: {error}") from error
+                if not isinstance(record, dict):
+                    raise HistoryError(f"{self.path}:{number}: not a JSON object")
+                yield record
+
+
+def read_records(path: Path) -> Records:
+    """The records of a history file; see Records."""
+    return Records(path)
 
 
 def read_history(path: Path) -> History:
     """Read and assemble a whole history. Raises HistoryError, OSError."""
-    return assemble(read_records(path))
+    records = read_records(path)
+    history = assemble(records)
+    history.torn = records.torn
+    return history
+
+
+class Follower:
+    """Reads a history that is still being written: each `poll` gives what has come since.
+
+    Only whole lines are given out; a line that is half there waits for its end. Use as `with`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = path.open("rb", buffering=0)
+        self._half = b""
+        self._line = 0
+
+    def __enter__(self) -> Follower:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._file.close()
+
+    def poll(self) -> list[dict[str, Any]]:
+        """The records of at most READ_BYTES_MAX new bytes. Raises HistoryError, OSError."""
+        content = self._half + (self._file.read(READ_BYTES_MAX) or b"")
+        whole, newline, self._half = content.rpartition(b"\n")
+        if not newline:
+            return []
+        found = []
+        for line in whole.split(b"\n"):
+            self._line += 1
+            try:
+                record = orjson.loads(line)
+            except orjson.JSONDecodeError as error:
+                raise HistoryError(f"{self.path}:{self._line}: {error}") from error
+            if not isinstance(record, dict):
+                raise HistoryError(f"{self.path}:{self._line}: not a JSON object")
+            found.append(record)
+        return found
+
+
+def follow(
+    path: Path, ended: Callable[[], bool], poll_s: float = 0.1
+) -> Iterator[list[dict[str, Any]]]:
+    """Yield batches of records as they are written, empty ones while nothing comes.
+
+    Ends once `ended()` said that nobody writes any more and everything is read. Blocks the thread
+    for `poll_s` at a time. Raises HistoryError, OSError.
+    """
+    with Follower(path) as follower:
+        while True:
+            last = ended()  # asked before reading: what was written until then is read below
+            found = follower.poll()
+            yield found
+            if found:
+                continue
+            if last:
+                return
+            time.sleep(poll_s)

@@ -14,7 +14,7 @@ from pathlib import Path
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from chaos.checks.checkers import Check, Verdict, merge
+from chaos.checks.verdict import Check, Verdict, merge
 from chaos.history.events import History, Outcome
 from chaos.report.recovery import Recovery, recoveries, spread
 from chaos.report.series import Series, series_of

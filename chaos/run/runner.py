@@ -22,7 +22,8 @@ from typing import Any
 
 import orjson
 
-from chaos.checks.checkers import Check, Verdict, check_all, merge
+from chaos.checks.suite import check_all
+from chaos.checks.verdict import Check, Verdict, merge
 from chaos.cluster.cluster import Cluster
 from chaos.cluster.whole import wait_whole
 from chaos.faults.nemesis import Kill, PlannedKill, plan_kills

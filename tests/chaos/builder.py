@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from chaos.history.events import History, assemble
+from chaos.history.assembly import assemble
+from chaos.history.events import History
 
 
 class HistoryBuilder:
@@ -13,12 +14,17 @@ class HistoryBuilder:
     def __init__(self) -> None:
         self.records: list[dict[str, Any]] = [{"type": "meta", "version": 1, "t_ns": 0}]
         self.op = 0
+        self.waited_ns = 0
 
-    def add(self, kind: str, function: str, process: str, op: int = 0, **fields: Any) -> int:
+    def wait(self, seconds: float) -> None:
+        """Let so much time pass before the next event."""
+        self.waited_ns += int(seconds * 1e9)
+
+    def add(self, kind: str, function: str, process: str, op: int = 0, /, **fields: Any) -> int:
         if not op:
             self.op += 1
             op = self.op
-        t_ns = len(self.records) * 1_000_000
+        t_ns = len(self.records) * 1_000_000 + self.waited_ns
         self.records.append(
             {"type": kind, "f": function, "op": op, "t_ns": t_ns, "p": process, **fields}
         )
@@ -29,25 +35,93 @@ class HistoryBuilder:
             "invoke", "send", process, id=name, topic="T", key=name, order=order, seq=seq, crc=1
         )
 
-    def ok(self, op: int, queue: int, offset: int, attempts: int = 1, process: str = "producer-0"):
+    def ok(
+        self,
+        op: int,
+        queue: int,
+        offset: int,
+        attempts: int = 1,
+        process: str = "producer-0",
+        **more: Any,
+    ) -> int:
         place = {"queue": queue, "offset": offset, "msg_id": "", "attempts": attempts}
-        return self.add("ok", "send", process, op, **place)
+        return self.add("ok", "send", process, op, **place, **more)
 
     def sent(self, name: str, queue: int, offset: int, **more: Any) -> None:
-        """A send, invoked and acknowledged at `queue`, `offset`."""
+        """A send, invoked and acknowledged at `queue`, `offset`, perhaps of a `broker`, or with a
+        `status`."""
         attempts = more.pop("attempts", 1)
-        self.ok(self.invoke(name, **more), queue, offset, attempts)
+        answer = {key: more.pop(key) for key in ("status", "broker") if key in more}
+        self.ok(self.invoke(name, **more), queue, offset, attempts, **answer)
 
     def ended(self, name: str, outcome: str, attempts: int = 1) -> None:
         op = self.invoke(name)
         self.add(outcome, "send", "producer-0", op, error="broken", attempts=attempts)
 
-    def consumed(self, queue: int, *pairs: tuple[int, str], process: str = "consumer-0") -> None:
+    def consumed(
+        self, queue: int, *pairs: tuple[int, str], process: str = "consumer-0", **more: Any
+    ) -> None:
         offsets, ids = [offset for offset, _ in pairs], [name for _, name in pairs]
-        self.add("ok", "consume", process, topic="T", queue=queue, offsets=offsets, ids=ids)
+        self.add("ok", "consume", process, topic="T", queue=queue, offsets=offsets, ids=ids, **more)
 
-    def committed(self, queue: int, offset: int, function: str = "commit") -> None:
-        self.add("ok", function, "consumer-0", topic="T", group="G", queue=queue, offset=offset)
+    def committed(
+        self,
+        queue: int,
+        offset: int | None,
+        function: str = "commit",
+        process: str = "consumer-0",
+        **more: Any,
+    ) -> None:
+        self.add("ok", function, process, topic="T", group="G", queue=queue, offset=offset, **more)
+
+    def fetched(self, queue: int, offset: int | None, **more: Any) -> None:
+        self.committed(queue, offset, "fetch", "observer", **more)
+
+    def committing(self, queue: int, offset: int, process: str = "consumer-0") -> int:
+        """A commit whose answer is written later, by `answered`, or never."""
+        place = {"topic": "T", "group": "G", "queue": queue, "offset": offset}
+        return self.add("invoke", "commit", process, **place)
+
+    def answered(self, op: int, queue: int, offset: int, process: str = "consumer-0") -> None:
+        place = {"topic": "T", "group": "G", "queue": queue, "offset": offset}
+        self.add("ok", "commit", process, op, **place)
+
+    def joined(self, process: str) -> None:
+        self.add("ok", "join", process, group="G")
+
+    def wrote(self, version: int, outcome: str = "ok", name: str = "X") -> None:
+        """A topic's configuration written, with that outcome ("": none)."""
+        fields = {"what": "topic", "name": name, "version": version}
+        op = self.add("invoke", "meta_write", "writer", **fields)
+        if outcome:
+            self.add(outcome, "meta_write", "writer", op, **fields)
+
+    def reading(self, name: str = "X") -> int:
+        return self.add("invoke", "meta_read", "reader", what="topic", name=name)
+
+    def read(self, version: int | None, op: int = 0, name: str = "X") -> None:
+        """A topic's configuration read back (None: absent), perhaps begun before by `reading`."""
+        op = op or self.reading(name)
+        self.add("ok", "meta_read", "reader", op, what="topic", name=name, version=version)
+
+    def fault(self, kind: str, *nodes: str, number: int = 1, heal: bool = True) -> None:
+        fields = {"fault": number, "kind": kind, "whom": "leader", "nodes": list(nodes)}
+        fields |= {"role": "leader", "pid": 7, "detail": kind}
+        for function in ("inject", "heal")[: 1 + heal]:
+            op = self.add("invoke", function, "nemesis", **fields)
+            self.add("ok", function, "nemesis", op, **fields)
+
+    def logs(self, lines: int, *bad: tuple[str, str]) -> None:
+        """Logs of `lines` lines were searched; `bad` are (node, line)."""
+        for node, line in bad:
+            self.add("ok", "log_line", "observer", node=node, line=line, level="ERROR")
+        self.add("ok", "logs", "observer", lines={"n0": lines})
+
+    def replicas(self, group: str = "broker-a", errors: Any = None, **digests: str) -> None:
+        """Each node's digests of two parts, one letter each."""
+        parts = {node: {"0": text[0], "512": text[1]} for node, text in digests.items()}
+        fields = {"group": group, "begin": 0, "end": 1000, "parts": parts, "errors": errors or {}}
+        self.add("ok", "replicas", "runner", **fields)
 
     def drained(self, complete: bool = True) -> None:
         self.add("ok", "drain", "runner", topic="T", group="G", complete=complete)
@@ -56,8 +130,8 @@ class HistoryBuilder:
         op = self.add("invoke", "kill", "nemesis", node=node, pid=7, role="leader")
         self.add("ok", "kill", "nemesis", op, node=node, pid=7, role="leader")
 
-    def leader(self, node: str, term: int) -> None:
-        self.add("ok", "leader", "observer", node=node, term=term)
+    def leader(self, node: str, term: int, group: str = "") -> None:
+        self.add("ok", "leader", "observer", node=node, term=term, group=group)
 
     def build(self) -> History:
         return assemble(self.records)

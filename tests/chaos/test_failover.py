@@ -9,7 +9,7 @@ import orjson
 import pytest
 from click.testing import CliRunner
 
-from chaos.checks.checkers import Verdict
+from chaos.checks.verdict import Verdict
 from chaos.cli import main
 from chaos.cluster import cli as cluster_cli
 from chaos.cluster.clusterfile import load_state

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from chaos.history import files as module
-from chaos.history.events import HistoryError, Outcome, assemble
+from chaos.history.assembly import assemble
+from chaos.history.events import HistoryError, Outcome
 from chaos.history.files import HistoryWriter, read_history, read_records
 
 
@@ -129,7 +130,10 @@ def test_failed_write_surfaces_at_every_later_call(tmp_path: Path) -> None:
         ([], "begins with a meta line"),
         ([{"type": "ok", "f": "send"}], "begins with a meta line"),
         ([{"type": "meta", "version": 2}], "version 2"),
-        ([{"type": "meta", "version": 1}, {"type": "ok", "f": "send", "op": 1}], "no invoke"),
+        (
+            [{"type": "meta", "version": 1}, {"type": "ok", "f": "send", "op": 1, "t_ns": 1}],
+            "no invoke",
+        ),
         ([{"type": "meta", "version": 1}, {"type": "ok", "f": "commit"}], "commit record without"),
         ([{"type": "meta", "version": 1}, {"type": "ok", "f": "x"}], "unknown kind"),
     ],

@@ -9,7 +9,7 @@ import orjson
 import pytest
 from click.testing import CliRunner
 
-from chaos.checks.checkers import check_all
+from chaos.checks.suite import check_all
 from chaos.cli import main, operating_words
 from chaos.cluster.clusterfile import ClusterError
 from chaos.history.events import Outcome

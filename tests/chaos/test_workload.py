@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from chaos.checks.checkers import Verdict, check_order
+from chaos.checks.suite import check_all
+from chaos.checks.verdict import Verdict
 from chaos.history.events import Outcome
 from chaos.history.files import HistoryWriter, read_history
 from chaos.workloads.log import BACKLOG_PER_WINDOW, Consumption, Item, KeyedSender, random_items
@@ -89,7 +90,8 @@ async def test_order_per_key_within_the_window(
     assert producer.most <= window
     writer.flush()
     history = read_history(writer.path)
-    assert check_order(history).verdict is (Verdict.PASS)
+    checks = {check.name: check for check in check_all(history)}
+    assert checks["order per key"].verdict is Verdict.PASS
     assert {send.key for send in history.sends} == {f"key-{n}" for n in range(200)}
     assert len({send.id for send in history.sends}) == 200
     for order in {send.order for send in history.sends if send.order}:

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from audit.report import AuditReport, CheckResult
-from chaos.checks.checkers import check_all
+from chaos.checks.suite import check_all
 from chaos.history.events import Outcome
 from chaos.report.recovery import recoveries
 from chaos.workloads.log import Tally

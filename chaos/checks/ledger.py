@@ -1,0 +1,340 @@
+"""What became of every message, kept up to date as a history goes on. Pure.
+
+One `Ledger` serves all checks of messages (chaos.checks.messages, chaos.checks.order): it is fed
+once, and keeps what is odd in small collections of its own, so that an answer costs little at any
+time. Memory: about 0.5 KB per message sent, less where it was acknowledged and consumed as it
+should be, and a byte per queue offset.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from chaos.checks.verdict import at
+from chaos.history.events import Consume, Drain, HistoryError, Outcome, Position, Send
+
+MARK_EVERY_NS = 50_000_000  # how finely it is remembered when a queue's consumption got how far
+OFFSETS_DENSE_GAP_MAX = 1 << 24  # an offset farther ahead than this is kept apart
+TIMES_MAX = 255  # deliveries of one position are counted up to here
+
+Clash = tuple[Position, str, str]  # two ids at one position, in the order in which they were seen
+
+
+@dataclass(slots=True, eq=False)
+class Queue:
+    """One queue of one broker group, as producers and consumers saw it."""
+
+    broker: str
+    topic: str
+    queue: int
+    holder: dict[int, str] = field(default_factory=dict)  # offset → id acknowledged or consumed
+    outstanding: dict[str, Send] = field(default_factory=dict)  # acknowledged, not yet consumed
+    highest: int = -1  # offset consumed
+    highest_ns: int = 0
+    marks: deque[tuple[int, int]] = field(default_factory=deque)  # (when, highest), older ones
+    passed: int = -1  # highest offset consumed at the last settled moment asked for
+    times: bytearray = field(default_factory=bytearray)  # deliveries by offset
+    far: dict[int, int] = field(default_factory=dict)  # the same, of offsets far apart
+
+    def place(self, offset: int) -> Position:
+        return (self.broker, self.topic, self.queue, offset)
+
+    def deliver(self, offset: int) -> int:
+        """Count one delivery; returns how many there were before."""
+        times = self.times
+        if offset >= len(times):
+            if offset - len(times) > OFFSETS_DENSE_GAP_MAX or offset in self.far:
+                before = self.far.get(offset, 0)
+                self.far[offset] = before + 1
+                return before
+            times.extend(bytes(max(offset + 1 - len(times), len(times), 1024)))
+        before = times[offset]
+        if before < TIMES_MAX:
+            times[offset] = before + 1
+        return before
+
+    def delivered(self, offset: int) -> bool:
+        """This position was consumed."""
+        return (offset < len(self.times) and self.times[offset] > 0) or offset in self.far
+
+    def rise(self, t_ns: int, offset: int) -> None:
+        """Consumption got as far as `offset`."""
+        if offset <= self.highest:
+            return
+        if not self.marks or t_ns - self.marks[-1][0] >= MARK_EVERY_NS:
+            self.marks.append((self.highest_ns, self.highest))
+        self.highest, self.highest_ns = offset, t_ns
+
+    def passed_at(self, t_ns: int) -> int:
+        """Highest offset consumed at or before `t_ns`, which never falls from call to call."""
+        if self.highest_ns <= t_ns:
+            self.marks.clear()
+            self.passed = self.highest
+        while self.marks and self.marks[0][0] <= t_ns:
+            self.passed = max(self.passed, self.marks.popleft()[1])
+        return self.passed
+
+
+class Entry:
+    """One message. `place` is where it was acknowledged, else where it was first seen."""
+
+    __slots__ = (
+        "acked",
+        "at_ack",
+        "attempts",
+        "before",
+        "deliveries",
+        "more",
+        "offset",
+        "order",
+        "outcome",
+        "promised",
+        "queue",
+        "send",
+        "seq",
+    )
+
+    def __init__(self, send: Send) -> None:
+        self.send: Send | None = send  # kept while it may have to be named
+        self.outcome = Outcome.OPEN
+        self.promised = False
+        self.acked = False
+        self.at_ack = False  # delivered where it was acknowledged
+        self.attempts = 0
+        self.queue: Queue | None = None
+        self.offset = -1
+        self.more: set[tuple[Queue, int]] | None = None  # further copies
+        self.deliveries = 0
+        self.order = send.order
+        self.seq = send.seq
+        self.before: Entry | None = None  # the promised one before it in its order key
+
+    def copies(self) -> list[Position]:
+        """Every position at which it is known to lie, sorted."""
+        if self.queue is None:
+            return []
+        found = [self.queue.place(self.offset)]
+        if self.more:
+            found += [queue.place(offset) for queue, offset in self.more]
+        return sorted(found)
+
+    def seen(self) -> list[Position]:
+        """`copies` without the acknowledged place as long as only the answer speaks for it."""
+        found = self.copies()
+        if self.acked and not self.at_ack and self.queue is not None:
+            found.remove(self.queue.place(self.offset))
+        return found
+
+    def first(self) -> Position:
+        """The lowest of its positions."""
+        assert self.queue is not None
+        return self.copies()[0] if self.more else self.queue.place(self.offset)
+
+
+class Ledger:
+    """See the module. Feed it `invoked`, `decided`, `consumed` and `drained`.
+
+    entries: every message sent, by id. phantoms: id → why, of what should not have been consumed.
+    twice_acked, clashes: positions of two messages, as ordered sets. misplaced: acknowledged in
+    one place, seen only in another. multiple: known to lie in several places.
+    """
+
+    def __init__(self) -> None:
+        self.entries: dict[str, Entry] = {}
+        self.queues: dict[tuple[str, str, int], Queue] = {}
+        self.phantoms: dict[str, str] = {}
+        self.twice_acked: dict[Clash, None] = {}
+        self.clashes: dict[Clash, None] = {}
+        self.misplaced: dict[str, Entry] = {}
+        self.multiple: dict[str, Entry] = {}
+        self.weak: dict[str, Send] = {}  # stored with less than was promised, not yet consumed
+        self.drains: dict[str, int] = {}  # topic → when it was last drained completely
+        self.now_ns = 0
+        self.acknowledged = 0
+        self.weakly_acknowledged = 0
+        self.deliveries = 0
+        self.named_deliveries = 0  # with the message's id
+        self.redeliveries = 0
+        self.vague = 0  # decided as unknown
+        self.vague_delivered = 0
+        self.open_delivered = 0
+
+    def queue(self, broker: str, topic: str, queue: int) -> Queue:
+        key = (broker, topic, queue)
+        found = self.queues.get(key)
+        if found is None:
+            found = self.queues[key] = Queue(broker, topic, queue)
+        return found
+
+    # ---- events
+
+    def invoked(self, send: Send) -> None:
+        if send.id in self.entries:
+            raise HistoryError(f"two sends have the id {send.id}")
+        self.entries[send.id] = Entry(send)
+        self.now_ns = send.invoked_ns
+
+    def decided(self, send: Send) -> None:
+        self.now_ns = send.done_ns
+        entry = self.entries[send.id]
+        entry.outcome = outcome = send.outcome
+        entry.attempts = send.attempts
+        if outcome is Outcome.OK:
+            self._acknowledged(send, entry)
+            return
+        if outcome is Outcome.UNKNOWN:
+            self.vague += 1
+        if entry.deliveries:
+            self.open_delivered -= 1
+            if outcome is Outcome.UNKNOWN:
+                self.vague_delivered += 1
+            else:
+                self.phantoms[send.id] = "its send had failed for certain"
+            entry.send = None
+        elif outcome is Outcome.FAIL:
+            entry.send = None
+
+    def _acknowledged(self, send: Send, entry: Entry) -> None:
+        queue = self.queue(send.broker, send.topic, send.queue)
+        offset, name = send.offset, send.id
+        entry.acked = True
+        if entry.queue is None:
+            entry.queue, entry.offset = queue, offset
+        elif entry.queue is not queue or entry.offset != offset:
+            self._copy(name, entry, entry.queue, entry.offset)
+            entry.queue, entry.offset = queue, offset
+            if entry.more is not None and (queue, offset) in entry.more:
+                entry.more.discard((queue, offset))
+                entry.at_ack = True
+            else:
+                self.misplaced[name] = entry
+        else:
+            entry.at_ack = True
+        if not send.promised:
+            self.weakly_acknowledged += 1
+            if entry.deliveries:
+                self.open_delivered -= 1
+                entry.send = None
+            else:
+                self.weak[name] = send
+            return
+        entry.promised = True
+        self.acknowledged += 1
+        other = queue.holder.get(offset)
+        if other is None:
+            queue.holder[offset] = name
+            if queue.delivered(offset) and not entry.deliveries:  # consumed, its id not recorded
+                entry.deliveries += 1
+                entry.at_ack = True
+                self.open_delivered += 1
+        elif other != name:
+            holder = self.entries.get(other)
+            both = holder is not None and holder.promised and holder.queue is queue
+            both = both and holder is not None and holder.offset == offset
+            clashes = self.twice_acked if both else self.clashes
+            clashes[queue.place(offset), other, name] = None
+        if entry.deliveries:
+            self.open_delivered -= 1
+            entry.send = None
+        else:
+            queue.outstanding[name] = send
+
+    def consumed(self, batch: Consume) -> None:
+        queue = self.queue(batch.broker, batch.topic, batch.queue)
+        offsets, names = batch.offsets, batch.ids
+        self.now_ns = batch.t_ns
+        if not offsets:
+            return
+        self.deliveries += len(offsets)
+        self.named_deliveries += len(names)
+        deliver = queue.deliver
+        holder = queue.holder
+        for offset in offsets:
+            if deliver(offset):
+                self.redeliveries += 1
+        queue.rise(batch.t_ns, max(offsets))
+        if len(names) < len(offsets):
+            self._unnamed(queue, offsets[len(names) :])
+        entries = self.entries
+        for offset, name in zip(offsets, names, strict=False):
+            other = holder.get(offset)
+            if other is None:
+                holder[offset] = name
+            elif other != name:
+                self.clashes[queue.place(offset), other, name] = None
+            entry = entries.get(name)
+            if entry is None:
+                self._ghost(name, queue, offset, "nobody sent it")
+                continue
+            if entry.queue is queue and entry.offset == offset:
+                if entry.acked and not entry.at_ack:
+                    entry.at_ack = True
+                    self.misplaced.pop(name, None)
+            else:
+                self._elsewhere(name, entry, queue, offset)
+            entry.deliveries += 1
+            if entry.deliveries == 1:
+                self._first_delivery(name, entry, queue, offset)
+
+    def drained(self, drain: Drain) -> None:
+        self.now_ns = max(self.now_ns, drain.t_ns)
+        if drain.complete:
+            self.drains[drain.topic] = drain.t_ns
+
+    # ---- what is odd
+
+    def _first_delivery(self, name: str, entry: Entry, queue: Queue, offset: int) -> None:
+        send = entry.send
+        if send is not None and send.topic != queue.topic:
+            self._ghost(name, queue, offset, f"it was sent to {send.topic}")
+        outcome = entry.outcome
+        if outcome is Outcome.OPEN:
+            self.open_delivered += 1
+            return  # whether it must be named is known when it is decided
+        entry.send = None
+        if outcome is Outcome.OK:
+            assert send is not None
+            if entry.promised:
+                assert entry.queue is not None
+                place = self.queue(send.broker, send.topic, send.queue)
+                place.outstanding.pop(name, None)
+            else:
+                self.weak.pop(name, None)
+        elif outcome is Outcome.UNKNOWN:
+            self.vague_delivered += 1
+        else:
+            self._ghost(name, queue, offset, "its send had failed for certain")
+
+    def _elsewhere(self, name: str, entry: Entry, queue: Queue, offset: int) -> None:
+        """Delivered where it was neither acknowledged nor seen first."""
+        if entry.queue is None:
+            entry.queue, entry.offset = queue, offset
+            return
+        self._copy(name, entry, queue, offset)
+        if entry.acked and not entry.at_ack:
+            self.misplaced[name] = entry
+
+    def _copy(self, name: str, entry: Entry, queue: Queue, offset: int) -> None:
+        if entry.more is None:
+            entry.more = set()
+        entry.more.add((queue, offset))
+        self.multiple[name] = entry
+
+    def _unnamed(self, queue: Queue, offsets: Iterable[int]) -> None:
+        """Positions consumed without an id: they are those of whoever was acknowledged there."""
+        for offset in offsets:
+            name = queue.holder.get(offset)
+            entry = self.entries.get(name) if name is not None else None
+            if name is None or entry is None:
+                continue
+            entry.deliveries += 1
+            if entry.deliveries == 1:
+                entry.at_ack = True
+                self.misplaced.pop(name, None)
+                self._first_delivery(name, entry, queue, offset)
+
+    def _ghost(self, name: str, queue: Queue, offset: int, why: str) -> None:
+        if name not in self.phantoms:
+            self.phantoms[name] = f"at {at(queue.place(offset))}: {why}"

@@ -1,0 +1,226 @@
+"""Checks of order: of each queue, of each key as stored, of each key as consumed. Pure.
+
+- order per queue: what is sent after another message was acknowledged gets a higher offset than
+  that one, in the same queue. Falls if a broker forgets the end of its log.
+- order per key: within an order key the first copies lie in one queue, in the order in which they
+  were sent. A send of unknown outcome stays concurrent with later ones, so it cannot be late.
+- order as consumed: where consumers promise order, the first delivery of an acknowledged message
+  comes before that of any later one of its key.
+Messages that were not answered SEND_OK are judged nowhere here. Memory: one object a key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from chaos.checks.ledger import Entry, Ledger
+from chaos.checks.messages import MessageChecker
+from chaos.checks.prefix import PrefixMax
+from chaos.checks.verdict import Check, Handlers, Offenders, at
+from chaos.history.events import Consume, Kind, Position, Send
+
+
+class OrderChecker(MessageChecker):
+    """A check of messages with events of its own, which come after the ledger's."""
+
+    essential = False
+
+    def handlers(self) -> Handlers:
+        joined = dict(super().handlers())
+        for kind, then in self.own().items():
+            joined[kind] = in_turn(joined[kind], then) if kind in joined else then
+        return joined
+
+    def own(self) -> Handlers:
+        """What it listens to besides the ledger."""
+        raise NotImplementedError
+
+
+def in_turn(first: Callable[[Any], None], then: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Both, one after the other."""
+
+    def both(event: Any) -> None:
+        first(event)
+        then(event)
+
+    return both
+
+
+class OrderPerQueue(OrderChecker):
+    """Acknowledged offsets of a queue rise with real time."""
+
+    name = "order per queue"
+
+    def __init__(self, ledger: Ledger | None = None) -> None:
+        super().__init__(ledger)
+        self._tops: dict[tuple[str, str, int], PrefixMax] = {}
+        self._wrong = Offenders()
+        self._compared = 0
+
+    def own(self) -> Handlers:
+        return {Kind.SEND_DECIDED: self._decided}
+
+    @property
+    def applies(self) -> bool:
+        return bool(self._tops)
+
+    def _decided(self, send: Send) -> None:
+        if not send.promised:
+            return
+        key = (send.broker, send.topic, send.queue)
+        top = self._tops.get(key)
+        if top is None:
+            top = self._tops[key] = PrefixMax()
+        before = top.before(send.invoked_ns)
+        if before is not None:
+            self._compared += 1
+            if send.offset <= before:
+                self._wrong.add(
+                    f"{send.id} at {at(send.position)}, sent after {before} was acknowledged"
+                )
+        top.note(send.done_ns, send.offset)
+
+    def result(self) -> Check:
+        detail = f"{len(self._tops)} queues, {self._compared} sends after another was acknowledged"
+        # Without two sends one after the other there was nothing that could be out of order.
+        return self._wrong.check(self.name, detail, len(self._tops))
+
+
+@dataclass(slots=True)
+class _Key:
+    """The last acknowledged message of an order key."""
+
+    last: Entry | None = None
+    last_done_ns: int = 0
+    last_invoked_ns: int = 0
+
+
+class OrderPerKey(OrderChecker):
+    """Within an order key: one queue, and first copies in the order in which they were sent."""
+
+    name = "order per key"
+
+    def __init__(self, ledger: Ledger | None = None) -> None:
+        super().__init__(ledger)
+        self._keys: dict[tuple[str, str], _Key] = {}
+        self._suspects: dict[str, Entry] = {}  # id → the later one of a wrong pair
+        self._overlaps = Offenders()
+        self._compared = 0
+
+    def own(self) -> Handlers:
+        return {Kind.SEND_DECIDED: self._decided}
+
+    @property
+    def applies(self) -> bool:
+        return bool(self._keys)
+
+    def _decided(self, send: Send) -> None:
+        if not send.order:
+            return
+        key = self._keys.get((send.topic, send.order))
+        if key is None:
+            key = self._keys[send.topic, send.order] = _Key()
+        if not send.promised:
+            return
+        entry = self.ledger.entries[send.id]
+        last = key.last
+        if last is not None:
+            self._compared += 1
+            overlap = key.last_done_ns > send.invoked_ns
+            if entry.seq < last.seq:  # answered behind one that was sent later
+                overlap = send.done_ns > key.last_invoked_ns
+            if overlap:
+                self._overlaps.add(
+                    f"{send.topic} {send.order}: {max(entry.seq, last.seq)} was sent before "
+                    f"{min(entry.seq, last.seq)} was answered: the workload itself did not keep "
+                    "the order"
+                )
+                if entry.seq < last.seq:
+                    return
+            else:
+                entry.before = last
+                if out_of_order(entry):
+                    self._suspects[send.id] = entry
+        key.last, key.last_done_ns, key.last_invoked_ns = entry, send.done_ns, send.invoked_ns
+
+    def result(self) -> Check:
+        detail = f"{len(self._keys)} keys, {self._compared} neighbours"
+        found = Offenders()
+        found.count, found.examples = self._overlaps.count, list(self._overlaps.examples)
+        for words in self._wrong():
+            found.add(words)
+        return found.check(self.name, detail, len(self._keys))
+
+    def _wrong(self) -> Iterator[str]:
+        # A copy that is found later may be the first one, so pairs with copies are looked at anew.
+        for entry in (self._suspects | self.ledger.multiple).values():
+            before = entry.before
+            if before is None or not out_of_order(entry):
+                continue
+            yield (
+                f"{entry.first()[1]} {entry.order}: {before.seq} lies at {at(before.first())}, "
+                f"{entry.seq} at {at(entry.first())}"
+            )
+
+
+def out_of_order(entry: Entry) -> bool:
+    """The message does not lie behind the one before it in its key."""
+    assert entry.before is not None
+    earlier, later = entry.before.first(), entry.first()
+    return queue_of(earlier) != queue_of(later) or earlier[3] >= later[3]
+
+
+def queue_of(place: Position) -> tuple[str, str, int]:
+    return place[:3]
+
+
+class OrderConsumed(OrderChecker):
+    """Consumers that promise order see each key's messages in the order of sending."""
+
+    name = "order as consumed"
+
+    def __init__(self, ledger: Ledger | None = None) -> None:
+        super().__init__(ledger)
+        self._highest: dict[tuple[str, str], int] = {}  # (topic, order key) → seq delivered
+        self._late: dict[str, str] = {}  # not decided yet, delivered late: id → words
+        self._wrong = Offenders()
+        self._seen = 0
+
+    def own(self) -> Handlers:
+        return {Kind.CONSUMED: self._consumed, Kind.SEND_DECIDED: self._decided}
+
+    @property
+    def applies(self) -> bool:
+        return self._seen > 0
+
+    def _consumed(self, batch: Consume) -> None:
+        if not batch.orderly:
+            return
+        entries, highest = self.ledger.entries, self._highest
+        for name in batch.ids:
+            entry = entries.get(name)
+            if entry is None or not entry.order or entry.deliveries != 1:
+                continue  # a phantom, in no order, or delivered before
+            self._seen += 1
+            key = (batch.topic, entry.order)
+            before = highest.get(key, -1)
+            if entry.seq > before:
+                highest[key] = entry.seq
+                continue
+            words = f"{batch.topic} {entry.order}: {entry.seq} was delivered after {before}"
+            if entry.promised:
+                self._wrong.add(words)
+            elif not entry.acked:
+                self._late[name] = words
+
+    def _decided(self, send: Send) -> None:
+        if self._late:
+            words = self._late.pop(send.id, None)
+            if words is not None and send.promised:
+                self._wrong.add(words)
+
+    def result(self) -> Check:
+        detail = f"{len(self._highest)} keys, {self._seen} ordered deliveries"
+        return self._wrong.check(self.name, detail, self._seen)

@@ -1,0 +1,157 @@
+"""Checks of the cluster as seen from outside: leaders, replicas' bytes, lines in logs. Pure.
+
+Log lines: a fault may make a node say what it never should otherwise (a full disk stops it, on
+purpose). `EXPECTED_LINES` says which lines are excused on the nodes that a kind of fault has hit,
+from the fault on; everything else is wrong.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from chaos.checks.verdict import Check, Checker, Handlers, Offenders
+from chaos.history.events import Fault, Kind, Leader, LogLine, Logs, Replicas
+
+DISK_TROUBLE = r"OSError|No space left|Input/output error|fsync|member_failed|StoreDamaged|damaged"
+# A pattern of fault kinds → what nodes hit by one may say.
+EXPECTED_LINES: Mapping[str, Sequence[str]] = {
+    r"disk|full|eio|enospc|fsync|flip|rot|torn|truncat|damage|unsynced|power": (DISK_TROUBLE,),
+}
+
+
+class TwoLeaders(Checker):
+    """Election safety as seen from outside: at most one leader per term and group (Raft 5.2).
+
+    Only terms above 0 count: classic masters have none.
+    """
+
+    name = "two leaders in one term"
+
+    def __init__(self) -> None:
+        self._terms: dict[tuple[str, int], set[str]] = defaultdict(set)
+
+    def handlers(self) -> Handlers:
+        return {Kind.LED: self._led}
+
+    @property
+    def applies(self) -> bool:
+        return bool(self._terms)
+
+    def _led(self, leader: Leader) -> None:
+        if leader.term > 0:
+            self._terms[leader.group, leader.term].add(leader.node)
+
+    def result(self) -> Check:
+        wrong = Offenders()
+        for (group, term), nodes in sorted(self._terms.items()):
+            if len(nodes) > 1:
+                where = f"{group} " if group else ""
+                wrong.add(f"{where}term {term}: {', '.join(sorted(nodes))}")
+        return wrong.check(self.name, f"{len(self._terms)} terms seen", len(self._terms))
+
+
+class ReplicasDiffer(Checker):
+    """The replicas of a group hold the same bytes up to what all of them have committed."""
+
+    name = "replicas differ"
+
+    def __init__(self) -> None:
+        self._last: dict[str, Replicas] = {}  # group → its last comparison
+
+    def handlers(self) -> Handlers:
+        return {Kind.REPLICAS: self._compared}
+
+    @property
+    def applies(self) -> bool:
+        return bool(self._last)
+
+    def _compared(self, replicas: Replicas) -> None:
+        self._last[replicas.group] = replicas
+
+    def result(self) -> Check:
+        wrong = Offenders()
+        decided = 0
+        complaints = []
+        for group, found in sorted(self._last.items()):
+            complaints += [f"{group or 'group'} {n}: {why}" for n, why in found.errors.items()]
+            if len(found.parts) < 2 or found.end <= found.begin:
+                complaints.append(f"{group or 'group'}: fewer than two logs to compare")
+                continue
+            decided += 1
+            for words in differences(found):
+                wrong.add(words)
+        size = sum(found.end - found.begin for found in self._last.values())
+        detail = "; ".join([f"{len(self._last)} groups, {size:,} bytes each", *complaints])
+        return wrong.check(self.name, detail, 0 if complaints else decided)
+
+
+def differences(found: Replicas) -> list[str]:
+    """What to say of each node that is unlike the majority (unlike the first without one)."""
+    votes: dict[tuple[tuple[int, str], ...], list[str]] = defaultdict(list)
+    for node, parts in sorted(found.parts.items()):
+        votes[tuple(sorted(parts.items()))].append(node)
+    right, holders = max(votes.items(), key=lambda vote: len(vote[1]))
+    expected = dict(right)
+    words = []
+    for node, parts in sorted(found.parts.items()):
+        if node in holders:
+            continue
+        places = [p for p in sorted(expected | dict(parts)) if expected.get(p) != parts.get(p)]
+        words.append(
+            f"{found.group or 'group'}: {node} is unlike {', '.join(holders)} "
+            f"from the part at {places[0]} on, below {found.end}"
+        )
+    return words
+
+
+class BadLogLines(Checker):
+    """Assertion failures, tracebacks and broken invariants in the nodes' logs."""
+
+    name = "failures in server logs"
+
+    def __init__(self, expected: Mapping[str, Sequence[str]] = EXPECTED_LINES) -> None:
+        self._expected = [
+            (re.compile(kinds), re.compile("|".join(lines))) for kinds, lines in expected.items()
+        ]
+        self._hits: dict[str, list[Fault]] = defaultdict(list)  # node → faults
+        self._lines: list[LogLine] = []
+        self._searched = 0
+
+    def handlers(self) -> Handlers:
+        return {Kind.FAULT: self._fault, Kind.LOG_LINE: self._line, Kind.LOGS: self._logs}
+
+    @property
+    def applies(self) -> bool:
+        return bool(self._lines) or self._searched > 0
+
+    def _fault(self, fault: Fault) -> None:
+        for node in fault.nodes:
+            self._hits[node].append(fault)
+
+    def _line(self, line: LogLine) -> None:
+        self._lines.append(line)
+
+    def _logs(self, logs: Logs) -> None:
+        self._searched = sum(logs.lines.values())
+
+    def result(self) -> Check:
+        wrong = Offenders()
+        excused = 0
+        for line in self._lines:
+            if self._is_expected(line):
+                excused += 1
+            else:
+                wrong.add(f"{line.node}: {line.line}")
+        detail = f"{self._searched:,} lines searched"
+        if excused:
+            detail += f", {excused} excused by the faults that were injected"
+        return wrong.check(self.name, detail, self._searched)
+
+    def _is_expected(self, line: LogLine) -> bool:
+        return any(
+            kinds.search(fault.kind) and lines.search(line.line)
+            for fault in self._hits.get(line.node, ())
+            for kinds, lines in self._expected
+        )

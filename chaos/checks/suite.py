@@ -1,0 +1,144 @@
+"""All checkers over one history, while it is written or afterwards. Pure.
+
+    suite = Suite()
+    for record in records:
+        suite.feed(record)
+    suite.results(); suite.lost()
+
+Every record is made into an event once; the checks of messages share one ledger. Memory grows with
+the number of messages (chaos.checks.ledger says how much), not with that of records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from chaos.checks.ledger import Ledger
+from chaos.checks.messages import (
+    SETTLE_NS,
+    BrokerDuplicates,
+    Lost,
+    Phantoms,
+    Positions,
+    Redeliveries,
+    RetryDuplicates,
+    StoredWithLess,
+    TwiceAcknowledged,
+    UnknownDelivered,
+    ledger_handlers,
+)
+from chaos.checks.metadata import MetadataBack
+from chaos.checks.offsets import OffsetsBack
+from chaos.checks.order import OrderConsumed, OrderPerKey, OrderPerQueue
+from chaos.checks.replicas import (
+    EXPECTED_LINES,
+    BadLogLines,
+    ReplicasDiffer,
+    TwoLeaders,
+)
+from chaos.checks.verdict import Check, Checker, Handlers, LostMessage, Verdict, merge
+from chaos.history.assembly import Assembler, Record
+from chaos.history.events import History, HistoryError, Kind
+
+
+class Suite:
+    """See the module. `expected`: names of checks that must not be left out, whatever the history
+    has: without evidence they are UNKNOWN. `settle_ns`: see chaos.checks.messages."""
+
+    def __init__(
+        self,
+        *,
+        settle_ns: int = SETTLE_NS,
+        expected: Collection[str] = (),
+        expected_lines: Mapping[str, Sequence[str]] = EXPECTED_LINES,
+    ) -> None:
+        self.ledger = Ledger()
+        ledger = self.ledger
+        self._lost = Lost(ledger, settle_ns)
+        self.checkers: tuple[Checker, ...] = (
+            self._lost,
+            Phantoms(ledger),
+            TwiceAcknowledged(ledger),
+            Positions(ledger),
+            BrokerDuplicates(ledger),
+            OrderPerQueue(ledger),
+            OrderPerKey(ledger),
+            OrderConsumed(ledger),
+            OffsetsBack(),
+            MetadataBack(),
+            TwoLeaders(),
+            ReplicasDiffer(),
+            BadLogLines(expected_lines),
+            RetryDuplicates(ledger),
+            UnknownDelivered(ledger),
+            StoredWithLess(ledger),
+            Redeliveries(ledger),
+        )
+        unknown = set(expected) - set(self.names())
+        if unknown:
+            raise ValueError(f"there is no check called {', '.join(sorted(unknown))}")
+        self._expected = frozenset(expected)
+        self._assembler = Assembler()
+        self._table: list[tuple[Any, ...]] = [()] * len(Kind)
+        for handlers in (ledger_handlers(ledger), *(c.handlers() for c in self.checkers)):
+            self._listen(handlers)
+        self.records = 0
+
+    def _listen(self, handlers: Handlers) -> None:
+        for kind, handler in handlers.items():
+            self._table[kind] = (*self._table[kind], handler)
+
+    def names(self) -> tuple[str, ...]:
+        """The names of all checks, in the order of `results`."""
+        return tuple(checker.name for checker in self.checkers)
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """The history's meta line. Raises HistoryError before it was fed."""
+        if self._assembler.meta is None:
+            raise HistoryError("a history begins with a meta line")
+        return self._assembler.meta
+
+    def feed(self, record: Record) -> None:
+        """One more record of the file, the meta line first. Raises HistoryError."""
+        self.records += 1
+        event = self._assembler.take(record)
+        if event is not None:
+            kind, found = event
+            for handler in self._table[kind]:
+                handler(found)
+
+    def take(self, kind: Kind, event: Any) -> None:
+        """One more event that is assembled already."""
+        for handler in self._table[kind]:
+            handler(event)
+
+    def results(self) -> tuple[Check, ...]:
+        """Every check that was asked for or has something to look at, in a fixed order."""
+        return tuple(
+            checker.result()
+            for checker in self.checkers
+            if checker.essential or checker.applies or checker.name in self._expected
+        )
+
+    def verdict(self) -> Verdict:
+        """All results as one."""
+        return merge(self.results())
+
+    def lost(self) -> tuple[LostMessage, ...]:
+        """Every acknowledged and lost message, by queue and offset."""
+        return tuple(self._lost.lost())
+
+
+def check_all(history: History, settle_ns: int = SETTLE_NS) -> tuple[Check, ...]:
+    """The checks of a history that is already read, in the order of Suite.results."""
+    return suite_of(history, settle_ns).results()
+
+
+def suite_of(history: History, settle_ns: int = SETTLE_NS) -> Suite:
+    """A suite that was fed a whole history."""
+    suite = Suite(settle_ns=settle_ns)
+    for kind, event in history.timeline():
+        suite.take(kind, event)
+    return suite

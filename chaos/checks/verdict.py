@@ -1,0 +1,129 @@
+"""What a check answers, and what every checker is. Pure.
+
+Verdicts merge as Jepsen's do: a failure beats not knowing, not knowing beats a pass. A check that
+had nothing to look at says UNKNOWN rather than pass: a harness that never fails proves nothing.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from chaos.history.events import Kind, Position
+
+EXAMPLES_MAX = 10
+
+Handlers = Mapping[Kind, Callable[[Any], None]]
+
+
+class Verdict(Enum):
+    PASS = "pass"
+    UNKNOWN = "unknown"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class LostMessage:
+    """One broken promise. `drained`: found by a complete drain, else by a later position."""
+
+    op: int
+    id: str
+    topic: str
+    broker: str
+    queue: int
+    offset: int
+    key: str
+    acked_ns: int
+    drained: bool
+
+    @property
+    def position(self) -> Position:
+        return (self.broker, self.topic, self.queue, self.offset)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One question put to a history, answered. `lost`: all lost messages, of the check of these."""
+
+    name: str
+    verdict: Verdict
+    count: int  # offenders; for counts that are allowed, how many there were
+    detail: str
+    examples: tuple[str, ...] = ()
+    lost: tuple[LostMessage, ...] = ()
+
+
+def merge(checks: Iterable[Check]) -> Verdict:
+    """FAIL if any failed, else UNKNOWN if any could not say, else PASS; UNKNOWN for none."""
+    found = {check.verdict for check in checks}
+    for verdict in (Verdict.FAIL, Verdict.UNKNOWN):
+        if verdict in found:
+            return verdict
+    return Verdict.PASS if found else Verdict.UNKNOWN
+
+
+class Checker(ABC):
+    """One question, fed with events as they happen; `result` may be asked at any time.
+
+    `handlers` says what it listens to. `essential`: it is asked of every history; the others only
+    where the history has something for them (`applies`), or where it was expected to.
+    """
+
+    name: str
+    essential = False
+
+    def feed(self, kind: Kind, event: Any) -> None:
+        """One more event."""
+        handler = self.handlers().get(kind)
+        if handler is not None:
+            handler(event)
+
+    @abstractmethod
+    def handlers(self) -> Handlers:
+        """What to call for which kind of event."""
+
+    @property
+    @abstractmethod
+    def applies(self) -> bool:
+        """The history had something to look at."""
+
+    @abstractmethod
+    def result(self) -> Check:
+        """The answer as of now."""
+
+
+class Offenders:
+    """Counts what is wrong and keeps the first EXAMPLES_MAX in words."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.examples: list[str] = []
+
+    def add(self, words: str) -> None:
+        self.count += 1
+        if len(self.examples) < EXAMPLES_MAX:
+            self.examples.append(words)
+
+    def check(self, name: str, detail: str, evidence: int) -> Check:
+        """FAIL with what was added; without: PASS on `evidence`, UNKNOWN on none."""
+        if self.count:
+            return Check(name, Verdict.FAIL, self.count, detail, tuple(self.examples))
+        return Check(name, Verdict.PASS if evidence else Verdict.UNKNOWN, 0, detail)
+
+
+def judge(name: str, offenders: Iterator[str], detail: str, evidence: int) -> Check:
+    """As Offenders.check, of offenders found only now."""
+    found = Offenders()
+    for words in offenders:
+        found.add(words)
+    return found.check(name, detail, evidence)
+
+
+def at(place: Position) -> str:
+    """A position for a person: topic-queue@offset, behind the broker's name if there is one."""
+    broker, topic, queue, offset = place
+    where = f"{topic}-{queue}@{offset}"
+    return f"{broker}:{where}" if broker else where

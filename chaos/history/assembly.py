@@ -1,0 +1,366 @@
+"""From the records of a history file to typed events, one by one as they are written. Pure.
+
+`Assembler.take(record)` gives (Kind, object) or None; it keeps the operations that have no outcome
+yet and nothing else, so it reads histories of any length. An invoke and its outcome are the same
+object, filled in by the outcome.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from chaos.history.events import (
+    SEND_OK,
+    Commit,
+    Consume,
+    Drain,
+    Fault,
+    History,
+    HistoryError,
+    Kind,
+    Leader,
+    LogLine,
+    Logs,
+    Membership,
+    MetaRead,
+    MetaWrite,
+    Outcome,
+    Replicas,
+    Send,
+)
+
+VERSION = 1
+FAULTS_OPEN_MAX = 10_000  # injected and not healed at once; a nemesis has a handful
+
+Record = Mapping[str, Any]
+Event = tuple[Kind, Any]
+
+_OUTCOMES = {outcome.value: outcome for outcome in Outcome}
+
+
+class Assembler:
+    """See the module. The first record must be the meta line."""
+
+    def __init__(self) -> None:
+        self.meta: dict[str, Any] | None = None
+        self._open: dict[int, Any] = {}  # operations without an outcome, by op
+        self._begun: dict[int, int] = {}  # faults being injected or healed: op → t_ns of invoke
+        self._unhealed: dict[tuple[int, str], Fault] = {}  # by number; old ones by node
+        self._names: dict[str, str] = {}  # one copy of each topic, process, order key, broker
+        self._takers: dict[str, Callable[[Record], Event | None]] = {
+            "send": self._send,
+            "consume": self._consume,
+            "commit": self._commit,
+            "fetch": self._fetch,
+            "reset": self._reset,
+            "join": self._join,
+            "leave": self._leave,
+            "leader": self._leader,
+            "drain": self._drain,
+            "meta_write": self._meta_write,
+            "meta_read": self._meta_read,
+            "inject": self._inject,
+            "heal": self._heal,
+            "log_line": self._log_line,
+            "logs": self._logs,
+            "replicas": self._replicas,
+            "note": _nothing,  # anything a person may want to know; no check asks
+        }
+
+    def take(self, record: Record) -> Event | None:
+        """One more record. Raises HistoryError if it cannot be: the format, an outcome without
+        invoke, an operation number used twice."""
+        if self.meta is None:
+            self._meta(record)
+            return None
+        kind = record.get("f", "")
+        taker = self._takers.get(kind)
+        try:
+            if taker is not None:
+                return taker(record)
+            if "node" in record:
+                return self._old_fault(record)
+        except KeyError as missing:
+            raise HistoryError(f"{kind} record without {missing}") from missing
+        raise HistoryError(f"unknown kind of operation {kind!r}")
+
+    def unanswered(self) -> list[Any]:
+        """The operations that have no outcome yet."""
+        return list(self._open.values())
+
+    def _meta(self, record: Record) -> None:
+        if record.get("type") != "meta":
+            raise HistoryError("a history begins with a meta line")
+        if record.get("version") != VERSION:
+            raise HistoryError(f"history version {record.get('version')!r} is not {VERSION}")
+        self.meta = dict(record)
+
+    def _name(self, text: str) -> str:
+        return self._names.setdefault(text, text)
+
+    def _begin(self, op: int, event: Any) -> None:
+        if self._open.setdefault(op, event) is not event:
+            raise HistoryError(f"operation {op} was invoked twice")
+
+    def _end(self, op: int, kind: type[Any]) -> Any:
+        event = self._open.pop(op, None)
+        if event is None:
+            raise HistoryError(f"operation {op} has an outcome but no invoke")
+        if type(event) is not kind:
+            raise HistoryError(f"operation {op} ends as another kind than it began")
+        return event
+
+    # ---- messages
+
+    def _send(self, record: Record) -> Event:
+        op, t_ns = record["op"], record["t_ns"]
+        kind = record["type"]
+        name = self._name
+        if kind == "invoke":
+            order = record["order"]
+            send = Send(
+                op,
+                name(record["p"]),
+                record["id"],
+                name(record["topic"]),
+                record["key"],
+                name(order) if order else "",
+                record["seq"],
+                t_ns,
+                record.get("due_ns", t_ns),
+            )
+            self._begin(op, send)
+            return Kind.SEND_INVOKED, send
+        send = self._end(op, Send)
+        send.outcome = _OUTCOMES[kind]
+        send.done_ns = t_ns
+        send.attempts = record.get("attempts", 1)
+        if kind == "ok":
+            send.broker = name(record.get("broker", ""))
+            send.queue = record["queue"]
+            send.offset = record["offset"]
+            send.msg_id = record.get("msg_id", "")
+            send.status = record.get("status", SEND_OK)
+        else:
+            send.error = name(record.get("error", ""))
+            send.shed = record.get("shed", False)
+        return Kind.SEND_DECIDED, send
+
+    def _consume(self, record: Record) -> Event:
+        return Kind.CONSUMED, Consume(
+            record["t_ns"],
+            self._name(record["p"]),
+            self._name(record["topic"]),
+            record["queue"],
+            tuple(record["offsets"]),
+            tuple(record.get("ids", ())),
+            self._name(record.get("broker", "")),
+            self._name(record.get("group", "")),
+            record.get("orderly", False),
+        )
+
+    # ---- consumer offsets
+
+    def _offset(self, record: Record, *, answered: bool, fetched: bool = False) -> Commit:
+        t_ns = record["t_ns"]
+        return Commit(
+            t_ns if answered else 0,
+            self._name(record["p"]),
+            self._name(record["topic"]),
+            self._name(record["group"]),
+            record["queue"],
+            record["offset"],
+            fetched,
+            self._name(record.get("broker", "")),
+            record.get("invoked_ns", t_ns),
+            record.get("op", 0),
+        )
+
+    def _commit(self, record: Record) -> Event | None:
+        kind = record["type"]
+        if kind == "invoke":
+            commit = self._offset(record, answered=False)
+            self._begin(record["op"], commit)
+            return Kind.COMMIT_INVOKED, commit
+        if kind != "ok":
+            return None  # it stays concurrent with everything after it
+        begun = self._open.pop(record.get("op", 0), None)
+        if begun is None:  # an old history: the answer alone
+            return Kind.COMMITTED, self._offset(record, answered=True)
+        begun.t_ns = record["t_ns"]
+        return Kind.COMMITTED, begun
+
+    def _fetch(self, record: Record) -> Event:
+        return Kind.FETCHED, self._offset(record, answered=True, fetched=True)
+
+    def _reset(self, record: Record) -> Event:
+        return Kind.RESET, self._offset(record, answered=True)
+
+    def _join(self, record: Record) -> Event:
+        return Kind.JOINED, Membership(record["t_ns"], record["p"], record["group"])
+
+    def _leave(self, record: Record) -> Event:
+        return Kind.LEFT, Membership(record["t_ns"], record["p"], record["group"])
+
+    def _drain(self, record: Record) -> Event:
+        return Kind.DRAINED, Drain(
+            record["t_ns"], record["topic"], record["group"], record["complete"]
+        )
+
+    # ---- metadata
+
+    def _meta_write(self, record: Record) -> Event:
+        if record["type"] == "invoke":
+            write = MetaWrite(
+                record["op"],
+                self._name(record["p"]),
+                self._name(record.get("broker", "")),
+                record["what"],
+                self._name(record["name"]),
+                record["version"],
+                record["t_ns"],
+            )
+            self._begin(record["op"], write)
+            return Kind.META_INVOKED, write
+        write = self._end(record["op"], MetaWrite)
+        write.outcome = _OUTCOMES[record["type"]]
+        write.done_ns = record["t_ns"]
+        return Kind.META_DECIDED, write
+
+    def _meta_read(self, record: Record) -> Event | None:
+        if record["type"] == "invoke":
+            read = MetaRead(
+                record["op"],
+                self._name(record["p"]),
+                self._name(record.get("broker", "")),
+                record["what"],
+                self._name(record["name"]),
+                record["t_ns"],
+            )
+            self._begin(record["op"], read)
+            return None
+        read = self._end(record["op"], MetaRead)
+        read.outcome = _OUTCOMES[record["type"]]
+        read.done_ns = record["t_ns"]
+        if read.outcome is Outcome.OK:
+            read.version = record["version"]
+        return Kind.META_READ, read
+
+    # ---- the cluster
+
+    def _leader(self, record: Record) -> Event:
+        return Kind.LED, Leader(
+            record["t_ns"], record["node"], record["term"], record.get("group", "")
+        )
+
+    def _inject(self, record: Record) -> Event | None:
+        op, t_ns = record["op"], record["t_ns"]
+        if record["type"] == "invoke":
+            self._begun[op] = t_ns
+            return None
+        begun_ns = self._begun.pop(op, t_ns)
+        if record["type"] != "ok":
+            return None  # it did not happen; the runner reports that itself
+        fault = Fault(
+            record["kind"],
+            tuple(record["nodes"]),
+            record.get("pid", 0),
+            record.get("role", ""),
+            begun_ns,
+            t_ns,
+            record["fault"],
+            record.get("whom", ""),
+            detail=record.get("detail", ""),
+        )
+        if len(self._unhealed) >= FAULTS_OPEN_MAX:
+            raise HistoryError(f"more than {FAULTS_OPEN_MAX} faults are not healed")
+        self._unhealed[fault.number, ""] = fault
+        return Kind.FAULT, fault
+
+    def _heal(self, record: Record) -> Event | None:
+        fault = self._unhealed.get((record["fault"], ""))
+        if record["type"] != "ok" or fault is None:
+            return None
+        fault.healed_ns = record["t_ns"]
+        del self._unhealed[record["fault"], ""]
+        return Kind.HEALED, fault
+
+    def _old_fault(self, record: Record) -> Event | None:
+        """A deed of an old history: "kill" and "start" of one node, among others."""
+        op, t_ns, node = record["op"], record["t_ns"], record["node"]
+        if record["type"] == "invoke":
+            self._begun[op] = t_ns
+            return None
+        begun_ns = self._begun.pop(op, t_ns)
+        if record["type"] != "ok":
+            return None
+        pid, role = record.get("pid", 0), record.get("role", "")
+        fault = Fault(record["f"], (node,), pid, role, begun_ns, t_ns)
+        if fault.kind == "kill":
+            self._unhealed[-1, node] = fault
+        elif fault.kind == "start" and (killed := self._unhealed.pop((-1, node), None)):
+            killed.healed_ns = t_ns
+        return Kind.FAULT, fault
+
+    def _log_line(self, record: Record) -> Event:
+        return Kind.LOG_LINE, LogLine(
+            record["t_ns"], record["node"], record["line"], record.get("level", "")
+        )
+
+    def _logs(self, record: Record) -> Event:
+        return Kind.LOGS, Logs(record["t_ns"], record["lines"])
+
+    def _replicas(self, record: Record) -> Event:
+        parts = {
+            node: {int(position): digest for position, digest in digests.items()}
+            for node, digests in record["parts"].items()
+        }
+        return Kind.REPLICAS, Replicas(
+            record["t_ns"],
+            record.get("group", ""),
+            record["begin"],
+            record["end"],
+            parts,
+            record.get("errors", {}),
+        )
+
+
+def assemble(records: Iterable[Record]) -> History:
+    """Build a whole History. Raises HistoryError, also for one without a meta line."""
+    assembler = Assembler()
+    take = assembler.take
+    history = History({})
+    lists: dict[Kind, list[Any]] = {
+        Kind.SEND_INVOKED: history.sends,
+        Kind.CONSUMED: history.consumes,
+        Kind.COMMITTED: history.commits,
+        Kind.FETCHED: history.commits,
+        Kind.RESET: history.resets,
+        Kind.JOINED: history.joins,
+        Kind.LEFT: history.leaves,
+        Kind.DRAINED: history.drains,
+        Kind.META_INVOKED: history.meta_writes,
+        Kind.META_READ: history.meta_reads,
+        Kind.LED: history.leaders,
+        Kind.FAULT: history.faults,
+        Kind.LOG_LINE: history.log_lines,
+        Kind.LOGS: history.logs,
+        Kind.REPLICAS: history.replicas,
+    }
+    for record in records:
+        event = take(record)
+        if event is not None:
+            kind, found = event
+            target = lists.get(kind)
+            if target is not None:
+                target.append(found)
+    if assembler.meta is None:
+        raise HistoryError("a history begins with a meta line")
+    history.meta = assembler.meta
+    history.unanswered = [c for c in assembler.unanswered() if isinstance(c, Commit)]
+    return history
+
+
+def _nothing(_: Record) -> None:
+    return None

@@ -1,0 +1,363 @@
+"""Messages and their order: a clean history passes, the one fault planted is found, no other is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from chaos.checks.ledger import OFFSETS_DENSE_GAP_MAX, TIMES_MAX, Queue
+from chaos.checks.messages import Lost, Phantoms
+from chaos.checks.order import OrderPerQueue
+from chaos.checks.suite import check_all
+from chaos.checks.verdict import EXAMPLES_MAX, Verdict, merge
+from chaos.history.assembly import Assembler
+from chaos.history.events import HistoryError
+from tests.chaos.builder import HistoryBuilder, clean
+from tests.chaos.checks.judging import (
+    BROKER_MADE,
+    BY_RETRY,
+    CONSUMED_ORDER,
+    KEY_ORDER,
+    LESS,
+    LOST,
+    PHANTOMS,
+    POSITIONS,
+    QUEUE_ORDER,
+    REDELIVERED,
+    TWICE_ACKED,
+    UNKNOWN_DELIVERED,
+    check,
+    failed,
+    suite_of,
+)
+
+
+def undrained(plant: HistoryBuilder) -> HistoryBuilder:
+    plant.records = [r for r in plant.records if r.get("f") != "drain"]
+    return plant
+
+
+def test_clean_history_passes_everything() -> None:
+    results = suite_of(clean().records).results()
+    assert {found.verdict for found in results} == {Verdict.PASS}
+    assert {found.count for found in results} == {0}
+    assert merge(results) is Verdict.PASS
+    assert results == check_all(clean().build())
+
+
+def test_empty_history_proves_nothing() -> None:
+    suite = suite_of(HistoryBuilder().records)
+    assert suite.verdict() is Verdict.UNKNOWN
+    assert check(HistoryBuilder(), LOST).verdict is Verdict.UNKNOWN
+
+
+def lost_below_a_later_offset(plant: HistoryBuilder) -> None:
+    undrained(plant)
+    plant.sent("e", 0, 2)
+    plant.sent("f", 0, 3)
+    plant.consumed(0, (3, "f"))
+    plant.wait(6)
+    plant.sent("g", 1, 2)
+    plant.consumed(1, (2, "g"))
+
+
+def lost_at_the_end_of_a_drained_queue(plant: HistoryBuilder) -> None:
+    plant.sent("e", 0, 2)
+    plant.drained()
+
+
+def lost_in_one_group_consumed_at_the_same_place_of_another(plant: HistoryBuilder) -> None:
+    plant.sent("e", 0, 7, broker="broker-a")
+    plant.sent("f", 0, 7, broker="broker-b")
+    plant.consumed(0, (7, "f"), broker="broker-b")
+    plant.drained()
+
+
+def never_sent(plant: HistoryBuilder) -> None:
+    plant.consumed(0, (2, "ghost"))
+
+
+def failed_for_certain_yet_there(plant: HistoryBuilder) -> None:
+    plant.ended("e", "fail")
+    plant.consumed(0, (2, "e"))
+
+
+def failed_for_certain_after_it_was_consumed(plant: HistoryBuilder) -> None:
+    op = plant.invoke("e")
+    plant.consumed(0, (2, "e"))
+    plant.add("fail", "send", "producer-0", op, error="", attempts=1)
+
+
+def sent_to_another_topic(plant: HistoryBuilder) -> None:
+    op = plant.add(
+        "invoke", "send", "p", id="e", topic="Other", key="", order="", seq=0, crc=1
+    )  # fmt: skip
+    plant.add("unknown", "send", "p", op, error="", attempts=1)
+    plant.consumed(0, (2, "e"))
+
+
+def two_messages_at_one_offset(plant: HistoryBuilder) -> None:
+    op = plant.invoke("e")
+    plant.sent("f", 0, 2)
+    plant.ok(op, 0, 2)
+    plant.consumed(0, (2, "f"))
+    plant.consumed(0, (3, "e"))  # it lies elsewhere
+
+
+def another_message_than_was_acknowledged(plant: HistoryBuilder) -> None:
+    plant.ended("u", "unknown")
+    plant.sent("e", 0, 2)
+    plant.consumed(0, (2, "u"))
+    plant.consumed(0, (2, "e"))
+
+
+def stored_elsewhere_than_acknowledged(plant: HistoryBuilder) -> None:
+    plant.sent("e", 0, 2, attempts=2)
+    plant.consumed(0, (3, "e"))
+
+
+def stored_twice_for_one_attempt(plant: HistoryBuilder) -> None:
+    plant.consumed(1, (2, "a"))
+
+
+def stored_once_more_than_an_unknown_one_was_tried(plant: HistoryBuilder) -> None:
+    plant.ended("u", "unknown", attempts=2)
+    plant.consumed(0, (2, "u"), (3, "u"), (4, "u"))
+
+
+def offsets_fell(plant: HistoryBuilder) -> None:
+    """The broker forgot the end of its log and gave its offsets out again."""
+    plant.sent("e", 2, 10)
+    plant.sent("f", 2, 4)
+    plant.consumed(2, (4, "f"), (10, "e"))
+
+
+def later_message_stored_before(plant: HistoryBuilder) -> None:
+    plant.sent("x", 1, 2)
+    first = plant.invoke("e", order="k2", seq=0)
+    second = plant.invoke("f", order="k2", seq=1)
+    plant.records[-1]["t_ns"] += 2_000_000  # after e's answer: only the places are wrong
+    plant.ok(first, 2, 9)
+    plant.ok(second, 2, 5)
+    plant.records[-2]["t_ns"] = plant.records[-3]["t_ns"] - 1
+    plant.consumed(1, (2, "x"))
+    plant.consumed(2, (5, "f"), (9, "e"))
+
+
+def key_changed_its_queue(plant: HistoryBuilder) -> None:
+    plant.sent("e", 1, 2, order="k", seq=2)
+    plant.consumed(1, (2, "e"))
+
+
+def key_changed_its_broker(plant: HistoryBuilder) -> None:
+    plant.sent("e", 0, 2, order="k", seq=2, broker="broker-b")
+    plant.consumed(0, (2, "e"), broker="broker-b")
+
+
+def workload_sent_two_of_a_key_at_once(plant: HistoryBuilder) -> None:
+    first = plant.invoke("e", order="k", seq=2)
+    second = plant.invoke("f", order="k", seq=3)
+    plant.ok(first, 0, 2)
+    plant.ok(second, 0, 3)
+    plant.consumed(0, (2, "e"), (3, "f"))
+
+
+def consumed_out_of_order(plant: HistoryBuilder) -> None:
+    plant.sent("e", 0, 2, order="k", seq=2)
+    plant.sent("f", 0, 3, order="k", seq=3)
+    plant.consumed(0, (3, "f"), (2, "e"), orderly=True)
+
+
+def consumed_out_of_order_before_it_was_acknowledged(plant: HistoryBuilder) -> None:
+    op = plant.invoke("e", order="o", seq=0)
+    plant.sent("f", 2, 3, order="o", seq=1)
+    plant.consumed(2, (3, "f"), (2, "e"), orderly=True)
+    plant.ok(op, 2, 2)
+
+
+PLANTED = [
+    (lost_below_a_later_offset, {LOST}, "e at T-0@2"),
+    (lost_at_the_end_of_a_drained_queue, {LOST}, "e at T-0@2"),
+    (lost_in_one_group_consumed_at_the_same_place_of_another, {LOST}, "e at broker-a:T-0@7"),
+    (never_sent, {PHANTOMS}, "ghost at T-0@2"),
+    (failed_for_certain_yet_there, {PHANTOMS}, "failed for certain"),
+    (failed_for_certain_after_it_was_consumed, {PHANTOMS}, "failed for certain"),
+    (sent_to_another_topic, {PHANTOMS}, "sent to Other"),
+    (two_messages_at_one_offset, {TWICE_ACKED, POSITIONS}, "T-0@2 was given to f and to e"),
+    (another_message_than_was_acknowledged, {POSITIONS}, "T-0@2 holds both e and u"),
+    (stored_elsewhere_than_acknowledged, {POSITIONS}, "acknowledged at T-0@2 but lies at T-0@3"),
+    (stored_twice_for_one_attempt, {BROKER_MADE}, "a stored at T-0@0, T-1@2"),
+    (stored_once_more_than_an_unknown_one_was_tried, {BROKER_MADE}, "after 2 attempt(s)"),
+    (offsets_fell, {QUEUE_ORDER}, "f at T-2@4, sent after 10 was acknowledged"),
+    (later_message_stored_before, {KEY_ORDER, QUEUE_ORDER}, "0 lies at T-2@9, 1 at T-2@5"),
+    (key_changed_its_queue, {KEY_ORDER}, "T-1@2"),
+    (key_changed_its_broker, {KEY_ORDER}, "broker-b:T-0@2"),
+    (workload_sent_two_of_a_key_at_once, {KEY_ORDER}, "the workload itself"),
+    (consumed_out_of_order, {CONSUMED_ORDER}, "T k: 2 was delivered after 3"),
+    (
+        consumed_out_of_order_before_it_was_acknowledged,
+        {CONSUMED_ORDER, KEY_ORDER},
+        "T o: 0 was delivered after 1",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("plant", "names", "words"), PLANTED, ids=[plant.__name__ for plant, _, _ in PLANTED]
+)
+def test_planted_fault_is_found(
+    plant: Callable[[HistoryBuilder], None], names: set[str], words: str
+) -> None:
+    builder = clean()
+    plant(builder)
+    assert failed(builder) == names
+    examples = [text for name in names for text in check(builder, name).examples]
+    assert any(words in text for text in examples), examples
+    assert merge(check_all(builder.build())) is Verdict.FAIL
+
+
+def test_what_retries_and_unknown_sends_may_do_is_counted_not_blamed() -> None:
+    allowed = clean()
+    allowed.sent("e", 0, 3, order="k", seq=2, attempts=2)  # its first attempt lies at 2
+    allowed.ended("u", "unknown", attempts=2)
+    allowed.ended("v", "unknown")
+    allowed.invoke("open")
+    allowed.consumed(0, (2, "e"), (3, "e"), (4, "u"), (5, "u"), (6, "open"))
+    allowed.consumed(0, (2, "e"), process="consumer-1")
+    allowed.drained()
+    assert suite_of(allowed.records).verdict() is Verdict.PASS
+    assert check(allowed, BY_RETRY).count == 2
+    assert check(allowed, UNKNOWN_DELIVERED).count == 2
+    assert check(allowed, REDELIVERED).count == 1
+
+
+def test_unknown_send_stays_concurrent_with_later_ones() -> None:
+    builder = clean()
+    op = builder.invoke("late", order="k", seq=2)
+    builder.add("unknown", "send", "producer-0", op, error="", attempts=1)
+    builder.sent("e", 0, 2, order="k", seq=3)
+    builder.consumed(0, (2, "e"), (3, "late"), orderly=True)
+    assert failed(builder) == set()
+    assert check(builder, CONSUMED_ORDER).verdict is Verdict.PASS
+
+
+def test_without_a_drain_the_tail_is_not_judged() -> None:
+    builder = undrained(clean())
+    builder.drained(complete=False)
+    builder.sent("e", 0, 2)
+    found = check(builder, LOST)
+    assert (found.verdict, found.count) == (Verdict.UNKNOWN, 1)
+
+
+def test_what_may_still_be_in_a_consumers_hands_is_not_lost() -> None:
+    builder = undrained(clean())
+    builder.sent("e", 0, 2)
+    builder.sent("f", 0, 3)
+    builder.consumed(0, (3, "f"))
+    builder.wait(4.9)
+    builder.sent("g", 0, 4)
+    builder.consumed(0, (4, "g"))
+    assert check(builder, LOST).verdict is Verdict.UNKNOWN
+    assert check(builder, LOST, settle_ns=1_000_000_000).verdict is Verdict.FAIL
+    builder.consumed(0, (2, "e"))  # at last
+    assert check(builder, LOST, settle_ns=0).verdict is Verdict.PASS
+
+
+def test_a_drain_judges_only_what_was_acknowledged_before_it() -> None:
+    builder = clean()
+    builder.sent("e", 0, 2)
+    assert check(builder, LOST).verdict is Verdict.UNKNOWN
+
+
+def test_the_lost_are_listed_in_full() -> None:
+    builder = clean()
+    for number in range(EXAMPLES_MAX + 5):
+        builder.sent(f"lost-{number}", 0, 2 + number, broker="broker-a")
+    builder.drained()
+    found = check(builder, LOST)
+    assert (found.count, len(found.examples), len(found.lost)) == (15, EXAMPLES_MAX, 15)
+    last = suite_of(builder.records).lost()[-1]
+    assert (last.id, last.key, last.position) == ("lost-14", "lost-14", ("broker-a", "T", 0, 16))
+    assert last.drained
+    sent = next(r for r in builder.records if r.get("id") == last.id)
+    assert last.op == sent["op"]
+    assert last.acked_ns == next(
+        r["t_ns"] for r in builder.records if r.get("op") == last.op and r["type"] == "ok"
+    )
+
+
+def test_losing_what_was_stored_with_less_than_promised_breaks_no_promise() -> None:
+    builder = clean()
+    for number, status in enumerate(
+        ("FLUSH_DISK_TIMEOUT", "FLUSH_SLAVE_TIMEOUT", "SLAVE_NOT_AVAILABLE")
+    ):
+        builder.sent(f"w{number}", 0, 2 + number, order="k", seq=2 + number, status=status)
+    builder.consumed(0, (2, "w0"))
+    builder.sent("x", 0, 3)  # where w1 was
+    builder.consumed(0, (3, "x"))
+    builder.drained()
+    assert failed(builder) == set()
+    found = check(builder, LESS)
+    assert (found.count, found.verdict) == (3, Verdict.PASS)
+    assert "2 of them lost" in found.detail
+
+
+def test_positions_without_ids_are_those_of_the_acknowledged() -> None:
+    builder = clean()
+    op = builder.invoke("f")
+    builder.sent("e", 0, 2)
+    builder.add("ok", "consume", "c", topic="T", queue=0, offsets=[2, 3])
+    builder.ok(op, 0, 3)
+    builder.drained()
+    assert failed(builder) == set()
+    assert check(builder, LOST).verdict is Verdict.PASS
+
+
+def test_a_copy_found_later_changes_the_order() -> None:
+    """The first attempt lies before an earlier message of its key: seen when it is consumed."""
+    builder = clean()
+    builder.sent("e", 0, 5, order="k", seq=2)
+    builder.sent("f", 0, 6, order="k", seq=3, attempts=2)
+    assert failed(builder) == set()
+    builder.consumed(0, (4, "f"), (5, "e"), (6, "f"))
+    assert failed(builder) == {KEY_ORDER}
+
+
+def test_examples_are_bounded_but_the_count_is_not() -> None:
+    plant = clean()
+    for number in range(EXAMPLES_MAX + 5):
+        plant.consumed(0, (10 + number, f"ghost-{number}"))
+    found = check(plant, PHANTOMS)
+    assert found.count == EXAMPLES_MAX + 5
+    assert len(found.examples) == EXAMPLES_MAX
+
+
+def test_an_id_sent_twice_proves_nothing() -> None:
+    plant = clean()
+    plant.sent("a", 0, 2)
+    with pytest.raises(HistoryError, match="two sends have the id a"):
+        suite_of(plant.records)
+
+
+@pytest.mark.parametrize("checker", [Lost, Phantoms, OrderPerQueue])
+def test_a_checker_works_alone(checker: type) -> None:
+    alone = checker()
+    assembler = Assembler()
+    for record in clean().records:
+        if event := assembler.take(record):
+            alone.feed(*event)
+    assert alone.result().verdict is Verdict.PASS
+    assert alone.applies
+
+
+def test_a_queue_counts_deliveries_near_and_far() -> None:
+    queue = Queue("", "T", 0)
+    far = 2 * OFFSETS_DENSE_GAP_MAX
+    for offset in (0, 5_000, far):
+        assert [queue.deliver(offset), queue.deliver(offset)] == [0, 1]
+        assert queue.delivered(offset) and not queue.delivered(offset + 1)
+    assert len(queue.times) < 20_000
+    for _ in range(TIMES_MAX + 5):
+        queue.deliver(0)
+    assert queue.deliver(0) == TIMES_MAX

@@ -1,0 +1,102 @@
+"""Leaders, replicas' bytes and log lines: what is wrong is found, what faults explain is not."""
+
+from __future__ import annotations
+
+import pytest
+
+from chaos.checks.verdict import Verdict
+from tests.chaos.builder import clean
+from tests.chaos.checks.judging import LEADERS, LOGS, REPLICAS, check, failed
+
+
+def test_second_leader_in_a_term_is_found() -> None:
+    builder = clean()
+    builder.leader("n1", 1)
+    assert failed(builder) == {LEADERS}
+    assert check(builder, LEADERS).examples == ("term 1: n0, n1",)
+
+
+def test_terms_are_those_of_a_group_and_masters_have_none() -> None:
+    builder = clean()
+    builder.leader("n0", 3, "broker-a")
+    builder.leader("n3", 3, "broker-b")
+    builder.leader("m0", 0, "broker-a")
+    builder.leader("m1", 0, "broker-a")
+    assert failed(builder) == set()
+    builder.leader("n4", 3, "broker-b")
+    assert check(builder, LEADERS).examples == ("broker-b term 3: n3, n4",)
+
+
+def test_equal_replicas_pass() -> None:
+    builder = clean()
+    builder.replicas(n0="ab", n1="ab", n2="ab")
+    assert check(builder, REPLICAS).verdict is Verdict.PASS
+
+
+def test_a_replica_that_differs_is_named_with_the_part() -> None:
+    builder = clean()
+    builder.replicas(n0="ab", n1="ax", n2="ab")
+    assert failed(builder) == {REPLICAS}
+    (example,) = check(builder, REPLICAS).examples
+    assert example == "broker-a: n1 is unlike n0, n2 from the part at 512 on, below 1000"
+    builder.replicas(n0="ab", n1="ab", n2="ab")  # compared anew: the last one counts
+    assert failed(builder) == set()
+
+
+def test_without_a_majority_the_others_are_named() -> None:
+    builder = clean()
+    builder.replicas(n0="ab", n1="xb", n2="ay")
+    found = check(builder, REPLICAS)
+    assert found.count == 2
+
+
+@pytest.mark.parametrize(
+    ("digests", "errors"), [({"n0": "ab"}, {}), ({"n0": "ab", "n1": "ab"}, {"n2": "no store"})]
+)
+def test_replicas_that_cannot_be_compared_are_undecided(
+    digests: dict[str, str], errors: dict[str, str]
+) -> None:
+    builder = clean()
+    builder.replicas(errors=errors, **digests)
+    assert check(builder, REPLICAS).verdict is Verdict.UNKNOWN
+
+
+def test_replicas_that_differ_fail_although_one_cannot_be_read() -> None:
+    builder = clean()
+    builder.replicas(errors={"n2": "no store"}, n0="ab", n1="ac")
+    assert check(builder, REPLICAS).verdict is Verdict.FAIL
+
+
+def test_clean_logs_pass_and_a_bad_line_is_named() -> None:
+    builder = clean()
+    builder.logs(100)
+    assert check(builder, LOGS).verdict is Verdict.PASS
+    builder.logs(100, ("n1", "AssertionError: next_pull"))
+    assert failed(builder) == {LOGS}
+    assert check(builder, LOGS).examples == ("n1: AssertionError: next_pull",)
+
+
+@pytest.mark.parametrize(
+    ("kind", "node", "line", "excused"),
+    [
+        ("disk-full", "n1", "member_failed node=n1 | OSError: [Errno 28]", True),
+        ("disk-full", "n2", "member_failed node=n2 | OSError: [Errno 28]", False),
+        ("disk-full", "n1", "AssertionError: next_pull", False),
+        ("kill", "n1", "member_failed node=n1 | OSError: [Errno 28]", False),
+        ("bit-flip", "n1", "StoreDamaged: frame 7", True),
+    ],
+)
+def test_what_an_injected_fault_explains(kind: str, node: str, line: str, excused: bool) -> None:
+    builder = clean()
+    builder.fault(kind, "n1")
+    builder.logs(100, (node, line))
+    assert (failed(builder) == set()) is excused
+    assert ("1 excused" in check(builder, LOGS).detail) is excused
+
+
+def test_own_list_of_expected_lines() -> None:
+    builder = clean()
+    builder.fault("pause", "n1")
+    builder.logs(100, ("n1", "heartbeat late"))
+    assert failed(builder, expected_lines={"pause": ("late",)}) == set()
+    assert failed(builder) == {LOGS}

@@ -29,6 +29,7 @@ from broker.errors import OutcomeUnknown, Refused
 from broker.groups import SubscriptionGroup
 from broker.housekeeping import Chore, Housekeeper
 from broker.keeper import ClassicKeeper, Keeper, RaftKeeper
+from broker.keyquery import KeyQueries
 from broker.processor import Processor
 from broker.pull import PullService
 from broker.queries import Queries, not_leader
@@ -55,6 +56,7 @@ from remoting.server import RemotingServer
 from store.config import StoreConfig, StoreMode, hot_span_bytes
 from store.disk import Disk
 from store.frame import HEADER_SIZE_BYTES
+from store.indexfile import IndexLimits
 from store.messagestore import MessageStore
 from store.record import BLANK_SIZE_BYTES, pack_host
 from store.retention import RetentionPolicy
@@ -162,9 +164,7 @@ class Broker:
 
     def _close_unclean(self) -> None:
         """Close the files as they are; the abort file stays."""
-        self.store.queues.close()
-        self.store.commitlog.close()
-        self.store.checkpoint.close()
+        self.store.close_unclean()
 
     def _on_fatal(self, reason: str) -> None:
         log.critical("broker_failed reason=%s", reason)
@@ -338,7 +338,12 @@ class Broker:
             lambda: delay_offsets(self.disk),
             self._hand_over,
         )
-        handlers: dict[int, Handler] = {**queries.handlers(), **admin.handlers()}
+        self.key_queries = KeyQueries(config, self.store)
+        handlers: dict[int, Handler] = {
+            **queries.handlers(),
+            **admin.handlers(),
+            **self.key_queries.handlers(),
+        }
         for code in (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE):
             handlers[int(code)] = self.pulls.handle
         guarded = {code: self._guarded(handler) for code, handler in handlers.items()}
@@ -371,6 +376,7 @@ class Broker:
                 max(100, config.client_expiry_ms // 12),
                 lambda: self.clients.expire(self.clock_ms()),
             ),
+            Chore("index", 0, self.key_queries.tick),
             Chore("disk_usage", 1_000, self._look_at_disk),
             Chore("rates", SAMPLE_MS, self._sample_rates),
         ]
@@ -591,6 +597,8 @@ def _store_config(config: BrokerConfig) -> StoreConfig:
         hot_span_bytes=hot_span_bytes(config.access_message_in_memory_max_ratio / 100),
         segment_size_bytes=config.mapped_file_size_commit_log,
         units_per_file=config.mapped_file_size_consume_queue // 20,
+        index_enable=config.message_index_enable,
+        index_limits=IndexLimits(config.max_hash_slot_num, config.max_index_num),
         cold_count_max=config.max_transfer_count_on_message_in_disk,
         cold_bytes_max=config.max_transfer_bytes_on_message_in_disk,
         retention=RetentionPolicy(

@@ -97,6 +97,11 @@ class BrokerConfig:
     max_transfer_bytes_on_message_in_disk: int = _option(
         "maxTransferBytesOnMessageInDisk", 64 * KIB, low=1 * KIB, high=8 * MIB
     )
+    message_index_enable: bool = _option("messageIndexEnable", True)
+    max_hash_slot_num: int = _option("maxHashSlotNum", 5_000_000, low=1, high=100_000_000)
+    max_index_num: int = _option("maxIndexNum", 20_000_000, low=2, high=50_000_000)
+    max_msgs_num_batch: int = _option("maxMsgsNumBatch", 64, low=1, high=64)  # of a query by key
+    default_query_max_num: int = _option("defaultQueryMaxNum", 32, low=1, high=64)
     slave_read_enable: bool = _option("slaveReadEnable", False)
     access_message_in_memory_max_ratio: int = _option(
         "accessMessageInMemoryMaxRatio", 40, low=0, high=100

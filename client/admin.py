@@ -18,7 +18,7 @@ from client.message import MessageExt, MessageQueue
 from client.route import BrokerData, TopicRouteData, parse_broker
 from remoting import fields
 from remoting.address import format_address
-from remoting.admin_headers import TopicHeader
+from remoting.admin_headers import QueryMessageHeader, TopicHeader
 from remoting.codes import RequestCode, ResponseCode
 from remoting.command import RemotingCommand
 from remoting.errors import HeaderError, RemotingError
@@ -27,6 +27,7 @@ from remoting.headers import ConsumerOffsetHeader, QueueOffsetHeader
 from store.record import decode_offset_message_id
 
 PERM_READ_WRITE = 6
+TIME_MS_MAX = (1 << 63) - 1  # the end of time of a query
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +204,36 @@ class Admin:
             raise BrokerRefused(response.code, f"{len(messages)} records in the answer", address)
         return messages[0]
 
+    async def query_message(
+        self,
+        topic: str,
+        key: str,
+        max_num: int = 32,
+        begin_ms: int = 0,
+        end_ms: int = TIME_MS_MAX,
+        *,
+        unique_key: bool = False,
+    ) -> list[MessageExt]:
+        """Messages by UNIQ_KEY or one of their KEYS, stored between two times (12): of every
+        broker group of the topic, oldest first, the newest `max_num` of them.
+
+        `unique_key`: the key is a UNIQ_KEY, for which brokers have a limit of their own. Raises
+        when one group cannot be asked: what it holds would be missing."""
+        ext = QueryMessageHeader(topic, key, max_num, begin_ms, end_ms, unique_key).to_ext()
+        route = await self._instance.directory.route(topic)
+        found: list[MessageExt] = []
+        for name in sorted(broker.broker_name for broker in route.brokers):
+            response = await self._instance.invoke_leader(
+                name, lambda: RemotingCommand.request(RequestCode.QUERY_MESSAGE, dict(ext))
+            )
+            if response.code == ResponseCode.QUERY_NOT_FOUND:
+                continue
+            body = _successful(response, name).body
+            # Brokers of others go by the key's hash alone.
+            found += [m for m in decode_messages(body, name) if _has_key(m, topic, key)]
+        found.sort(key=lambda m: (m.store_timestamp_ms, m.broker_name, m.commit_log_offset))
+        return found[-max_num:] if max_num > 0 else []
+
     async def consumers(self, group: str, address: str) -> tuple[str, ...]:
         """Client ids of a group that one broker knows (38); empty when nobody is there."""
         response = await self.invoke(
@@ -250,6 +281,12 @@ class Admin:
         header = QueueOffsetHeader(queue.topic, queue.queue_id, timestamp_ms)
         response = await self._ask_leader(queue.broker_name, code, header.to_ext())
         return _offset(response, queue.broker_name)
+
+
+def _has_key(message: MessageExt, topic: str, key: str) -> bool:
+    return message.topic == topic and (
+        message.msg_id == key or key in (message.keys or "").split(" ")
+    )
 
 
 def _successful(response: RemotingCommand, who: str) -> RemotingCommand:

@@ -34,7 +34,7 @@ log = logging.getLogger("store.index")
 STEP_BYTES = 128 << 10  # of the log, walked at once: some 400 small messages, a millisecond
 QUERY_COUNT_MAX = 64  # maxMsgsNumBatch
 QUERY_BYTES_MAX = 8 << 20  # half of the largest remoting frame
-CHAIN_ENTRIES_MAX = 100_000  # looked at by one query: a key that every message has is no key
+CHAIN_ENTRIES_MAX = 20_000  # looked at by one query: a key that every message has is no key
 UNMARKED_BYTES = 1 << 20  # of log without any key, walked again after a restart
 NAME_DIGITS = 17
 

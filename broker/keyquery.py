@@ -1,0 +1,130 @@
+"""Messages by key (12): the broker's side of the index, and the time it is given.
+
+The index follows what is dispatched from behind (store.messageindex); this is who moves it. On
+every tick a little of it is made: BUSY_NS while messages come in, so that they are not held up;
+IDLE_NS when none came since the last tick; FORCED_NS once the index is BEHIND_BYTES_MAX behind,
+which with small messages is some ten seconds at full rate. So the index never falls much further
+behind, and a lookup, which first catches up, needs CATCH_UP_NS_MAX at most. Only after a start
+that must make the index again from the log can it be further behind: then lookups answer with what
+is there. Every replica does this for itself and answers lookups.
+
+A disk that refuses the index (full, say) is tried again after RETRY_NS: messages go on meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from broker.config import MIB, BrokerConfig
+from broker.errors import Refused
+from remoting.admin_headers import QueryMessageHeader
+from remoting.codes import RequestCode, ResponseCode
+from remoting.command import RemotingCommand
+from remoting.connection import Connection, Handler
+from store.errors import StoreError
+from store.messageindex import KeyQuery
+
+log = logging.getLogger("broker.index")
+
+MS = 1_000_000  # ns
+BUSY_NS = 1 * MS  # of each housekeeping tick of 25 ms
+IDLE_NS = 10 * MS
+FORCED_NS = 8 * MS
+BEHIND_BYTES_MAX = 256 * MIB  # of log
+CATCH_UP_NS_MAX = 2_000 * MS  # below the 3 s that clients wait
+RETRY_NS = 10_000 * MS
+NOT_FOUND = "can not find message, maybe time range not correct"  # as Apache's broker says it
+
+
+class IndexedStore(Protocol):
+    """What this needs of the MessageStore."""
+
+    dispatched_offset: int
+
+    def index_step(self) -> int: ...
+
+    def query(
+        self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int
+    ) -> KeyQuery: ...
+
+
+class KeyQueries:
+    """See the module; `tick` is a quick chore of the housekeeper, on every tick."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        store: IndexedStore,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._clock_ns = clock_ns
+        self._seen_offset = -1
+        self._behind_bytes = 0  # as far as the last step told
+        self._resume_ns = 0
+
+    def handlers(self) -> dict[int, Handler]:
+        return {int(RequestCode.QUERY_MESSAGE): self.query_message}
+
+    def tick(self) -> None:
+        now_ns = self._clock_ns()
+        if now_ns < self._resume_ns:
+            return
+        offset = self._store.dispatched_offset
+        budget_ns = BUSY_NS if offset != self._seen_offset else IDLE_NS
+        if self._behind_bytes > BEHIND_BYTES_MAX:
+            budget_ns = max(budget_ns, FORCED_NS)
+        self._seen_offset = offset
+        while self._step() and self._clock_ns() < now_ns + budget_ns:
+            pass
+
+    def _step(self) -> bool:
+        """One step; whether there is more to do at once."""
+        try:
+            self._behind_bytes = self._store.index_step()
+        except (OSError, StoreError) as error:
+            log.warning("index_refused retry_s=%d error=%r", RETRY_NS // (1000 * MS), error)
+            self._resume_ns = self._clock_ns() + RETRY_NS
+            return False
+        return self._behind_bytes > 0
+
+    async def catch_up(self) -> None:
+        """Index what is dispatched, if that can be done in time; the loop runs in between."""
+        until_ns = self._clock_ns() + CATCH_UP_NS_MAX
+        while self._clock_ns() >= self._resume_ns and self._step():
+            if self._clock_ns() >= until_ns:
+                log.warning("index_behind bytes=%d: a lookup may miss some", self._behind_bytes)
+                return
+            await asyncio.sleep(0)
+
+    async def query_message(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """12, on any replica. A key that is a UNIQ_KEY has a limit of its own, as at Apache's."""
+        header = QueryMessageHeader.parse(request.ext)
+        config = self._config
+        wanted = config.default_query_max_num if header.unique_key else header.count_max
+        await self.catch_up()
+        try:
+            found = self._store.query(
+                header.topic,
+                header.key,
+                min(wanted, config.max_msgs_num_batch),
+                header.begin_timestamp_ms,
+                header.end_timestamp_ms,
+            )
+        except (OSError, StoreError) as error:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR, f"the index cannot be read: {error}"
+            ) from error
+        ext = {
+            "indexLastUpdateTimestamp": str(found.index_timestamp_ms),
+            "indexLastUpdatePhyoffset": str(found.index_offset),
+        }
+        if not found.records:
+            code = ResponseCode.QUERY_NOT_FOUND
+            return RemotingCommand.response_to(request, code, NOT_FOUND, ext)
+        return RemotingCommand.response_to(request, ext=ext, body=b"".join(found.records))

@@ -1,0 +1,203 @@
+"""Messages by key (12): on every replica, over all groups of a topic, and at the limits."""
+
+import asyncio
+
+import pytest
+
+from broker import keyquery
+from broker.config import BrokerConfig
+from broker.keyquery import KeyQueries
+from client import Admin, Message, MessageQueue, Producer
+from namesrv.server import NameServer, NameServerConfig
+from remoting.admin_headers import QueryMessageHeader
+from remoting.codes import RequestCode, ResponseCode
+from remoting.command import RemotingCommand
+from store.messageindex import KeyQuery
+from store.record import decode_record, walk_records
+from tests.broker.cluster import Group, until
+
+MS = keyquery.MS
+FOREVER = (1 << 63) - 1
+
+
+class Store:
+    """Counts the steps; each takes a millisecond of the clock and indexes a megabyte."""
+
+    def __init__(self, behind):
+        self.behind = behind
+        self.dispatched_offset = 0
+        self.steps = 0
+        self.now_ns = 10**15
+        self.error = None
+        self.asked = []
+
+    def index_step(self):
+        self.steps += 1
+        self.now_ns += MS
+        if self.error:
+            raise self.error
+        self.behind = max(0, self.behind - keyquery.MIB)
+        return self.behind
+
+    def query(self, topic, key, max_count, begin_ms, end_ms):
+        self.asked.append((topic, key, max_count, begin_ms, end_ms))
+        return KeyQuery([], 5, 7)
+
+
+def queries(store):
+    return KeyQueries(BrokerConfig(), store, lambda: store.now_ns)
+
+
+def steps_of_a_tick(store, keeper):
+    before = store.steps
+    keeper.tick()
+    return store.steps - before
+
+
+def test_a_tick_takes_little_time_while_messages_come_and_more_when_none_do():
+    store = Store(behind=200 * keyquery.MIB)
+    keeper = queries(store)
+    for _ in range(3):
+        store.dispatched_offset += 1
+        assert steps_of_a_tick(store, keeper) == keyquery.BUSY_NS // MS
+    assert steps_of_a_tick(store, keeper) == keyquery.IDLE_NS // MS
+
+
+def test_far_behind_it_takes_its_time_whatever_comes():
+    store = Store(behind=keyquery.BEHIND_BYTES_MAX + 3 * keyquery.MIB)
+    keeper = queries(store)
+    taken = []
+    for _ in range(3):
+        store.dispatched_offset += 1
+        taken.append(steps_of_a_tick(store, keeper))
+    # The first tick does not know yet, the last is not that far behind any more.
+    assert taken == [keyquery.BUSY_NS // MS, keyquery.FORCED_NS // MS, keyquery.BUSY_NS // MS]
+
+
+def test_nothing_to_do_is_one_step_a_tick():
+    store = Store(behind=0)
+    assert steps_of_a_tick(store, queries(store)) == 1
+
+
+def test_a_disk_that_refuses_is_left_alone_for_a_while(caplog):
+    store = Store(behind=8 * keyquery.MIB)
+    keeper = queries(store)
+    store.error = OSError(28, "No space left on device")
+    assert [steps_of_a_tick(store, keeper) for _ in range(5)] == [1, 0, 0, 0, 0]
+    assert caplog.text.count("index_refused") == 1
+    store.error = None
+    store.now_ns += keyquery.RETRY_NS
+    assert steps_of_a_tick(store, keeper) == 8
+
+
+async def test_a_lookup_catches_up_but_not_for_ever():
+    store = Store(behind=5 * keyquery.MIB)
+    await queries(store).catch_up()
+    assert (store.behind, store.steps) == (0, 5)
+    store = Store(behind=1 << 40)
+    await queries(store).catch_up()
+    assert store.steps == keyquery.CATCH_UP_NS_MAX // MS
+
+
+@pytest.mark.parametrize(
+    ("asked", "unique", "got"), [(1, False, 1), (64, False, 64), (1000, False, 64), (1, True, 32)]
+)
+async def test_at_most_so_many(asked, unique, got):
+    store = Store(behind=0)
+    header = QueryMessageHeader("T", "k", asked, 3, 4, unique)
+    request = RemotingCommand.request(RequestCode.QUERY_MESSAGE, header.to_ext())
+    response = await queries(store).query_message(None, request)
+    assert store.asked == [("T", "k", got, 3, 4)]
+    assert response.code == ResponseCode.QUERY_NOT_FOUND
+    assert response.ext == {"indexLastUpdateTimestamp": "5", "indexLastUpdatePhyoffset": "7"}
+
+
+async def query(group, broker, topic, key, count=32, begin_ms=0, end_ms=FOREVER, unique=False):
+    header = QueryMessageHeader(topic, key, count, begin_ms, end_ms, unique)
+    return await group.ask(broker, RequestCode.QUERY_MESSAGE, header.to_ext())
+
+
+def bodies(response):
+    records = [decode_record(response.body, at) for at, _ in walk_records(response.body)]
+    return [record.body for record in records]
+
+
+async def test_every_replica_answers_and_again_after_a_kill(tmp_path):
+    limits = {"maxHashSlotNum": 50, "maxIndexNum": 100}
+    async with Group(tmp_path, count=3, **limits) as group:
+        leader = await group.leading()
+        await group.create_topic(leader, "T")
+        sends = (
+            group.send(leader, "T", b"m%d" % n, n % 4, f"KEYS\x01k{n % 10} all\x02UNIQ_KEY\x01u{n}")
+            for n in range(120)
+        )
+        assert {r.code for r in await asyncio.gather(*sends)} == {0}
+        await until(
+            lambda: len({b.state.applied_index for b in group.brokers.values()}) == 1,
+        )
+        for broker in group.brokers.values():
+            found = await query(group, broker, "T", "k3")
+            assert found.code == 0
+            assert sorted(bodies(found)) == sorted(b"m%d" % n for n in range(3, 120, 10))
+            assert int(found.ext["indexLastUpdatePhyoffset"]) > 0
+            assert bodies(await query(group, broker, "T", "u77", unique=True)) == [b"m77"]
+            # The newest 64, in log order.
+            positions = []
+            newest = await query(group, broker, "T", "all", 1000)
+            for at, _ in walk_records(newest.body):
+                positions.append(decode_record(newest.body, at).physical_offset)
+            assert len(positions) == 64
+            assert positions == sorted(positions)
+            for topic, key in (("T", "k33"), ("Unknown", "k3")):
+                missing = await query(group, broker, topic, key)
+                assert (missing.code, missing.remark) == (
+                    ResponseCode.QUERY_NOT_FOUND,
+                    keyquery.NOT_FOUND,
+                )
+        name = next(n for n, b in group.brokers.items() if b is leader)
+        await group.kill(name)
+        again = await group.start(name)
+        await until(lambda: again.store.dispatched_offset >= leader.store.dispatched_offset)
+        assert len(bodies(await query(group, again, "T", "k3"))) == 12
+
+
+async def test_a_broker_without_an_index_finds_nothing(tmp_path):
+    async with Group(tmp_path, messageIndexEnable="false") as group:
+        broker = await group.leading()
+        await group.create_topic(broker, "T")
+        assert (await group.send(broker, "T", properties="KEYS\x01k\x02")).code == 0
+        assert (await query(group, broker, "T", "k")).code == ResponseCode.QUERY_NOT_FOUND
+    assert not (tmp_path / "n0" / "index").exists()
+
+
+async def test_the_client_asks_every_group_of_the_topic(tmp_path):
+    async with NameServer(NameServerConfig(bind="127.0.0.1", port=0)) as server:
+        namesrv = f"127.0.0.1:{server.port}"
+        settings = {"namesrvAddr": namesrv, "maxHashSlotNum": 50, "maxIndexNum": 100}
+        async with (
+            Group(tmp_path / "a", brokerName="a", **settings) as one,
+            Group(tmp_path / "b", brokerName="b", **settings) as two,
+            Producer("pg", namesrv) as producer,
+            Admin(namesrv) as admin,
+        ):
+            for group in (one, two):
+                await group.create_topic(await group.leading(), "T", 1)
+            async with asyncio.timeout(20):
+                while len((await admin.route("T")).brokers) < 2:  # noqa: ASYNC110 (not ours to see)
+                    await asyncio.sleep(0.02)
+            sent = []
+            for number in range(6):
+                queue = MessageQueue("T", "ab"[number % 2], 0)
+                message = Message("T", b"m%d" % number, keys=f"order extra-{number}")
+                sent.append(await producer.send(message, queue=queue))
+            found = await admin.query_message("T", "order")
+            assert sorted(m.body for m in found) == [b"m%d" % n for n in range(6)]
+            assert {m.broker_name for m in found} == {"a", "b"}
+            times = [m.store_timestamp_ms for m in found]
+            assert times == sorted(times)
+            assert len(await admin.query_message("T", "order", max_num=2)) == 2
+            assert await admin.query_message("T", "order", 32, times[-1] + 1) == []
+            assert len(await admin.query_message("T", "order", 32, 0, times[0])) >= 1
+            (last,) = await admin.query_message("T", sent[-1].msg_id, unique_key=True)
+            assert last.body == b"m5"
+            assert await admin.query_message("T", "orde") == []

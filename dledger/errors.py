@@ -6,6 +6,7 @@ Nothing was appended when one of these is raised, OutcomeUnknown excepted.
 from __future__ import annotations
 
 from dledger.messages import NodeId
+from store.errors import StoreDamaged
 
 
 class RaftError(Exception):
@@ -62,3 +63,15 @@ class StateTooOld(RaftError):
 
     code = "STATE_TOO_OLD"
     retriable = False
+
+
+class FrameDamaged(StoreDamaged):
+    """Frame `index`, whose term and place are known, is not what was written. It is fetched again
+    from a peer; until then whoever needs it has to wait."""
+
+    code = "FRAME_DAMAGED"
+    retriable = True
+
+    def __init__(self, index: int, position: int, reason: str) -> None:
+        super().__init__(position, f"frame {index}: {reason}")
+        self.index = index

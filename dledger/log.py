@@ -2,32 +2,38 @@
 
 Keeps a `LogIndex` in step with what is written, and the latest frames in memory, so that
 replication and apply read the file only for whoever is far behind. What is read from the file is
-verified again (both checksums), and damage found so raises StoreDamaged.
+verified again (both checksums).
+
+Damage. At start `recover` stops at each damaged place; `mend` takes the frames that belong there,
+`cut_damaged` gives up what stands behind the good part. Later, a read that meets a bad frame tells
+`on_damage` and raises FrameDamaged; `overwrite` puts the frame in its place again.
 
 Durability is by ticket, as in the CommitLog: `begin_sync` on the loop, `ticket.run()` in a thread,
 `finish_sync` on the loop. A truncation in between bumps the epoch: the sync then counts for
 nothing here, and the next one proves what it would have.
 
-Retention removes the frames below a position; that there were some, and the term of the last of
-them, stands in a `SlotFile`, because no file of the log says it any more.
+Retention removes the frames below a position; that there were some, the term of the last of them,
+and where the log begins now stand in a `SlotFile`, because no file of the log says it any more.
 """
 
 from __future__ import annotations
 
 import struct
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from dledger.errors import FrameDamaged
 from dledger.index import LogIndex
+from dledger.repair import Wanted
 from dledger.slots import SlotFile
 from store.commitlog import CommitLog, SyncTicket
 from store.errors import StoreDamaged
 from store.frame import HEADER_SIZE_BYTES, Frame, FrameError, parse_frame
-from store.recovery import FrameHeader, recover_frames
+from store.recovery import FrameHeader, FrameRecovery
 
 CACHE_BYTES_MAX = 64 << 20
 READ_BYTES_MAX = 4 << 20  # one read of the file; a larger single frame is read alone
-_TRIM = struct.Struct(">qq")  # first index, term of the frame before it
+_TRIM = struct.Struct(">qqq")  # first index, term of the frame before it, where the log begins
 
 
 class LogSyncTicket:
@@ -65,60 +71,103 @@ class RaftLog:
         self._cache_bytes_max = cache_bytes_max
         self._epoch = 0
         self.reads_from_file = 0  # stays as it is in the steady state
+        self.on_damage: Callable[[FrameDamaged], None] | None = None  # told of each, maybe again
+        self._recovery: FrameRecovery | None = None  # until the log is open
+        self._first = 1  # of the log, as retention noted it
+        self._previous_term = 0
 
     # -- recovery -----------------------------------------------------------------------------
 
     def open(self) -> None:
+        """`recover` for an owner that cannot mend: raises StoreDamaged, nothing is cut then."""
+        damage = self.recover()
+        if damage is not None:
+            assert self._recovery is not None and self._recovery.damage is not None
+            raise StoreDamaged(damage.position, self._recovery.damage.reason)
+
+    def recover(self) -> Wanted | None:
         """Build the index from the frames of the CommitLog, which its owner has opened; find its
         end if that was not done yet. Blocking. All frames are durable afterwards.
 
-        A torn tail is cut. Raises StoreDamaged if frames that were once durable are not whole, or
-        if the log's beginning is not the one that retention left; nothing is cut then."""
+        A torn tail is cut. Returns the first frame that is not whole although it was durable
+        once: then `mend` or `cut_damaged` goes on. Raises OSError, SlotsDamaged."""
         log = self.commitlog
         assert log.settled or log.segments(), "the CommitLog is not open"
-        was_settled = log.settled
-        first, previous_term = 1, 0
+        start = 0
         noted = None if self._trim is None else self._trim.load()
         if noted is not None:
-            first, previous_term = _TRIM.unpack(noted)
-        indexed: LogIndex | None = None
+            self._first, self._previous_term, start = _TRIM.unpack(noted)
+            log.restore_front(start)
+            log.delete_before(start)  # killed between noting and removing
+        elif log.segments() or log.durable_hint:
+            log.restore_front(start)
+        self.index = LogIndex(self._first, self._previous_term, log.min_offset)
+        self._recovery = FrameRecovery(log, 0, self._add, self._first)
+        self._recovery.run()
+        return self._recovered()
 
-        def add(header: FrameHeader) -> None:
-            nonlocal indexed
-            if indexed is None:
-                before = previous_term if header.index == first else 0
-                indexed = LogIndex(header.index, before, header.position)
-            indexed.add(header.index, header.term, header.position, header.size_bytes)
+    def mend(self, frames: Sequence[Frame], proven: bool) -> Wanted | None:
+        """Put these frames where the damage begins, durably, and recover on: as `recover`.
 
-        recovered = recover_frames(log, on_frame=add)
-        if was_settled and recovered.torn is not None:
-            raise StoreDamaged(recovered.end_offset, recovered.torn)
-        self.index = self._begin_at(indexed, first, previous_term)
-        self._cache_first = self.index.last_index + 1
-        ticket = log.begin_sync()
+        `proven`: what stands intact behind them is known to follow them. Blocking."""
+        assert self._recovery is not None
+        self._recovery.patch(frames, proven)
+        return self._recovered()
+
+    def cut_damaged(self) -> None:
+        """Give up everything from the damage on; the log is open then. Blocking."""
+        assert self._recovery is not None
+        self._recovery.cut()
+        assert self._recovered() is None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is recovered to its end."""
+        return self._recovery is None
+
+    @property
+    def damage_reason(self) -> str:
+        """What is wrong where `recover` stopped; empty once the log is open."""
+        recovery = self._recovery
+        return recovery.damage.reason if recovery is not None and recovery.damage else ""
+
+    def _add(self, header: FrameHeader) -> None:
+        if header.index == self._first:
+            self.index = LogIndex(self._first, self._previous_term, header.position)
+        self.index.add(header.index, header.term, header.position, header.size_bytes)
+
+    def _recovered(self) -> Wanted | None:
+        recovery = self._recovery
+        assert recovery is not None
+        index, damage = self.index, recovery.damage
+        if damage is not None:
+            header = damage.header
+            if header is not None:
+                term, position, size_bytes = header.term, header.position, header.size_bytes
+            else:
+                term, position, size_bytes = 0, damage.position, 0
+            return Wanted(index.last_index + 1, index.last_term, term, position, size_bytes)
+        self._recovery = None
+        self._cache_first = index.last_index + 1
+        ticket = self.commitlog.begin_sync()
         if ticket is not None:
             ticket.run()
-            log.finish_sync(ticket)
-        self.durable_index = self.index.last_index
+            self.commitlog.finish_sync(ticket)
+        self.durable_index = index.last_index
+        return None
 
-    def _begin_at(self, indexed: LogIndex | None, first: int, previous_term: int) -> LogIndex:
-        """Check the recovered beginning against what retention noted, and finish its work."""
-        log = self.commitlog
-        if indexed is None:
-            if first != 1:
-                raise StoreDamaged(log.min_offset, f"no frames, where {first} should be the first")
-            return LogIndex(1, 0, log.max_offset)
-        if indexed.first_index > first or indexed.last_index < first - 1:
-            raise StoreDamaged(
-                log.min_offset,
-                f"frames {indexed.first_index}..{indexed.last_index}, where {first} should be "
-                "the first",
-            )
-        if indexed.first_index < first:  # killed between noting and removing
-            indexed.trim(first)
-            at_end = indexed.last_index < first
-            log.delete_before(indexed.end_position if at_end else indexed.position_of(first))
-        return indexed
+    # DamagedLog, for dledger.repair
+
+    def segment_end(self, position: int) -> int:
+        """The offset behind the segment of `position`."""
+        return self.commitlog.segment_end(position)
+
+    def following(self, position: int) -> tuple[int, int] | None:
+        """While it is not open: (index, term) of the frame whose intact header stands behind a
+        frame that ends at `position`; None if there is none."""
+        assert self._recovery is not None
+        header = self._recovery.neighbour(position)
+        return None if header is None else (header.index, header.term)
 
     # -- reading ------------------------------------------------------------------------------
 
@@ -128,9 +177,10 @@ class RaftLog:
         return self.index.last_index
 
     def frames(self, first: int, last: int, bytes_max: int | None = None) -> tuple[Frame, ...]:
-        """Frames first..last, fewer if they exceed `bytes_max` together, but at least one.
+        """Frames first..last, fewer if they exceed `bytes_max` together or one of them is
+        damaged, but at least one.
 
-        Raises StoreDamaged."""
+        Raises FrameDamaged if that one, `first`, is damaged."""
         if first > last:
             return ()
         if first == last and first >= self._cache_first:
@@ -143,33 +193,66 @@ class RaftLog:
         found: list[Frame] = []
         in_file = min(last, self._cache_first - 1)
         while first <= in_file:
-            run = self._read_run(first, in_file)
+            run, damage = self._read_run(first, in_file)
             found += run
             first += len(run)
+            if damage is not None:
+                if found:
+                    return tuple(found)
+                raise damage
         found += [self._cache[i] for i in range(first, last + 1)]
         return tuple(found)
 
-    def _read_run(self, first: int, last: int) -> list[Frame]:
-        """Read frames that lie one behind the other in one segment, at least `first`."""
+    def _read_run(self, first: int, last: int) -> tuple[list[Frame], FrameDamaged | None]:
+        """Read frames that lie one behind the other in one segment, at least `first`: all, or
+        those before the first damaged one, and that."""
         index = self.index
         start = index.position_of(first)
         last = min(last, index.last_within(first, READ_BYTES_MAX))
-        segment_end = self._segment_start(start) + self.commitlog.segment_size_bytes
-        within = bisect_left(range(first, last + 1), segment_end, key=index.position_of)
+        within = bisect_left(range(first, last + 1), self.segment_end(start), key=index.position_of)
         last = first + within - 1
         data = self.commitlog.read(start, index.end_of(last) - start)
         self.reads_from_file += 1
-        frames = []
+        frames: list[Frame] = []
         for at in range(first, last + 1):
-            position = index.position_of(at)
-            try:
-                frame = parse_frame(data, position - start)
-            except FrameError as error:
-                raise StoreDamaged(position, error.reason) from error
-            if (frame.index, frame.term) != (at, index.term_at(at)):
-                raise StoreDamaged(position, f"{frame!r} where frame {at} was written")
+            frame, reason = self.parse(at, data, index.position_of(at) - start)
+            if frame is None:
+                damage = FrameDamaged(at, index.position_of(at), reason)
+                if self.on_damage is not None:
+                    self.on_damage(damage)
+                return frames, damage
             frames.append(frame)
-        return frames
+        return frames, None
+
+    def parse(self, index: int, data: bytes, offset: int = 0) -> tuple[Frame | None, str]:
+        """Frame `index` out of bytes that were read from the log, or what is wrong with it."""
+        try:
+            frame = parse_frame(data, offset)
+        except FrameError as error:
+            return None, error.reason
+        if (frame.index, frame.term) != (index, self.index.term_at(index)):
+            return None, f"{frame!r} where frame {index} was written"
+        return frame, ""
+
+    def wanted(self, index: int) -> Wanted:
+        """What is known of frame `index`, which is present, should it be damaged."""
+        log = self.index
+        return Wanted(
+            index,
+            log.term_at(index - 1),
+            log.term_at(index),
+            log.position_of(index),
+            log.size_of(index),
+        )
+
+    def overwrite(self, frame: Frame) -> SyncTicket:
+        """Put a frame that was found damaged in its place again. Readable at once; durable when
+        the ticket has run, which then goes to `commitlog.finish_sync`. Raises OSError."""
+        index = self.index
+        there = (index.term_at(frame.index), index.position_of(frame.index))
+        assert (frame.term, frame.position) == there, (frame, there)
+        assert frame.size_bytes == index.size_of(frame.index), (frame, index.size_of(frame.index))
+        return self.commitlog.patch(frame.position, frame.data)
 
     # -- writing ------------------------------------------------------------------------------
 
@@ -247,7 +330,7 @@ class RaftLog:
         durable = range(index.first_index, self.durable_index + 1)
         first = index.first_index + bisect_left(durable, keep_from, key=index.position_of)
         # Noted first: killed in between, the segments are removed at the next start.
-        self._trim.save(_TRIM.pack(first, index.term_at(first - 1)))
+        self._trim.save(_TRIM.pack(first, index.term_at(first - 1), keep_from))
         self._forget_before(first)
         self.commitlog.delete_before(keep_from)
         return first

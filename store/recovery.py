@@ -331,20 +331,18 @@ class FrameRecovery:
         self._settle(reason)
 
     def neighbour(self, position: int) -> FrameHeader | None:
-        """The intact header at `position`, or at the next segment's start if a blank record
-        stands there: what a patch that ends at `position` would have behind it."""
+        """The intact header that stands behind a frame which ends at `position`: there, or at the
+        next segment's start (the blank record between may be damaged, too); None if none does."""
         log = self._log
-        if position >= log.max_offset:
-            return None
-        if BLANK.unpack(log.read(position, BLANK_SIZE_BYTES))[1] == MAGIC_BLANK:
-            position = log.segment_end(position)
-            if position >= log.max_offset:
-                return None
-        try:
-            header = FrameHeader(*parse_header(log.read(position, HEADER_SIZE_BYTES))[2:10])
-        except FrameError:
-            return None
-        return header if header.position == position else None
+        for at in (position, log.segment_end(position)):
+            if at < log.max_offset:
+                try:
+                    fields = parse_header(log.read(at, HEADER_SIZE_BYTES))
+                except FrameError:
+                    continue
+                header = FrameHeader(*fields[2:10])
+                return header if header.position == at else None
+        return None
 
     def _take(self, header: FrameHeader) -> None:
         self._first = self._first or header

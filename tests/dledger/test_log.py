@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from dledger.errors import FrameDamaged
 from dledger.log import RaftLog
+from dledger.repair import Wanted, checked_frames
 from dledger.slots import SlotFile
 from store.checkpoint import Checkpoint
 from store.commitlog import CommitLog
@@ -25,7 +27,7 @@ class Opened:
         self.mark = Checkpoint(self.disk, "checkpoint")
         self.mark.open()
         self.store = CommitLog(self.disk, "commitlog", SEGMENT, self.mark)
-        self.store.open()
+        self.store.open(restore=True)
         self.log = RaftLog(self.store, SlotFile(self.disk, "raft/trim"), cache_bytes_max)
 
     def open(self) -> RaftLog:
@@ -196,12 +198,114 @@ def test_rot_found_while_reading_is_an_error_not_a_frame(tmp_path: Path) -> None
     life = Opened(tmp_path, cache_bytes_max=200)
     log = life.open()
     frames = append(log, 8)
+    found: list[FrameDamaged] = []
+    log.on_damage = found.append
     flip(tmp_path, frames[2].position + 80)
+    assert log.frames(1, 8) == tuple(frames[:2])  # what stands before it
     with pytest.raises(StoreDamaged) as caught:
-        log.frames(1, 8)
+        log.frames(3, 8)
     assert caught.value.position == frames[2].position
+    assert [damage.index for damage in found] == [3, 3]
     assert log.frames(4, 8) == tuple(frames[3:])
+    assert checked_frames(frames[2].data, log.wanted(3), log.segment_end) == (frames[2],)
+    ticket = log.overwrite(frames[2])
+    assert log.frames(1, 8) == tuple(frames)
+    ticket.run()
+    life.store.finish_sync(ticket)
+    with pytest.raises(AssertionError):
+        log.overwrite(seal_frame(3, 2, frames[2].position, 7, FrameKind.COMMAND, 0, bytes(100)))
     life.close()
+
+
+def test_a_mended_log_is_as_it_was(tmp_path: Path) -> None:
+    life = Opened(tmp_path)
+    frames = append(life.open(), 100) + append(life.log, 100, term=2)
+    sync(life.log)
+    life.close()
+    before = {p.name: p.read_bytes() for p in (tmp_path / "commitlog").iterdir()}
+    for victim in (0, 49, 99, 198):
+        flip(tmp_path, frames[victim].position + 8)
+    flip(tmp_path, frames[150].position + 70)
+    again = Opened(tmp_path)
+    log = again.log
+    wanted = log.recover()
+    asked = []
+    while wanted is not None:
+        asked.append(wanted)
+        assert not log.is_open
+        assert log.damage_reason
+        frame = frames[wanted.index - 1]
+        prev_term = frames[wanted.index - 2].term if wanted.index > 1 else 0
+        assert (wanted.prev_term, wanted.term) == (prev_term, 2 if wanted.index == 151 else 0)
+        assert checked_frames(frame.data, wanted, log.segment_end) == (frame,)
+        if wanted.index < 199:
+            following = frames[wanted.index]
+            assert log.following(frame.end) == (following.index, following.term)
+        wanted = log.mend((frame,), proven=True)
+    assert [w.index for w in asked] == [1, 50, 100, 151, 199]
+    assert log.is_open
+    assert log.frames(1, 200) == tuple(frames)
+    assert log.durable_index == 200
+    append(log, 1, term=2)
+    again.close()
+    assert {
+        name: data if name != max(before) else before[name]
+        for name, data in ((p.name, p.read_bytes()) for p in (tmp_path / "commitlog").iterdir())
+    } == before
+
+
+def test_what_stands_behind_damage_can_be_given_up(tmp_path: Path) -> None:
+    life = Opened(tmp_path)
+    frames = append(life.open(), 200)
+    sync(life.log)
+    life.close()
+    flip(tmp_path, frames[120].position + 8)
+    again = Opened(tmp_path)
+    assert again.log.recover() is not None
+    again.log.cut_damaged()
+    assert again.log.frames(1, 120) == tuple(frames[:120])
+    assert again.log.last_index == again.log.durable_index == 120
+    again.close()
+    once_more = Opened(tmp_path)
+    assert once_more.open().last_index == 120
+    once_more.close()
+
+
+@pytest.mark.parametrize("victim", [0, 85])
+def test_the_beginning_that_retention_left_is_mended_or_cut(tmp_path: Path, victim: int) -> None:
+    """A lost first segment: where the log began is noted beside it."""
+    life = Opened(tmp_path)
+    log = life.open()
+    frames = append(log, 80) + append(log, 160, term=2)
+    sync(log)
+    first = log.trim(2 * SEGMENT)
+    assert first > 81
+    life.close()
+    names = sorted(p.name for p in (tmp_path / "commitlog").iterdir())
+    (tmp_path / "commitlog" / names[0]).unlink()
+    again = Opened(tmp_path)
+    wanted = again.log.recover()
+    assert wanted == Wanted(first, 2, 0, 2 * SEGMENT)
+    if victim:
+        count = sum(1 for f in frames if f.position // SEGMENT == 2)
+        last = frames[first - 1 + count - 1]
+        assert again.log.following(last.end) == (last.index + 1, 2)
+        wanted = again.log.mend(frames[first - 1 : first - 1 + count], proven=True)
+        assert wanted == Wanted(last.index + 1, 2, 0, last.end)  # the blank record is still gone
+        assert again.log.mend(frames[last.index : last.index + 1], proven=True) is None
+        assert again.log.frames(first, 240) == tuple(frames[first - 1 :])
+    else:
+        again.log.cut_damaged()
+        assert (again.log.index.first_index, again.log.last_index) == (first, first - 1)
+        assert again.log.index.term_at(first - 1) == 2
+        again.close()
+        again = Opened(tmp_path)
+        log = again.open()
+        assert log.last_index == first - 1
+        at_start = seal_frame(first, 3, log.place(10), 7, FrameKind.COMMAND, 0, bytes(10))
+        assert at_start.position == 2 * SEGMENT
+        log.append((at_start,))
+    again.close()
 
 
 def test_a_failed_sync_is_final(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,7 +377,7 @@ def test_a_beginning_that_nobody_noted_is_damage(tmp_path: Path) -> None:
     life.close()
     (tmp_path / "raft" / "trim").unlink()
     again = Opened(tmp_path)
-    with pytest.raises(StoreDamaged, match="should be the first"):
+    with pytest.raises(StoreDamaged, match="damaged at 0: ends; durable up to"):
         again.open()
     again.close()
 

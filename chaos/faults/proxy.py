@@ -239,17 +239,17 @@ class Control:
 
     def __init__(self, proxy: Proxy) -> None:
         self._proxy = proxy
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._serving: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._count = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection, until it closes."""
         task = asyncio.current_task()
         assert task is not None
-        if len(self._tasks) >= CONTROLS_MAX:
+        if len(self._serving) >= CONTROLS_MAX:
             writer.close()
             return
-        self._tasks.add(task)
+        self._serving[task] = writer
         self._count += 1
         number = self._count
         try:
@@ -260,15 +260,16 @@ class Control:
         except (ConnectionError, ValueError):  # gone, or a line without an end: the same to us
             pass
         finally:
-            self._tasks.discard(task)
+            del self._serving[task]
             await self._proxy.forget(number)
             writer.close()
 
     async def stop(self) -> None:
-        for task in list(self._tasks):
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        tasks = list(self._serving)
+        for writer in self._serving.values():
+            writer.transport.abort()  # its task reads an end
+        if tasks:
+            await asyncio.wait(tasks)
 
     async def _answer(self, number: int, line: bytes) -> dict[str, Any]:
         try:

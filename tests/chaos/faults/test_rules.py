@@ -1,0 +1,74 @@
+"""Rules: how they lie over each other, and which ones are refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from chaos.faults.rules import (
+    DELAY_MS_MAX,
+    Effect,
+    Rule,
+    RuleError,
+    Way,
+    combine,
+    from_json,
+    to_json,
+)
+
+
+@pytest.mark.parametrize(
+    ("rules", "effect"),
+    [
+        ([], Effect()),
+        ([Rule("a", cut=True)], Effect(Way(cut=True), Way(cut=True))),
+        ([Rule("a", "forward", cut=True)], Effect(Way(cut=True))),
+        ([Rule("a", "back", cut=True)], Effect(back=Way(cut=True))),
+        ([Rule("a", cut=True), Rule("a")], Effect(Way(cut=True), Way(cut=True))),
+        (
+            [Rule("a", "forward", delay_ms=20, jitter_ms=4), Rule("a", delay_ms=10)],
+            Effect(Way(delay_s=0.03, jitter_s=0.004), Way(delay_s=0.01)),
+        ),
+        (
+            [Rule("a", rate=500), Rule("a", "back", rate=100)],
+            Effect(Way(rate=500), Way(rate=100)),
+        ),
+        ([Rule("a", refuse=True)], Effect(refuse=True)),
+        ([Rule("a", lives_s=4), Rule("a", lives_s=2)], Effect(lives_s=2)),
+    ],
+)
+def test_combine(rules: list[Rule], effect: Effect) -> None:
+    assert combine(rules) == combine(reversed(rules)) == effect
+
+
+def test_what_passes_and_what_connects() -> None:
+    assert Way().passes
+    assert not any(way.passes for way in (Way(cut=True), Way(0, 1), Way(0, 0, 1), Way(rate=1)))
+    assert combine([Rule("a", delay_ms=1, refuse=True)]).connects
+    assert not combine([Rule("a", "back", cut=True)]).connects  # a handshake needs both ways
+
+
+def test_a_rule_survives_json() -> None:
+    rule = Rule("n0>n1", "back", True, False, 1.5, 2.0, 1000, 3)
+    assert from_json(to_json(rule)) == rule
+    assert from_json({"link": "n0>n1"}) == Rule("n0>n1")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({}, "has a link"),
+        ({"link": "a", "lose": 1}, "lose"),
+        ({"link": 3}, "link must not be 3"),
+        ({"link": "a", "cut": 1}, "cut must not be 1"),
+        ({"link": "a", "delay_ms": True}, "delay_ms must not be True"),
+        ({"link": "a", "delay_ms": "soon"}, "delay_ms must not be 'soon'"),
+        ({"link": "a", "delay_ms": -1}, "delay_ms must not be -1"),
+        ({"link": "a", "rate": float("nan")}, "rate must not be nan"),
+        ({"link": "a", "lives_s": float("inf")}, "lives_s must not be inf"),
+        ({"link": "a", "delay_ms": DELAY_MS_MAX + 1}, "at most"),
+        ({"link": "a", "way": "up"}, "way must be"),
+    ],
+)
+def test_refused(wrong: dict[str, object], words: str) -> None:
+    with pytest.raises(RuleError, match=words):
+        from_json(wrong)

@@ -220,6 +220,10 @@ class BrokerConfig:
         return "\n".join(lines) + "\n"
 
 
+# Defaults with engine=pysyncobj: an entry above SyncObj's 64 KiB batch is sent in pieces, which may
+# end before the last one (docs/pysyncobj.md, fault 7).
+PYSYNCOBJ_SIZES = {"frame_size_max": 32 * KIB, "max_message_size": 48 * KIB}
+
 OPTIONS: dict[str, dataclasses.Field[Any]] = {
     f.metadata["key"]: f for f in dataclasses.fields(BrokerConfig)
 }
@@ -276,6 +280,8 @@ def build_config(settings: Iterable[Setting]) -> BrokerConfig:
             raise ConfigError(f"{setting.place}: {_unknown_key(setting.key)}")
         values[option.name] = _parse_value(setting, option)
         places[option.name] = setting.place
+    if values.get("engine") == "pysyncobj":
+        values = PYSYNCOBJ_SIZES | values
     config = BrokerConfig(**values)
     _check_together(config, places)
     return config

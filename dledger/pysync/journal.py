@@ -9,9 +9,9 @@ Index 1, term 0 is the entry that every SyncObj begins with: a no-op with timest
 bytes everywhere.
 
 What is deliberately as in pysyncobj's FileJournal:
-- an entry counts as stored when it is written to the page cache. Nothing is fsynced while running,
-  unless `sync_each`: then `add` returns behind an fdatasync. That is as far as the seam goes: there
-  is no word for the end of a batch, so it is one fdatasync an entry, and the loop waits for it;
+- an entry counts as stored when it is written to the page cache; nothing is fsynced, whatever
+  flushDiskType says. The seam would allow one fdatasync an entry, in `add`, with everybody waiting
+  for it: that is not offered, because it would be another engine than the one to compare with;
 - `deleteEntriesFrom` cuts whatever it is told to, applied or not.
 
 What is not: compaction (`deleteEntriesTo`) is turned off by configuration, because SyncObj's
@@ -98,7 +98,6 @@ class FrameJournal(Journal):  # type: ignore[misc]  # the package has no types
         *,
         wall_ms: Callable[[], int],
         on_cut: Callable[[int], None],
-        sync_each: bool = False,
     ) -> None:
         """`log` is open. `on_cut(index)` is told of every cut, when it is done."""
         self.log = log
@@ -110,7 +109,6 @@ class FrameJournal(Journal):  # type: ignore[misc]  # the package has no types
         self._meta_saved = True
         self._wall_ms = wall_ms
         self._on_cut = on_cut
-        self._sync_each = sync_each
 
     @property
     def voted_for(self) -> str | None:
@@ -154,11 +152,6 @@ class FrameJournal(Journal):  # type: ignore[misc]  # the package has no types
         if frame.position != place:
             raise JournalError(f"{frame!r}, but this log goes on at {place}: the replicas parted")
         log.append((frame,))
-        if self._sync_each:
-            ticket = log.begin_sync()
-            if ticket is not None:
-                ticket.run()
-                log.finish_sync(ticket)
 
     @overload
     def __getitem__(self, item: int) -> Entry: ...

@@ -32,7 +32,6 @@ from pysyncobj.node import Node
 
 from dledger.applier import Applier
 from dledger.errors import Busy, NotLeader, RaftError, UnknownTarget
-from dledger.flusher import FlushMode
 from dledger.index import LogIndex
 from dledger.log import RaftLog
 from dledger.messages import NodeId, Role, RoleEvent
@@ -125,16 +124,16 @@ class PySyncMember:
         if self._disk.exists(f"{config.directory}/hardstate"):
             raise ForeignLog(f"{config.directory}/hardstate: this store is engine=dledger's")
         await asyncio.to_thread(self.log.open)
-        durable = config.flush is FlushMode.SYNC
-        meta = MetaFile(self._disk, f"{config.directory}/pysyncobj.meta", sync=durable)
-        self.journal = FrameJournal(
-            self.log, meta, wall_ms=self._wall_ms, on_cut=self._on_cut, sync_each=durable
-        )
+        meta = MetaFile(self._disk, f"{config.directory}/pysyncobj.meta")
+        self.journal = FrameJournal(self.log, meta, wall_ms=self._wall_ms, on_cut=self._on_cut)
         self._applier.start()
         conf = configuration(config, self._on_state)
         self.sync = Replica(config, conf, self.journal, self._transport)
-        if not durable:
-            log.warning("never_flushed node=%s: a power cut loses what it likes", config.node_id)
+        log.warning(
+            "never_flushed node=%s flushDiskType=%s: has no effect, SyncObj never calls fsync",
+            config.node_id,
+            config.flush.value,
+        )
         self._running = True
         await self._transport.links.start()
         self._tick()
@@ -232,7 +231,7 @@ class PySyncMember:
 
     @property
     def durable_index(self) -> int:
-        """What stood in the log when it was opened; more only with SYNC_FLUSH."""
+        """What stood in the log when it was opened; nothing is flushed after that."""
         return self.log.durable_index
 
     def status(self) -> dict[str, object]:

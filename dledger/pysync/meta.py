@@ -1,8 +1,8 @@
 """Term, vote and commit index of a SyncObj on disk, as its FileJournal keeps them.
 
-One JSON object, written beside and renamed into place. As there: without any fsync (unless
-`sync`), so that a power cut may leave the old file, the new one, an empty one or none; and an
-unreadable file counts as no file: the replica then votes again in a term it voted in before.
+One JSON object, written beside and renamed into place. As there: without any fsync, so that a
+power cut may leave the old file, the new one, an empty one or none; and an unreadable file counts
+as no file: the replica then votes again in a term it voted in before.
 """
 
 from __future__ import annotations
@@ -29,10 +29,9 @@ class Meta:
 class MetaFile:
     """The file `path` of `disk`."""
 
-    def __init__(self, disk: Disk, path: str, *, sync: bool = False) -> None:
+    def __init__(self, disk: Disk, path: str) -> None:
         self._disk = disk
         self._path = path
-        self._sync = sync
 
     def load(self) -> Meta:
         """What was saved last, as far as it can be read. Raises OSError."""
@@ -64,17 +63,12 @@ class MetaFile:
                 "raftCommitIndex": meta.commit_index,
             }
         )
-        directory = self._path.rpartition("/")[0]
-        self._disk.makedirs(directory)
+        self._disk.makedirs(self._path.rpartition("/")[0])
         beside = self._path + ".tmp"
         file = self._disk.open(beside)
         try:
             file.truncate(0)
             file.pwrite(0, data)
-            if self._sync:
-                file.sync()
         finally:
             file.close()
         self._disk.rename(beside, self._path)
-        if self._sync:
-            self._disk.sync_directory(directory)

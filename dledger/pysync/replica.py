@@ -19,9 +19,6 @@ from dledger.pysync.journal import FrameJournal
 from dledger.pysync.transport import LinkTransport
 from dledger.settings import MemberConfig
 
-# frameSizeMax and maxMessageSize are at most 16 MiB: no entry reaches this. A larger one would be
-# sent in pieces, and SyncObj ends that too early (docs/pysyncobj.md, fault 7).
-BATCH_BYTES = 17 << 20
 NEVER = 1 << 62  # entries, or seconds: compaction is off, see dledger.pysync.journal
 ROLES = (Role.FOLLOWER, Role.CANDIDATE, Role.LEADER)  # by SyncObj's number of a state
 PERIODS_PER_TIMEOUT = 3.5  # SyncObj wants more than three
@@ -35,7 +32,6 @@ def configuration(config: MemberConfig, on_role: Callable[[Role], None]) -> Any:
         autoTick=False,
         # An entry is a batch already: send it at once, not at the next period.
         appendEntriesUseBatch=False,
-        appendEntriesBatchSizeBytes=BATCH_BYTES,
         appendEntriesPeriod=min(core.heartbeat_ms, core.election_ms_min / PERIODS_PER_TIMEOUT)
         / 1000,
         raftMinTimeout=core.election_ms_min / 1000,

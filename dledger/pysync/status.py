@@ -51,7 +51,7 @@ def status_of(
         "last_index": index.last_index,
         "durable_index": sync.journal.log.durable_index,
         "voted_for": sync.journal.voted_for,
-        "flush": config.flush.value,
+        "flush": "NEVER_FLUSHED",
         "failure": failure,
         "commands_waiting": commands_waiting,
         "peers": peers,

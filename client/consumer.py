@@ -65,7 +65,8 @@ class ConsumerConfig:
 class PushConsumer:
     """See the module. One event loop; not thread-safe (client.sync is).
 
-    `on_commit(queue, offset)` is called for every commit that a broker confirmed.
+    `on_commit(queue, offset)` is called for every commit that a broker confirmed, and
+    `on_committing(queue, offset)` before a commit that waits for that is sent.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class PushConsumer:
         config: ConsumerConfig | None = None,
         instance_config: InstanceConfig | None = None,
         on_commit: OnCommit | None = None,
+        on_committing: OnCommit | None = None,
     ) -> None:
         self.group = group
         config = config or ConsumerConfig()
@@ -90,6 +92,7 @@ class PushConsumer:
         self._listener = listener
         self._instance = ClientInstance(namesrv, instance_config)
         self._on_commit = on_commit
+        self._on_committing = on_committing
         self._subscriptions: dict[str, Subscription] = {}
         self._workers: dict[MessageQueue, QueueWorker] = {}
         self._offsets: OffsetStore | None = None
@@ -154,7 +157,9 @@ class PushConsumer:
             },
         )
         self._instance.directory.watch_leaders(self._leader_changed)
-        self._offsets = OffsetStore(self.group, self._instance, self._on_commit)
+        self._offsets = OffsetStore(
+            self.group, self._instance, self._on_commit, self._on_committing
+        )
         self._deliverer = Deliverer(self.group, self._listener, self._instance, self.config.failure)
         self._rebalance_wanted.set()
         self._rebalancing = self._instance.spawn(self._rebalance_forever(), "rebalance")

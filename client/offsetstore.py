@@ -27,12 +27,17 @@ class OffsetStore:
     """`table` is what this consumer knows; the broker is the truth."""
 
     def __init__(
-        self, group: str, instance: ClientInstance, on_commit: OnCommit | None = None
+        self,
+        group: str,
+        instance: ClientInstance,
+        on_commit: OnCommit | None = None,
+        on_committing: OnCommit | None = None,
     ) -> None:
         self.table = OffsetTable()
         self._group = group
         self._instance = instance
         self._on_commit = on_commit
+        self._on_committing = on_committing
         self._at_once = asyncio.Semaphore(CONFIRMED_AT_ONCE_MAX)
 
     async def start_offset(
@@ -90,6 +95,8 @@ class OffsetStore:
 
     async def _commit_one(self, queue: MessageQueue, offset: int) -> bool:
         async with self._at_once:
+            if self._on_committing is not None:
+                self._on_committing(queue, offset)
             try:
                 response = await self._instance.invoke_leader(
                     queue.broker_name, lambda: self._command(queue, offset), leader_only=True

@@ -142,8 +142,19 @@ async def test_on_commit_reports_what_was_confirmed() -> None:
     async with FakeCluster({"g0": 1}) as cluster:
         fill(cluster, 20)
         reported: dict[MessageQueue, int] = {}
+        announced: list[tuple[MessageQueue, int]] = []
+
+        def confirmed(of: MessageQueue, offset: int) -> None:
+            assert (of, offset) in announced, "nothing is confirmed that was not announced"
+            reported[of] = offset
+
         consumer = PushConsumer(
-            "g", cluster.namesrv, Seen(), config=config, on_commit=reported.__setitem__
+            "g",
+            cluster.namesrv,
+            Seen(),
+            config=config,
+            on_commit=confirmed,
+            on_committing=lambda of, offset: announced.append((of, offset)),
         )
         consumer.subscribe("T")
         async with consumer:

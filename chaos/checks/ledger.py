@@ -12,12 +12,11 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from chaos.checks.counts import OffsetCounts
 from chaos.checks.verdict import at
 from chaos.history.events import Consume, Drain, HistoryError, Outcome, Position, Send
 
 MARK_EVERY_NS = 50_000_000  # how finely it is remembered when a queue's consumption got how far
-OFFSETS_DENSE_GAP_MAX = 1 << 24  # an offset farther ahead than this is kept apart
-TIMES_MAX = 255  # deliveries of one position are counted up to here
 
 Clash = tuple[Position, str, str]  # two ids at one position, in the order in which they were seen
 
@@ -35,29 +34,14 @@ class Queue:
     highest_ns: int = 0
     marks: deque[tuple[int, int]] = field(default_factory=deque)  # (when, highest), older ones
     passed: int = -1  # highest offset consumed at the last settled moment asked for
-    times: bytearray = field(default_factory=bytearray)  # deliveries by offset
-    far: dict[int, int] = field(default_factory=dict)  # the same, of offsets far apart
+    times: OffsetCounts = field(default_factory=OffsetCounts)  # deliveries by offset
 
     def place(self, offset: int) -> Position:
         return (self.broker, self.topic, self.queue, offset)
 
-    def deliver(self, offset: int) -> int:
-        """Count one delivery; returns how many there were before."""
-        times = self.times
-        if offset >= len(times):
-            if offset - len(times) > OFFSETS_DENSE_GAP_MAX or offset in self.far:
-                before = self.far.get(offset, 0)
-                self.far[offset] = before + 1
-                return before
-            times.extend(bytes(max(offset + 1 - len(times), len(times), 1024)))
-        before = times[offset]
-        if before < TIMES_MAX:
-            times[offset] = before + 1
-        return before
-
     def delivered(self, offset: int) -> bool:
         """This position was consumed."""
-        return (offset < len(self.times) and self.times[offset] > 0) or offset in self.far
+        return offset in self.times
 
     def rise(self, t_ns: int, offset: int) -> None:
         """Consumption got as far as `offset`."""
@@ -157,6 +141,7 @@ class Ledger:
         self.deliveries = 0
         self.named_deliveries = 0  # with the message's id
         self.redeliveries = 0
+        self.open = 0  # not decided yet
         self.vague = 0  # decided as unknown
         self.vague_delivered = 0
         self.open_delivered = 0
@@ -174,10 +159,12 @@ class Ledger:
         if send.id in self.entries:
             raise HistoryError(f"two sends have the id {send.id}")
         self.entries[send.id] = Entry(send)
+        self.open += 1
         self.now_ns = send.invoked_ns
 
     def decided(self, send: Send) -> None:
         self.now_ns = send.done_ns
+        self.open -= 1
         entry = self.entries[send.id]
         entry.outcome = outcome = send.outcome
         entry.attempts = send.attempts
@@ -249,7 +236,7 @@ class Ledger:
             return
         self.deliveries += len(offsets)
         self.named_deliveries += len(names)
-        deliver = queue.deliver
+        deliver = queue.times.add
         holder = queue.holder
         for offset in offsets:
             if deliver(offset):

@@ -1,23 +1,29 @@
-"""The log workload: sends ordered by key and consumption by a group, every operation written down.
+"""Sending ordered by key and listening as a group, every operation written down.
 
 `KeyedSender` sends items through one producer: of one order key strictly one after another (the
 next is invoked after the outcome of the one before), of different keys up to `window` at once. No
 task, future or timer per message. Closed loop: the next is sent as soon as there is room. Open loop
-(`rate_per_s`): at its time, whatever became of the others, as long as the window has room.
+(`rate_per_s`): each item is due at its time, whatever became of the others; it waits where the
+window is full or its key is busy, and its latency counts from when it was due (`due_ns`), to
+within PACE_S. At most BACKLOG_PER_WINDOW times the window wait; what is due beyond that is shed:
+written down as failed, never tried.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
+import time
 import zlib
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from chaos.checks.counts import OffsetCounts
 from chaos.history.events import Outcome
 from chaos.history.files import HistoryWriter
+from chaos.workloads.base import Tally as Tally
 from client import (
     ClientError,
     ConsumeResult,
@@ -26,14 +32,18 @@ from client import (
     MessageQueue,
     Producer,
     SendResult,
+    SendStatus,
 )
 from client.instance import local_address
 from client.message import process_unique_keys
 from store.properties import java_string_hash
 
 WINDOW_MAX = 16_384  # well below the producer's own bound on sends in flight
-BACKLOG_PER_WINDOW = 16  # items read ahead of busy keys: so many times the window
+BACKLOG_PER_WINDOW = 16  # items that wait for a slot or a busy key: so many times the window
 PACE_S = 0.002  # how often an open loop looks at the clock
+COMMITS_OPEN_MAX = 10_000  # unanswered commits remembered; an answer to an older one stands alone
+
+NS_PER_S = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +58,7 @@ class Item:
     properties: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class Tally:
-    """Outcomes so far."""
-
-    invoked: int = 0
-    ok: int = 0
-    fail: int = 0
-    unknown: int = 0
-
-    @property
-    def decided(self) -> int:
-        return self.ok + self.fail + self.unknown
+Arrival = tuple[Item, int]  # and when it was due, by the history's clock (ns)
 
 
 class KeyedSender:
@@ -88,17 +87,19 @@ class KeyedSender:
         self._process = process
         self._queues = tuple(queues)
         self._window = window
+        self._backlog_max = window * BACKLOG_PER_WINDOW
         self._timeout_ms = timeout_ms
         self._rate_per_s = rate_per_s
         self._on_outcome = on_outcome
         self._ids = process_unique_keys(local_address())
         self._items: Iterator[Item] | None = None
-        self._busy: dict[str, deque[Item]] = {}  # keys in flight → what waits behind them
-        self._backlog = 0
+        self._busy: dict[str, deque[Arrival]] = {}  # keys taken → what waits behind them
+        self._ready: deque[Arrival] = deque()  # their keys are taken by them; they want a slot
+        self._backlog = 0  # waiting, of both kinds
         self._sequence: dict[str, int] = {}
         self._in_flight = 0
         self._turn = 0
-        self._allowance = 0  # open loop: how many may have been started by now
+        self._exhausted = False
         self._done = asyncio.Event()
         self._failure: Exception | None = None
 
@@ -113,7 +114,8 @@ class KeyedSender:
             await self._pace(self._rate_per_s)
         if self._failure is not None:
             raise self._failure
-        assert self._in_flight == 0 and self._backlog == 0
+        assert self._in_flight == 0
+        assert self._backlog == 0
         return self.tally
 
     def stop(self) -> None:
@@ -123,61 +125,75 @@ class KeyedSender:
             self._fill()
 
     async def _pace(self, rate_per_s: float) -> None:
-        loop = asyncio.get_running_loop()
-        begin_s = loop.time()
+        begin_ns = time.monotonic_ns()
+        number = 0
         while not self._done.is_set():
-            self._allowance = int((loop.time() - begin_s) * rate_per_s) + 1
-            self._fill()
+            due_count = int((time.monotonic_ns() - begin_ns) * rate_per_s / NS_PER_S) + 1
+            while number < due_count and not self._exhausted and self._failure is None:
+                self._arrive(begin_ns + int(number * NS_PER_S / rate_per_s))
+                number += 1
             try:
                 async with asyncio.timeout(PACE_S):
                     await self._done.wait()
             except TimeoutError:
                 pass  # time to look at the clock again
 
+    def _arrive(self, due_ns: int) -> None:
+        """The next item of an open loop is due."""
+        item = self._next_item()
+        if item is None:
+            return
+        if self._backlog >= self._backlog_max:
+            self._shed(item, due_ns)
+        else:
+            self._take(item, due_ns)
+
     def _fill(self) -> None:
-        """Start items while there is room, time and something to send."""
-        assert self._items is not None
+        """A closed loop starts items while there is room and something to send."""
         while (
             self._in_flight < self._window
-            and self._backlog < self._window * BACKLOG_PER_WINDOW
+            and self._backlog < self._backlog_max
             and self._failure is None
         ):
-            if self._rate_per_s is not None:
-                if self.tally.invoked + self._backlog >= self._allowance:
-                    return
-            item = next(self._items, None)
+            item = self._next_item()
             if item is None:
-                break
-            waiting = self._busy.get(item.order) if item.order else None
-            if waiting is not None:
-                waiting.append(item)
-                self._backlog += 1
-                continue
-            if item.order:
-                self._busy[item.order] = deque()
-            self._start(item)
-        else:
-            return
-        if self._in_flight == 0 and self._backlog == 0:
-            self._done.set()
+                return
+            self._take(item, 0)
 
-    def _start(self, item: Item) -> None:
+    def _next_item(self) -> Item | None:
+        assert self._items is not None
+        item = next(self._items, None)
+        if item is None:
+            self._exhausted = True
+            self._end_if_over()
+        return item
+
+    def _take(self, item: Item, due_ns: int) -> None:
+        """Send it now, or let it wait for its key or for a slot."""
+        order = item.order
+        if order:
+            waiting = self._busy.get(order)
+            if waiting is not None:
+                waiting.append((item, due_ns))
+                self._backlog += 1
+                return
+            self._busy[order] = deque()
+        if self._in_flight < self._window:
+            self._start(item, due_ns)
+        else:
+            self._ready.append((item, due_ns))
+            self._backlog += 1
+
+    def _invoke(self, item: Item, due_ns: int) -> tuple[int, str]:
+        """Write down that a send begins; its operation number and message id."""
         order = item.order
         sequence = self._sequence.get(order, 0) if order else 0
         if order:
             self._sequence[order] = sequence + 1
-            queue = self._queues[java_string_hash(order) % len(self._queues)]
-        else:
-            self._turn += 1
-            queue = self._queues[self._turn % len(self._queues)]
         op = self._history.next_op()
         unique_key = self._ids.next()
-        message = Message(
-            item.topic, item.body, item.tag or None, item.key, item.properties,
-            unique_key=unique_key,
-        )  # fmt: skip
         self.tally.invoked += 1
-        self._in_flight += 1
+        due = {"due_ns": due_ns} if due_ns else {}
         self._history.event(
             "invoke",
             "send",
@@ -189,7 +205,31 @@ class KeyedSender:
             order=order,
             seq=sequence,
             crc=zlib.crc32(item.body) & 0x7FFFFFFF,
+            **due,
         )
+        return op, unique_key
+
+    def _shed(self, item: Item, due_ns: int) -> None:
+        op, _ = self._invoke(item, due_ns)
+        self.tally.shed += 1
+        reason = f"not sent: {self._backlog} sends were waiting already"
+        self._history.event("fail", "send", self._process, op, error=reason, attempts=0, shed=True)
+        if self._on_outcome is not None:
+            self._on_outcome(Outcome.FAIL)
+
+    def _start(self, item: Item, due_ns: int) -> None:
+        order = item.order
+        if order:
+            queue = self._queues[java_string_hash(order) % len(self._queues)]
+        else:
+            self._turn += 1
+            queue = self._queues[self._turn % len(self._queues)]
+        op, unique_key = self._invoke(item, due_ns)
+        message = Message(
+            item.topic, item.body, item.tag or None, item.key, item.properties,
+            unique_key=unique_key,
+        )  # fmt: skip
+        self._in_flight += 1
         try:
             self._producer.send_nowait(
                 message, partial(self._decided, op, order), self._timeout_ms, queue
@@ -207,27 +247,43 @@ class KeyedSender:
         outcome = self._record(op, result, error)
         if self._on_outcome is not None:
             self._on_outcome(outcome)
-        if order and self._failure is None:
+        if self._failure is not None:
+            return
+        if order:
             waiting = self._busy[order]
             if waiting:
-                self._backlog -= 1
-                self._start(waiting.popleft())
+                self._ready.append(waiting.popleft())
             else:
                 del self._busy[order]
-        self._fill()
+        while self._ready and self._in_flight < self._window and self._failure is None:
+            self._backlog -= 1
+            self._start(*self._ready.popleft())
+        if self._rate_per_s is None and not self._exhausted:
+            self._fill()
+        self._end_if_over()
+
+    def _end_if_over(self) -> None:
+        if self._exhausted and self._in_flight == 0 and self._backlog == 0:
+            self._done.set()
 
     def _record(self, op: int, result: SendResult | None, error: ClientError | None) -> Outcome:
         if result is not None:
             self.tally.ok += 1
+            less = {}
+            if result.status is not SendStatus.OK:  # stored, but with less than was promised
+                self.tally.weak += 1
+                less = {"status": result.status.name}
             self._history.event(
                 "ok",
                 "send",
                 self._process,
                 op,
+                broker=result.queue.broker_name,
                 queue=result.queue.queue_id,
                 offset=result.queue_offset,
                 msg_id=result.offset_msg_id,
                 attempts=result.attempts,
+                **less,
             )
             return Outcome.OK
         assert error is not None
@@ -246,61 +302,92 @@ class KeyedSender:
         """A send that the client itself refuses is the harness's mistake: end the run with it."""
         self._failure = error
         self._busy.clear()
+        self._ready.clear()
         self._backlog = 0
         self._done.set()
 
 
 class Consumption:
-    """What a group's consumers accepted: written down, and counted by distinct position."""
+    """What a group's consumers accepted and committed: written down, counted by position.
 
-    def __init__(self, history: HistoryWriter) -> None:
+    `orderly`: the consumers promise the order of each queue, and checks hold them to it.
+    """
+
+    def __init__(self, history: HistoryWriter, group: str = "", *, orderly: bool = False) -> None:
         self.deliveries = 0
         self._history = history
-        self._seen: set[tuple[int, int]] = set()
+        self._more: dict[str, str | bool] = {"group": group} if group else {}
+        if orderly:
+            self._more["orderly"] = True
+        self._seen: dict[tuple[str, int], OffsetCounts] = defaultdict(OffsetCounts)
+        self._commits: dict[tuple[str, MessageQueue, int], int] = {}  # unanswered → op
 
     @property
     def distinct(self) -> int:
         """Positions consumed at least once."""
-        return len(self._seen)
+        return sum(counts.distinct for counts in self._seen.values())
 
     def listener(self, process: str) -> Callable[[list[MessageExt]], ConsumeResult]:
         """A listener for the consumer called `process`; accepts everything."""
 
         def listen(messages: list[MessageExt]) -> ConsumeResult:
-            queue = messages[0].queue_id
+            first = messages[0]
             offsets = [message.queue_offset for message in messages]
             self._history.event(
                 "ok",
                 "consume",
                 process,
                 self._history.next_op(),
-                topic=messages[0].topic,
-                queue=queue,
+                topic=first.topic,
+                broker=first.broker_name,
+                queue=first.queue_id,
                 offsets=offsets,
                 ids=[message.msg_id for message in messages],
+                **self._more,
             )
-            self._seen.update((queue, offset) for offset in offsets)
+            counts = self._seen[first.broker_name, first.queue_id]
+            for offset in offsets:
+                counts.add(offset)
             self.deliveries += len(offsets)
             return ConsumeResult.SUCCESS
 
         return listen
 
+    def committing(self, process: str, group: str) -> Callable[[MessageQueue, int], None]:
+        """A PushConsumer's `on_committing` for the consumer called `process`."""
+
+        def begin(queue: MessageQueue, offset: int) -> None:
+            op = self._history.next_op()
+            self._commits[process, queue, offset] = op
+            if len(self._commits) > COMMITS_OPEN_MAX:
+                del self._commits[next(iter(self._commits))]
+            self._commit("invoke", process, group, op, queue, offset)
+
+        return begin
+
     def committer(self, process: str, group: str) -> Callable[[MessageQueue, int], None]:
         """A PushConsumer's `on_commit` for the consumer called `process`."""
 
         def committed(queue: MessageQueue, offset: int) -> None:
-            self._history.event(
-                "ok",
-                "commit",
-                process,
-                self._history.next_op(),
-                topic=queue.topic,
-                group=group,
-                queue=queue.queue_id,
-                offset=offset,
-            )
+            op = self._commits.pop((process, queue, offset), None) or self._history.next_op()
+            self._commit("ok", process, group, op, queue, offset)
 
         return committed
+
+    def _commit(
+        self, kind: str, process: str, group: str, op: int, queue: MessageQueue, offset: int
+    ) -> None:
+        self._history.event(
+            kind,
+            "commit",
+            process,
+            op,
+            topic=queue.topic,
+            group=group,
+            broker=queue.broker_name,
+            queue=queue.queue_id,
+            offset=offset,
+        )
 
 
 def random_items(

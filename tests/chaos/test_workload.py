@@ -14,6 +14,7 @@ from chaos.checks.suite import check_all
 from chaos.checks.verdict import Verdict
 from chaos.history.events import Outcome
 from chaos.history.files import HistoryWriter, read_history
+from chaos.workloads import log
 from chaos.workloads.log import BACKLOG_PER_WINDOW, Consumption, Item, KeyedSender, random_items
 from client import (
     InvalidMessage,
@@ -38,6 +39,7 @@ class StandInProducer:
         self.most = 0
         self.ends = [0, 0, 0, 0]
         self.bodies: list[bytes] = []
+        self.status = SendStatus.OK
 
     def send_nowait(self, message: Message, callback, timeout_ms: int, queue: MessageQueue):
         fate = self.fate(message)
@@ -62,7 +64,7 @@ class StandInProducer:
         offset = self.ends[queue.queue_id]
         self.ends[queue.queue_id] += 1
         self.bodies.append(message.body)
-        result = SendResult(SendStatus.OK, message.unique_key, f"M{offset}", queue, offset, 1)
+        result = SendResult(self.status, message.unique_key, f"M{offset}", queue, offset, 1)
         return callback(result, None)
 
 
@@ -86,10 +88,12 @@ async def test_order_per_key_within_the_window(
     producer = StandInProducer()
     sender = KeyedSender(producer, writer, "p", QUEUES, window=window, rate_per_s=rate)
     tally = await sender.run(items(200, keys, random.Random(3)))
-    assert (tally.invoked, tally.ok, tally.decided) == (200, 200, 200)
+    assert (tally.invoked, tally.ok + tally.shed, tally.decided) == (200, 200, 200)
+    assert rate is not None or tally.shed == 0
     assert producer.most <= window
     writer.flush()
     history = read_history(writer.path)
+    assert sum(send.shed for send in history.sends) == tally.shed
     checks = {check.name: check for check in check_all(history)}
     assert checks["order per key"].verdict is Verdict.PASS
     assert {send.key for send in history.sends} == {f"key-{n}" for n in range(200)}
@@ -157,6 +161,67 @@ async def test_open_loop_keeps_to_its_rate(writer: HistoryWriter) -> None:
     assert loop.time() - begin_s >= 0.1  # slower is the machine's business, faster is wrong
 
 
+async def test_open_loop_latency_counts_from_when_a_send_was_due(writer: HistoryWriter) -> None:
+    """One slot, answers far slower than the rate: what waits for the slot was due long before."""
+    producer = StandInProducer()
+    sender = KeyedSender(producer, writer, "p", QUEUES, window=1, rate_per_s=10_000)
+    tally = await sender.run(items(17, 500, random.Random(3)))
+    assert (tally.ok, tally.shed) == (17, 0)
+    writer.flush()
+    sends = read_history(writer.path).sends
+    dues = [send.due_ns for send in sends]
+    assert {due - dues[0] for due in dues} == {number * 100_000 for number in range(17)}
+    assert all(send.due_ns <= send.invoked_ns < send.done_ns for send in sends)
+    waited = max(send.invoked_ns - send.due_ns for send in sends)
+    assert waited > max(send.done_ns - send.invoked_ns for send in sends[:1])
+
+
+async def test_what_is_due_beyond_the_backlog_is_shed_and_said(writer: HistoryWriter) -> None:
+    told: list[Outcome] = []
+    all_due = asyncio.Event()
+
+    def tell(outcome: Outcome) -> None:
+        told.append(outcome)
+        if len(told) == 98 - 2 * BACKLOG_PER_WINDOW:
+            all_due.set()
+
+    stuck: list = []
+    producer = StandInProducer()
+    producer.send_nowait = lambda *sent: stuck.append(sent)  # type: ignore[method-assign]
+    sender = KeyedSender(
+        producer, writer, "p", QUEUES, window=2, rate_per_s=1_000_000, on_outcome=tell
+    )
+    run = asyncio.create_task(sender.run(items(100, 500, random.Random(3))))
+    await all_due.wait()
+    assert len(stuck) == 2
+    assert sender.tally.shed == 98 - 2 * BACKLOG_PER_WINDOW
+    assert told == [Outcome.FAIL] * sender.tally.shed
+    while stuck:
+        message, callback, _, queue = stuck.pop(0)
+        result = SendResult(SendStatus.OK, message.unique_key, "M", queue, 0, 1)
+        callback(result, None)
+    tally = await run
+    assert (tally.ok, tally.decided) == (2 + 2 * BACKLOG_PER_WINDOW, 100)
+    writer.flush()
+    shed = [send for send in read_history(writer.path).sends if send.shed]
+    assert len(shed) == tally.shed
+    assert {(send.outcome, send.attempts) for send in shed} == {(Outcome.FAIL, 0)}
+    assert "waiting already" in shed[0].error
+    assert all(send.due_ns for send in shed)
+
+
+async def test_less_than_promised_is_written_with_its_status(writer: HistoryWriter) -> None:
+    producer = StandInProducer()
+    producer.status = SendStatus.FLUSH_SLAVE_TIMEOUT
+    sender = KeyedSender(producer, writer, "p", QUEUES, window=4)
+    tally = await sender.run(items(5, 5, random.Random(3)))
+    assert (tally.ok, tally.weak) == (5, 5)
+    writer.flush()
+    (status,) = {send.status for send in read_history(writer.path).sends}
+    assert status == "FLUSH_SLAVE_TIMEOUT"
+    assert not any(send.promised for send in read_history(writer.path).sends)
+
+
 async def test_message_the_client_refuses_ends_the_run(writer: HistoryWriter) -> None:
     producer = StandInProducer(fate=lambda m: "refuse" if m.body == b"20" else "ok")
     sender = KeyedSender(producer, writer, "p", QUEUES, window=4)
@@ -187,17 +252,38 @@ def test_items_repeat_with_their_seed() -> None:
 class StandInMessage:
     def __init__(self, queue_id: int, queue_offset: int) -> None:
         self.topic, self.queue_id, self.queue_offset = "T", queue_id, queue_offset
+        self.broker_name = "b"
         self.msg_id = f"U{queue_offset}"
 
 
 def test_consumption_is_written_and_counted_by_position(writer: HistoryWriter) -> None:
-    consumption = Consumption(writer)
+    consumption = Consumption(writer, "G", orderly=True)
     listen = consumption.listener("consumer-0")
     listen([StandInMessage(1, 5), StandInMessage(1, 6)])
     listen([StandInMessage(1, 6)])
+    consumption.committing("consumer-0", "G")(QUEUES[1], 7)
+    consumption.committing("consumer-0", "G")(QUEUES[2], 3)
     consumption.committer("consumer-0", "G")(QUEUES[1], 7)
     writer.flush()
     history = read_history(writer.path)
     assert (consumption.distinct, consumption.deliveries) == (2, 3)
     assert [c.ids for c in history.consumes] == [("U5", "U6"), ("U6",)]
-    assert (history.commits[0].queue, history.commits[0].offset) == (1, 7)
+    assert {(c.broker, c.group, c.orderly) for c in history.consumes} == {("b", "G", True)}
+    (commit,) = history.commits
+    assert (commit.broker, commit.queue, commit.offset) == ("b", 1, 7)
+    assert commit.invoked_ns < commit.t_ns
+    (unanswered,) = history.unanswered
+    assert (unanswered.queue, unanswered.offset, unanswered.t_ns) == (2, 3, 0)
+
+
+def test_unanswered_commits_are_bounded(
+    writer: HistoryWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log, "COMMITS_OPEN_MAX", 3)
+    consumption = Consumption(writer, "G")
+    for offset in range(5):
+        consumption.committing("consumer-0", "G")(QUEUES[1], offset)
+    assert [offset for _, _, offset in consumption._commits] == [2, 3, 4]
+    consumption.committer("consumer-0", "G")(QUEUES[1], 0)  # forgotten: the answer stands alone
+    writer.flush()
+    assert read_history(writer.path).commits[0].offset == 0

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from chaos.checks.ledger import OFFSETS_DENSE_GAP_MAX, TIMES_MAX, Queue
+from chaos.checks.counts import DENSE_GAP_MAX, TIMES_MAX, OffsetCounts
 from chaos.checks.messages import Lost, Phantoms
 from chaos.checks.order import OrderPerQueue
 from chaos.checks.suite import check_all
@@ -351,13 +351,16 @@ def test_a_checker_works_alone(checker: type) -> None:
     assert alone.applies
 
 
-def test_a_queue_counts_deliveries_near_and_far() -> None:
-    queue = Queue("", "T", 0)
-    far = 2 * OFFSETS_DENSE_GAP_MAX
+def test_offsets_are_counted_near_and_far() -> None:
+    counts = OffsetCounts()
+    far = 2 * DENSE_GAP_MAX
     for offset in (0, 5_000, far):
-        assert [queue.deliver(offset), queue.deliver(offset)] == [0, 1]
-        assert queue.delivered(offset) and not queue.delivered(offset + 1)
-    assert len(queue.times) < 20_000
-    for _ in range(TIMES_MAX + 5):
-        queue.deliver(0)
-    assert queue.deliver(0) == TIMES_MAX
+        assert [counts.add(offset), counts.add(offset)] == [0, 1]
+        assert offset in counts and offset + 1 not in counts
+    assert len(counts._dense) < 20_000
+    for offset in (0, far):
+        for _ in range(TIMES_MAX + 5):
+            counts.add(offset)
+        assert counts.add(offset) == TIMES_MAX
+    counts.add(DENSE_GAP_MAX)  # now what was far is near
+    assert (counts.add(far), counts.add(far - 1), counts.distinct) == (TIMES_MAX, 0, 5)

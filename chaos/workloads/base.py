@@ -1,0 +1,120 @@
+"""What every workload is: prepared before the load, started, stopped, drained; any number at once.
+
+The runner's order: `prepare` all, `start` all, faults, `stop` all, heal, `drain` all. What a
+workload starts is ended by the stack given to `start`. An error in one of its tasks comes out of
+`drain`, and `failure` shows it before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine, Iterable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
+
+from chaos.history.files import HistoryWriter
+
+
+@dataclass(slots=True)
+class Tally:
+    """Outcomes of operations so far. `weak`: of the `ok` ones those with less than was promised;
+    `shed`: never tried, because the load's own backlog was full."""
+
+    invoked: int = 0
+    ok: int = 0
+    fail: int = 0
+    unknown: int = 0
+    shed: int = 0
+    weak: int = 0
+
+    @property
+    def decided(self) -> int:
+        return self.ok + self.fail + self.unknown + self.shed
+
+
+def sum_tallies(tallies: Iterable[Tally]) -> Tally:
+    """All of them as one."""
+    total = Tally()
+    for tally in tallies:
+        for part in fields(Tally):
+            setattr(total, part.name, getattr(total, part.name) + getattr(tally, part.name))
+    return total
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What workloads run in. `rng` is a workload's own: the same seed, the same choices."""
+
+    namesrv: str
+    history: HistoryWriter
+    rng: random.Random
+    say: Callable[[str], None] = lambda words: None
+    join_timeout_s: float = 60.0
+    drain_timeout_s: float = 120.0
+
+
+class Workload(Protocol):
+    """See the module. `topics` and `groups` (topic, consumer group) are known from the start."""
+
+    name: str
+
+    @property
+    def topics(self) -> tuple[str, ...]: ...
+
+    @property
+    def groups(self) -> tuple[tuple[str, str], ...]: ...
+
+    @property
+    def tally(self) -> Tally:
+        """Operations so far."""
+        ...
+
+    async def prepare(self, env: Environment) -> None:
+        """Create what it needs. Raises ClientError."""
+        ...
+
+    async def start(self, stack: AsyncExitStack) -> None:
+        """Clients join and the load begins. Raises ClusterError, ClientError."""
+        ...
+
+    def stop(self) -> None:
+        """Begin no more operations; those begun go on to their outcome. Harmless if repeated."""
+        ...
+
+    async def drain(self) -> bool:
+        """Wait until every operation is decided and everything is consumed; whether it was in
+        time. Raises what ended one of its tasks."""
+        ...
+
+    def failure(self) -> BaseException | None:
+        """What ended one of its tasks, if anything did."""
+        ...
+
+
+class Tasks:
+    """A workload's tasks. `cancel` ends them all; registered with a stack, it always is called."""
+
+    def __init__(self) -> None:
+        self._tasks: list[asyncio.Task[Any]] = []
+
+    def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> None:
+        self._tasks.append(asyncio.create_task(work, name=name))
+
+    def failure(self) -> BaseException | None:
+        for task in self._tasks:
+            if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+                return error
+        return None
+
+    async def finish(self) -> None:
+        """Wait until all have ended by themselves. Raises the first error."""
+        await asyncio.gather(*self._tasks)
+
+    async def cancel(self) -> None:
+        """End those that still run. An error of a task that had failed before is raised by
+        `finish`, not here."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -21,6 +21,7 @@ from __future__ import annotations
 import struct
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from errno import EIO
 
 from dledger.errors import FrameDamaged
 from dledger.index import LogIndex
@@ -29,6 +30,7 @@ from dledger.slots import SlotFile
 from store.commitlog import CommitLog, SyncTicket
 from store.errors import StoreDamaged
 from store.frame import HEADER_SIZE_BYTES, Frame, FrameError, parse_frame
+from store.record import BLANK, MAGIC_BLANK
 from store.recovery import FrameHeader, FrameRecovery
 
 CACHE_BYTES_MAX = 64 << 20
@@ -211,28 +213,58 @@ class RaftLog:
         last = min(last, index.last_within(first, READ_BYTES_MAX))
         within = bisect_left(range(first, last + 1), self.segment_end(start), key=index.position_of)
         last = first + within - 1
-        data = self.commitlog.read(start, index.end_of(last) - start)
+        data = self._read(start, index.end_of(last) - start)
         self.reads_from_file += 1
+        if not data:  # one sector spoils the whole read
+            last, data = first, self._read(start, index.size_of(first))
         frames: list[Frame] = []
         for at in range(first, last + 1):
-            frame, reason = self.parse(at, data, index.position_of(at) - start)
+            frame, reason = self._parse(at, data, index.position_of(at) - start)
             if frame is None:
-                damage = FrameDamaged(at, index.position_of(at), reason)
-                if self.on_damage is not None:
-                    self.on_damage(damage)
-                return frames, damage
+                return frames, self._damaged(at, reason)
             frames.append(frame)
         return frames, None
 
-    def parse(self, index: int, data: bytes, offset: int = 0) -> tuple[Frame | None, str]:
+    def check(self, index: int) -> FrameDamaged | None:
+        """Whether frame `index` stands in the file as it was written; past the cache."""
+        log = self.index
+        if not log.first_index <= index <= log.last_index:
+            return None
+        data = self._read(log.position_of(index), log.size_of(index))
+        frame, reason = self._parse(index, data, 0)
+        return self._damaged(index, reason) if frame is None else None
+
+    def _damaged(self, index: int, reason: str) -> FrameDamaged:
+        damage = FrameDamaged(index, self.index.position_of(index), reason)
+        if self.on_damage is not None:
+            self.on_damage(damage)
+        return damage
+
+    def _parse(self, index: int, data: bytes, offset: int) -> tuple[Frame | None, str]:
         """Frame `index` out of bytes that were read from the log, or what is wrong with it."""
+        if not data:
+            return None, "cannot be read"
         try:
             frame = parse_frame(data, offset)
         except FrameError as error:
             return None, error.reason
-        if (frame.index, frame.term) != (index, self.index.term_at(index)):
+        log = self.index
+        if (frame.index, frame.term, frame.position) != (
+            index,
+            log.term_at(index),
+            log.position_of(index),
+        ):
             return None, f"{frame!r} where frame {index} was written"
         return frame, ""
+
+    def _read(self, position: int, size: int) -> bytes:
+        """b"" where a sector cannot be read: that is damage, not a disk that fails."""
+        try:
+            return self.commitlog.read(position, size)
+        except OSError as error:
+            if error.errno != EIO:
+                raise
+            return b""
 
     def wanted(self, index: int) -> Wanted:
         """What is known of frame `index`, which is present, should it be damaged."""
@@ -253,6 +285,18 @@ class RaftLog:
         assert (frame.term, frame.position) == there, (frame, there)
         assert frame.size_bytes == index.size_of(frame.index), (frame, index.size_of(frame.index))
         return self.commitlog.patch(frame.position, frame.data)
+
+    def overwrite_blank(self, index: int) -> SyncTicket | None:
+        """Put the blank record behind frame `index` in its place again, as `overwrite` does; None
+        if there is none to stand there (any more)."""
+        log = self.index
+        if not log.first_index <= index < log.last_index:
+            return None
+        end = log.end_of(index)
+        remaining = log.position_of(index + 1) - end
+        if not remaining:
+            return None
+        return self.commitlog.patch(end, BLANK.pack(remaining, MAGIC_BLANK))
 
     # -- writing ------------------------------------------------------------------------------
 

@@ -497,6 +497,12 @@ class FrameRepair:
         if current is not None and current.index == index:
             self.asker.end()
 
+    def prune(self, is_there: Callable[[int, int], bool]) -> None:
+        """Forget the frames (index, term) that are not in the log any more."""
+        gone = [w.index for w in self._wanted.values() if not is_there(w.index, w.term)]
+        for index in gone:
+            self.forget(index)
+
     def requests(self) -> list[RepairRequest]:
         return self.asker.requests()
 

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from dledger.flusher import FlushMode
 from dledger.messages import NodeId
 from dledger.peers import LinkConfig, PeerAddress
+from dledger.repair import RepairTiming
 from dledger.state import CoreConfig
 
+SCRUB_BYTES_PER_S = 8 << 20  # a terabyte in a day and a half
 LOG_CACHE_BYTES_MAX = 64 << 20  # 8 times what the core keeps in flight to one peer
 
 
@@ -30,5 +32,7 @@ class MemberConfig:
     transfer_on_stop_ms: int = 500
     log_cache_bytes_max: int = LOG_CACHE_BYTES_MAX
     directory: str = "raft"  # term, vote and the log's beginning; below the disk's root
+    scrub_bytes_per_s: int = SCRUB_BYTES_PER_S  # old frames read again to find rot; 0: off
+    repair: RepairTiming = field(default_factory=RepairTiming)
     core: CoreConfig = field(default_factory=CoreConfig)
     links: LinkConfig = field(default_factory=LinkConfig)

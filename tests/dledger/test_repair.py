@@ -472,6 +472,18 @@ def test_known_frames_are_mended_one_after_the_other() -> None:
     assert repair.requests() == []
 
 
+def test_what_is_gone_is_not_asked_for_any_more() -> None:
+    log = Log([1, 1, 2, 2])
+    repair = FrameRepair(A, VOTERS, TIMING)
+    for index in (2, 3, 4):
+        repair.add(log.wanted(index, known=True))
+    repair.tick(0.0)
+    repair.prune(lambda index, term: index > 2 and term == 2)
+    assert (repair.indexes(), repair.requests()) == ([3, 4], [])
+    repair.tick(1.0)
+    assert {r.index for r in repair.requests()} == {3}
+
+
 def test_too_much_damage_is_found_again_later() -> None:
     repair = FrameRepair(A, VOTERS, TIMING)
     for index in range(1, FRAMES_WANTED_MAX + 1):

@@ -1,0 +1,347 @@
+"""Healer: what one member does about damage in its log. The shell of dledger.repair.
+
+Before the core starts, `recover` brings the log to its end: it asks the peers for what is damaged,
+writes it in place, syncs it and goes on, until the log is what it was. Then the replica has lost
+nothing. If nobody can help it gives up (dledger.repair says when): the replica is noted as
+recovering first, what stands behind the good part is copied aside, and then it is cut.
+
+While the core runs, damage that a read or the scrubber meets is mended frame by frame, under the
+feet of everybody else: reads of that frame wait or come again.
+
+Limits: one question at a time, one frame in memory, FRAMES_WANTED_MAX known damaged frames,
+ASIDE_FILES_MAX copies of at most ASIDE_BYTES_MAX.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import Executor
+from typing import TypeVar
+
+from dledger.errors import FrameDamaged
+from dledger.index import LogIndex
+from dledger.log import RaftLog
+from dledger.repair import (
+    FrameRepair,
+    GiveUp,
+    Patch,
+    RepairRequest,
+    RepairResponse,
+    Standing,
+    StartRepair,
+    Wanted,
+    answer,
+)
+from dledger.scrub import Scrubber
+from dledger.settings import MemberConfig
+from store.commitlog import CommitLog, SyncTicket
+from store.disk import Disk
+from store.errors import StoreDamaged
+
+log = logging.getLogger("dledger.healer")
+Result = TypeVar("Result")
+
+ASIDE_FILES_MAX = 4
+ASIDE_BYTES_MAX = 256 << 20  # of one copy: for a look by hand, not a backup
+_ASIDE_PREFIX = "damaged-"
+_COPY_BYTES = 1 << 20
+_NOTHING = LogIndex()
+
+
+class Healer:
+    """Owned by the member; on the loop, but for what `pool` does."""
+
+    def __init__(
+        self,
+        config: MemberConfig,
+        disk: Disk,
+        raft_log: RaftLog,
+        clock_ms: Callable[[], float],
+        *,
+        send: Callable[[RepairRequest | RepairResponse], None],
+        standing: Callable[[], tuple[Standing, int]],
+        on_mended: Callable[[], None],
+        on_failed: Callable[[str, BaseException], None],
+    ) -> None:
+        """`standing` gives what this replica is and its commit index, once the core runs.
+        `on_mended` is called when a frame is readable again, `on_failed` when the disk fails."""
+        self._config = config
+        self._disk = disk
+        self._log = raft_log
+        self._clock_ms = clock_ms
+        self._send = send
+        self._standing = standing
+        self._on_mended = on_mended
+        self._on_failed = on_failed
+        voters = frozenset(config.peers)
+        self._start = StartRepair(config.node_id, voters, config.repair, raft_log)
+        self._frames = FrameRepair(config.node_id, voters, config.repair)
+        self._scrubber = Scrubber(
+            raft_log, config.scrub_bytes_per_s, self._scrub_failed, self._blank_damaged
+        )
+        self._pool: Executor | None = None
+        self._log_is_busy = False  # a thread works on it, before it is open
+        self._verdict: asyncio.Future[Patch | GiveUp] | None = None
+        self._wanted: Wanted | None = None
+        self._regions = 0
+        self._syncing: set[asyncio.Future[None]] = set()
+        self._stopping = False
+
+    # -- before the core runs -------------------------------------------------------------------
+
+    async def recover(
+        self,
+        pool: Executor,
+        open_links: Callable[[], Awaitable[None]],
+        give_up: Callable[[str], None],
+    ) -> None:
+        """Open the log, mended if need be. `give_up(reason)` makes it durable that this replica
+        has lost promises; it runs in `pool`.
+
+        Raises StoreDamaged in a group of one, OSError."""
+        self._pool = pool
+        wanted = await self._in_pool(self._log.recover)
+        if wanted is None:
+            return
+        position, reason = wanted.position, self._log.damage_reason
+        if len(self._config.peers) == 1:
+            raise StoreDamaged(position, f"{reason}; and there is no peer to repair it from")
+        await open_links()
+        followed = 0  # the frame that would go on with the region under repair
+        while wanted is not None:
+            self._wanted = wanted
+            if wanted.index != followed:
+                self._note_region(wanted)
+            verdict = await self._ask(wanted)
+            if isinstance(verdict, GiveUp):
+                await self._give_up(wanted, verdict.reason, give_up)
+                break
+            frames, proven = verdict.frames, verdict.proven
+            followed = frames[-1].index + 1
+            wanted = await self._in_pool(lambda f=frames, p=proven: self._log.mend(f, p))  # type: ignore[misc]
+        self._wanted = None
+        log.warning(
+            "repair_done node=%s regions=%d frames=%d bytes=%d last=%d",
+            self._config.node_id,
+            self._regions,
+            self._start.patched_frames,
+            self._start.patched_bytes,
+            self._log.last_index,
+        )
+
+    def _note_region(self, wanted: Wanted) -> None:
+        self._regions += 1
+        log.warning(
+            "log_damaged node=%s position=%d index=%d reason=%s",
+            self._config.node_id,
+            wanted.position,
+            wanted.index,
+            self._log.damage_reason,
+        )
+
+    async def _ask(self, wanted: Wanted) -> Patch | GiveUp:
+        """Ask until there is an answer that decides."""
+        repair = self._start
+        repair.begin(wanted, self._clock_ms())
+        while True:
+            verdict: asyncio.Future[Patch | GiveUp] = asyncio.get_running_loop().create_future()
+            self._verdict = verdict
+            for request in repair.requests():
+                self._send(request)
+            wait_ms = max(1.0, repair.next_deadline_ms - self._clock_ms())
+            await asyncio.wait([verdict], timeout=wait_ms / 1000)
+            if verdict.done():
+                return verdict.result()
+            repair.tick(self._clock_ms())
+
+    async def _give_up(self, wanted: Wanted, reason: str, give_up: Callable[[str], None]) -> None:
+        reason = f"damaged at {wanted.position} ({self._log.damage_reason}); {reason}"
+
+        def cut() -> str:
+            give_up(reason)
+            commitlog = self._log.commitlog
+            aside = set_aside(self._disk, self._config.directory, commitlog, wanted.position)
+            self._log.cut_damaged()
+            return aside
+
+        aside = await self._in_pool(cut)
+        log.error(
+            "log_cut node=%s position=%d index=%d aside=%s reason=%s",
+            self._config.node_id,
+            wanted.position,
+            wanted.index,
+            aside,
+            reason,
+        )
+
+    async def _in_pool(self, work: Callable[[], Result]) -> Result:
+        """Blocking work on a log that is not open; nobody else looks at it meanwhile."""
+        assert self._pool is not None
+        self._log_is_busy = True
+        task = asyncio.get_running_loop().run_in_executor(self._pool, work)
+        try:
+            return await asyncio.shield(task)
+        finally:
+            if not task.done():  # cancelled: but a thread cannot be stopped
+                await asyncio.wait([task])
+            self._log_is_busy = False
+
+    # -- while it runs --------------------------------------------------------------------------
+
+    def start(self, pool: Executor) -> None:
+        """The log is open and the core runs."""
+        self._pool = pool
+        self._log.on_damage = self._damaged
+        self._scrubber.start(pool)
+
+    async def stop(self) -> None:
+        self._stopping = True
+        await self._scrubber.stop()
+        if self._syncing:
+            await asyncio.wait(self._syncing)
+
+    def tick(self, now_ms: float, busy: bool) -> None:
+        """Ask, ask again, scrub; `busy`: there is better to do than to scrub."""
+        self._frames.prune(self._is_there)
+        self._frames.tick(now_ms)
+        self._send_requests()
+        self._scrubber.tick(now_ms, busy)
+
+    def on_message(self, message: RepairRequest | RepairResponse) -> None:
+        """Before the core runs, and while it does."""
+        if isinstance(message, RepairRequest):
+            self._send(self._answer(message))
+        elif self._verdict is not None and not self._log.is_open:
+            verdict = self._start.step(message, self._clock_ms())
+            if verdict is not None and not self._verdict.done():
+                self._verdict.set_result(verdict)
+            for request in self._start.requests():
+                self._send(request)
+        elif self._log.is_open and not self._stopping:
+            frame = self._frames.step(message, self._clock_ms(), self._log.segment_end)
+            if frame is not None:
+                self._frames.forget(frame.index)
+                if self._is_there(frame.index, frame.term):
+                    log.warning("frame_mended node=%s frame=%r", self._config.node_id, frame)
+                    self._sync(self._log.overwrite(frame))
+                    self._on_mended()
+            self._send_requests()
+
+    def _answer(self, request: RepairRequest) -> RepairResponse:
+        if self._log.is_open:
+            standing, commit_index = self._standing()
+            return answer(request, self._log.index, commit_index, standing, self._log.frames)
+        index = _NOTHING if self._log_is_busy else self._log.index
+        return answer(request, index, 0, Standing.REPAIRS, self._log.frames)
+
+    def _is_there(self, index: int, term: int) -> bool:
+        """Not cut, nor taken by retention since."""
+        there = self._log.index
+        return there.first_index <= index <= there.last_index and there.term_at(index) == term
+
+    def _damaged(self, damage: FrameDamaged) -> None:
+        if not self._frames.add(self._log.wanted(damage.index)):
+            return
+        log.error(
+            "frame_damaged node=%s index=%d position=%d reason=%s",
+            self._config.node_id,
+            damage.index,
+            damage.position,
+            damage.reason,
+        )
+        self._frames.tick(self._clock_ms())
+        self._send_requests()
+
+    def _blank_damaged(self, index: int) -> None:
+        ticket = self._log.overwrite_blank(index)
+        if ticket is not None:
+            log.error("blank_mended node=%s behind=%d", self._config.node_id, index)
+            self._sync(ticket)
+
+    def _scrub_failed(self, error: BaseException) -> None:
+        self._on_failed("reading the log failed", error)
+
+    def _send_requests(self) -> None:
+        for request in self._frames.requests():
+            self._send(request)
+
+    def _sync(self, ticket: SyncTicket) -> None:
+        """Make a patch durable. Nobody waits for that: the frame is damaged as long as it is not,
+        and would be found so again."""
+        assert self._pool is not None
+        syncing = asyncio.get_running_loop().run_in_executor(self._pool, ticket.run)
+        self._syncing.add(syncing)
+
+        def done(future: asyncio.Future[None]) -> None:
+            self._syncing.discard(syncing)
+            error = future.exception()
+            if error is not None:
+                self._on_failed("fdatasync of a mended frame failed", error)
+            else:
+                self._log.commitlog.finish_sync(ticket)
+
+        syncing.add_done_callback(done)
+
+    # -- for the status -------------------------------------------------------------------------
+
+    @property
+    def repairing(self) -> dict[str, object] | None:
+        """What is being mended before the core can start; None if nothing is."""
+        wanted = self._wanted
+        if wanted is None:
+            return None
+        return {
+            "index": wanted.index,
+            "position": wanted.position,
+            "reason": self._log.damage_reason,
+            "regions": self._regions,
+            "patched_frames": self._start.patched_frames,
+            "patched_bytes": self._start.patched_bytes,
+            "answers": {
+                peer: f"{response.standing.name.lower()}: {response.outcome.name.lower()}"
+                for peer, response in self._start.asker.answers.items()
+            },
+        }
+
+    def status(self) -> dict[str, object]:
+        """Damage known now, what was mended since the start, and how far the scrubber is."""
+        return {
+            "repairing": self.repairing,
+            "damaged": self._frames.indexes()[:100],
+            "damaged_count": len(self._frames),
+            "mended": self._frames.patched_frames + self._start.patched_frames,
+            "scrub": self._scrubber.status(),
+        }
+
+
+def set_aside(disk: Disk, directory: str, commitlog: CommitLog, position: int) -> str:
+    """Copy the log from `position` on, without the zeros at its end, to `damaged-<position>` in
+    `directory`, for a look by hand. Returns the file's path, or why there is none."""
+    disk.makedirs(directory)
+    old = [name for name in disk.listdir(directory) if name.startswith(_ASIDE_PREFIX)]
+    name = f"{_ASIDE_PREFIX}{position:020d}"
+    path = f"{directory}/{name}"
+    for spare in [n for n in old if n != name][: max(0, len(old) - ASIDE_FILES_MAX + 1)]:
+        disk.remove(f"{directory}/{spare}")
+    end = min(commitlog.max_offset, position + ASIDE_BYTES_MAX)
+    try:
+        file = disk.open(path)
+        try:
+            file.truncate(0)
+            for data, at in _pieces(commitlog, position, end):
+                if any(data):
+                    file.pwrite(at - position, data)
+        finally:
+            file.close()
+    except OSError as error:  # a full or failing disk: the replica's life does not hang on this
+        return f"not copied: {error}"
+    return path
+
+
+def _pieces(commitlog: CommitLog, position: int, end: int) -> Iterator[tuple[bytes, int]]:
+    while position < end:
+        data = commitlog.read(position, min(_COPY_BYTES, end - position))
+        yield data, position
+        position += len(data)

@@ -1,0 +1,184 @@
+"""Reads old frames again, slowly, so that rot is found while the peers still have what it took.
+
+A round goes from the log's first frame to its last durable one, at most `bytes_per_s` of it, in
+steps of STEP_BYTES that a thread reads and checks; then it starts over. The blank records between
+segments are looked at, too. It waits while the node is busy, but never quite: one step in
+BUSY_STEPS is done all the same, or a node under load for weeks would not look at its disk at all.
+
+What it cannot see: rot below pages that the kernel still has in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from errno import EIO
+
+from dledger.log import RaftLog
+from store.commitlog import SegmentHold
+from store.frame import HEADER, HEADER_SIZE_BYTES, FrameError, parse_frame
+from store.record import BLANK, BLANK_SIZE_BYTES, MAGIC_BLANK
+
+STEP_BYTES = 256 << 10  # some milliseconds of checking; a larger single frame is one step
+BUSY_STEPS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class ScrubStep:
+    """Frames first.. of one segment: (term, position, size) of each, and where a blank record
+    should stand behind them (-1: nowhere)."""
+
+    first: int
+    frames: tuple[tuple[int, int, int], ...]
+    blank_at: int
+    hold: SegmentHold
+
+    @property
+    def size_bytes(self) -> int:
+        return self.frames[-1][1] + self.frames[-1][2] - self.frames[0][1]
+
+
+def next_step(log: RaftLog, first: int) -> ScrubStep | None:
+    """The step that begins at frame `first`; None if that is not durable yet."""
+    index, last = log.index, log.durable_index
+    if first > last:
+        return None
+    start = index.position_of(first)
+    last = min(last, index.last_within(first, STEP_BYTES))
+    within = bisect_left(range(first, last + 1), log.segment_end(start), key=index.position_of)
+    last = first + within - 1
+    frames = tuple(
+        (index.term_at(at), index.position_of(at), index.size_of(at))
+        for at in range(first, last + 1)
+    )
+    end = index.end_of(last)
+    closed = last < log.durable_index and index.position_of(last + 1) != end
+    return ScrubStep(first, frames, end if closed else -1, log.commitlog.hold(start))
+
+
+def run_step(step: ScrubStep) -> tuple[list[int], bool]:
+    """(indexes of the frames that are not what they were, whether the blank record is); blocking,
+    in a thread. A sector that cannot be read is damage like any other. Raises OSError."""
+    bad: list[int] = []
+    for index, (term, position, size) in enumerate(step.frames, step.first):
+        if not _is_whole(_read(step.hold, position, size), index, term, position):
+            bad.append(index)
+    if step.blank_at < 0:
+        return bad, True
+    blank = _read(step.hold, step.blank_at, BLANK_SIZE_BYTES)
+    return bad, len(blank) == BLANK_SIZE_BYTES and BLANK.unpack(blank)[1] == MAGIC_BLANK
+
+
+def _read(hold: SegmentHold, position: int, size: int) -> bytes:
+    try:
+        return hold.read(position, size)
+    except OSError as error:
+        if error.errno != EIO:
+            raise
+        return b""
+
+
+def _is_whole(data: bytes, index: int, term: int, position: int) -> bool:
+    if len(data) < HEADER_SIZE_BYTES or HEADER.unpack_from(data)[2:5] != (index, term, position):
+        return False
+    try:
+        return parse_frame(data).size_bytes == len(data)
+    except FrameError:
+        return False
+
+
+class Scrubber:
+    """One per member; on the loop, but for `run_step`."""
+
+    def __init__(
+        self,
+        log: RaftLog,
+        bytes_per_s: int,
+        on_failed: Callable[[BaseException], None],
+        on_blank: Callable[[int], None],
+    ) -> None:
+        """`bytes_per_s` 0: off. Damaged frames are told to `log.on_damage`; `on_blank` is told
+        the position of a damaged blank record, `on_failed` of an error of the disk."""
+        self._log = log
+        self._bytes_per_s = bytes_per_s
+        self._on_failed = on_failed
+        self._on_blank = on_blank
+        self._pool: Executor | None = None
+        self._under_way: asyncio.Future[tuple[list[int], bool]] | None = None
+        self._next = 1
+        self._owed_bytes = 0.0  # may be read by now
+        self._now_ms: float | None = None
+        self._passed = 0  # steps left out because the node was busy
+        self.rounds = 0
+        self.checked_bytes = 0
+        self.found = 0
+
+    def start(self, pool: Executor) -> None:
+        self._pool = pool
+
+    async def stop(self) -> None:
+        self._pool = None
+        if self._under_way is not None:
+            await asyncio.wait([self._under_way])
+
+    def tick(self, now_ms: float, busy: bool) -> None:
+        """Begin the next step if its time has come."""
+        elapsed_ms = 0.0 if self._now_ms is None else now_ms - self._now_ms
+        self._now_ms = now_ms
+        # A second's worth can be saved up, no more: rest is not made up for in a rush.
+        owed = self._owed_bytes + elapsed_ms * self._bytes_per_s / 1000
+        self._owed_bytes = min(owed, float(self._bytes_per_s))
+        if self._pool is None or self._under_way is not None or self._owed_bytes <= 0:
+            return
+        if busy and self._passed < BUSY_STEPS - 1:
+            self._passed += 1
+            self._owed_bytes = 0.0
+            return
+        self._passed = 0
+        self._begin(self._pool)
+
+    def _begin(self, pool: Executor) -> None:
+        log = self._log
+        first = max(self._next, log.index.first_index)
+        if first > log.durable_index:
+            if first > log.index.first_index:
+                self.rounds += 1
+            self._next = log.index.first_index
+            self._owed_bytes = 0.0
+            return
+        step = next_step(log, first)
+        assert step is not None
+        self._owed_bytes -= step.size_bytes
+        self._next = first + len(step.frames)
+        loop = asyncio.get_running_loop()
+        self._under_way = loop.run_in_executor(pool, run_step, step)
+        self._under_way.add_done_callback(lambda done: self._finished(step, done))
+
+    def _finished(self, step: ScrubStep, done: asyncio.Future[tuple[list[int], bool]]) -> None:
+        self._under_way = None
+        self._log.commitlog.release(step.hold)
+        error = done.exception()
+        if error is not None:
+            self._on_failed(error)
+            return
+        self.checked_bytes += step.size_bytes
+        bad, blank_is_whole = done.result()
+        for index in bad:
+            # Looked at again: it may have been cut, or written anew, while the thread read it.
+            if self._log.check(index) is not None:
+                self.found += 1
+        if not blank_is_whole and self._pool is not None:
+            self._on_blank(step.first + len(step.frames) - 1)
+
+    def status(self) -> dict[str, object]:
+        """Progress, for the member's status."""
+        return {
+            "bytes_per_s": self._bytes_per_s,
+            "next_index": max(self._next, self._log.index.first_index),
+            "rounds": self.rounds,
+            "checked_bytes": self.checked_bytes,
+            "found": self.found,
+        }

@@ -30,6 +30,7 @@ class Links:
         self.all = tuple(links)
         self._control = control
         self._lock = asyncio.Lock()
+        self._asked = 0
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     @classmethod
@@ -109,16 +110,23 @@ class Links:
         assert self._streams is not None, "use as `async with`"
         reader, writer = self._streams
         async with self._lock:
+            self._asked += 1
+            writer.write(orjson.dumps({**request, "id": self._asked}) + b"\n")
             try:
                 async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                    writer.write(orjson.dumps(request) + b"\n")
                     await writer.drain()
-                    line = await reader.readline()
+                    answer = await _answer(reader, self._asked)
             except (OSError, TimeoutError) as error:
                 raise ClusterError(f"the proxy does not answer: {error!r}") from error
-        if not line:
-            raise ClusterError("the proxy closed the control connection")
-        answer: dict[str, Any] = orjson.loads(line)
         if not answer["ok"]:
             raise ClusterError(f"the proxy refuses: {answer['error']}")
         return answer
+
+
+async def _answer(reader: asyncio.StreamReader, number: int) -> dict[str, Any]:
+    """The answer to this request; those to earlier ones that were given up are passed over."""
+    while line := await reader.readline():
+        answer: dict[str, Any] = orjson.loads(line)
+        if answer["id"] == number:
+            return answer
+    raise ClusterError("the proxy closed the control connection")

@@ -15,6 +15,7 @@ Control, one JSON object a line and one answer a line, over a Unix socket:
 
     {"ok":true, …} | {"ok":false,"error":"…"}
 
+A request may have an "id"; its answer repeats it.
 Owners belong to a control connection: when it closes their rules are lifted, so a harness that
 dies leaves no cut behind. The answer to `set` comes when the rules hold.
 """
@@ -272,25 +273,31 @@ class Control:
             await asyncio.wait(tasks)
 
     async def _answer(self, number: int, line: bytes) -> dict[str, Any]:
+        name: Any = None
         try:
             request = json.loads(line)
-            do = request["do"]
-            if do == "set":
-                rules = [from_json(rule) for rule in request["rules"]]
-                await self._proxy.set(number, str(request["owner"]), rules)
-                return {"ok": True}
-            if do == "clear":
-                await self._proxy.set(number, str(request["owner"]), ())
-                return {"ok": True}
-            if do == "reset":
-                return {"ok": True, "connections": self._proxy.reset(request["links"])}
-            if do == "state":
-                return {"ok": True, "links": self._proxy.state()}
-            return {"ok": False, "error": f"unknown request {do!r}"}
+            name = request.get("id")
+            return {"id": name, "ok": True, **await self._do(number, request)}
         except (OSError, ValueError) as error:
-            return {"ok": False, "error": str(error)}
+            return {"id": name, "ok": False, "error": str(error)}
         except (KeyError, TypeError, AttributeError) as error:
-            return {"ok": False, "error": f"not a request: {error!r}"}
+            return {"id": name, "ok": False, "error": f"not a request: {error!r}"}
+
+    async def _do(self, number: int, request: Mapping[str, Any]) -> dict[str, Any]:
+        """What the answer says besides "ok". Raises what `_answer` puts into words."""
+        do = request["do"]
+        if do == "set":
+            rules = [from_json(rule) for rule in request["rules"]]
+            await self._proxy.set(number, str(request["owner"]), rules)
+            return {}
+        if do == "clear":
+            await self._proxy.set(number, str(request["owner"]), ())
+            return {}
+        if do == "reset":
+            return {"connections": self._proxy.reset(request["links"])}
+        if do == "state":
+            return {"links": self._proxy.state()}
+        raise ValueError(f"unknown request {do!r}")
 
 
 async def run(links: Sequence[Mapping[str, Any]], control: Path) -> None:

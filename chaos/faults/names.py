@@ -1,0 +1,66 @@
+"""Faults of name servers: down, frozen, out of reach. Clients and brokers that know each other need
+them for news only, so nothing should stop; new routes and new leaders have to wait."""
+
+from __future__ import annotations
+
+from chaos.cluster.clusterfile import ClusterState
+from chaos.faults.base import Context, Fault, Hit, Kind, Need, Planned, Table
+from chaos.faults.links import Links
+from chaos.faults.network import LinkFault, around, cut
+from chaos.faults.process import Kill, Pause
+from chaos.faults.rules import Rule
+
+_WHOM = ("namesrv", "namesrvs")
+_LASTS_S = (2.0, 8.0)
+
+
+def _out_of_reach(planned: Planned, context: Context) -> Fault:
+    return LinkFault(planned, context, _cut, "nobody reaches it")
+
+
+def _cut(links: Links, hit: Hit, planned: Planned, state: ClusterState) -> list[Rule]:
+    return cut(around(links, hit.names))
+
+
+def _needs_own(state: ClusterState | None) -> str | None:
+    if state is None or state.name_servers:
+        return None
+    return f"the name server {state.namesrv} is not this cluster's own"
+
+
+KINDS: Table = {
+    "namesrv-kill": (
+        Kind(
+            "namesrv-kill",
+            "names",
+            "a name server, or all of them, killed -9 and started again",
+            _WHOM,
+            frozenset({"names"}),
+            lasts_s=_LASTS_S,
+        ),
+        Kill,
+    ),
+    "namesrv-pause": (
+        Kind(
+            "namesrv-pause",
+            "names",
+            "a name server, or all of them, frozen: it takes connections and answers nothing",
+            _WHOM,
+            frozenset({"names"}),
+            lasts_s=_LASTS_S,
+        ),
+        Pause,
+    ),
+    "namesrv-cut": (
+        Kind(
+            "namesrv-cut",
+            "names",
+            "a name server, or all of them, that no broker and no client reaches",
+            _WHOM,
+            frozenset({"names", "links"}),
+            lasts_s=_LASTS_S,
+        ),
+        _out_of_reach,
+    ),
+}
+NEEDS: dict[str, Need] = {"names": _needs_own}

@@ -1,0 +1,412 @@
+"""Faults of the network, made by the proxies of a cluster's links.
+
+Between brokers every direction is a link of its own; between clients and a broker the two ways of
+one link carry requests and answers. What is cut is held, not lost, as TCP would: it arrives after
+the heal, unless an end gave the connection up meanwhile. Loss, duplication and reordering of single
+packets are invisible above TCP except as delay; chaos.faults.netns works below it.
+
+Which rules a fault means is a pure function of the links and the nodes; `KINDS` names them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+from chaos.cluster.clusterfile import ClusterError, ClusterState, Node
+from chaos.cluster.linkmap import PEER, Link
+from chaos.faults.base import Context, Deed, Factory, Fault, Hit, Kind, Need, Planned, Table
+from chaos.faults.links import Links
+from chaos.faults.rules import BACK, BOTH, FORWARD, Rule
+from chaos.faults.select import pick, pick_some
+
+RulesOf = Callable[[Links, Hit, Planned, ClusterState], list[Rule]]
+
+
+class LinkFault(Deed):
+    """Rules that hold from inject to heal."""
+
+    def __init__(self, planned: Planned, context: Context, rules_of: RulesOf, words: str) -> None:
+        super().__init__(planned, context)
+        self._rules_of = rules_of
+        self._words = words
+        self.rules: tuple[Rule, ...] = ()  # what shall hold, once the nodes are chosen
+
+    @property
+    def links(self) -> Links:
+        if self.context.links is None:
+            raise ClusterError("this needs the cluster's links")
+        return self.context.links
+
+    @property
+    def owner(self) -> str:
+        return str(self.planned.number)
+
+    async def choose(self) -> Hit:
+        """Whom, and which rules. Raises ClusterError if there are none: it would prove nothing."""
+        links, hit = self.links, await super().choose()
+        state = self.context.cluster.state()
+        self.rules = tuple(self._rules_of(links, hit, self.planned, state))
+        if not self.rules:
+            raise ClusterError(f"{self.planned.kind}: {', '.join(hit.names)} has no such link")
+        return hit
+
+    async def do(self, hit: Hit) -> None:
+        await self.links.impose(self.owner, self.rules)
+
+    async def undo(self, hit: Hit) -> None:
+        await self.links.lift(self.owner)
+
+    def describe(self) -> str:
+        figures = ", ".join(f"{name} {_short(v)}" for name, v in self.planned.params.items())
+        return f"{self.targets()}: {self._words}" + (f" ({figures})" if figures else "")
+
+
+class Flapping(LinkFault):
+    """Cut and healed again every few moments."""
+
+    _task: asyncio.Task[None] | None = None
+
+    async def do(self, hit: Hit) -> None:
+        await super().do(hit)
+        self._task = asyncio.create_task(self._flap(), name="flapping")
+
+    async def undo(self, hit: Hit) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+        await super().undo(hit)
+        if task is not None and not task.cancelled():
+            raise ClusterError(f"it did not flap to the end: {task.exception()}")
+
+    async def _flap(self) -> None:
+        every_s = self.planned.figure("every_ms", 200) / 1000
+        while True:
+            await asyncio.sleep(every_s)
+            await self.links.lift(self.owner)
+            await asyncio.sleep(every_s)
+            await self.links.impose(self.owner, self.rules)
+
+
+class Swizzle(LinkFault):
+    """Links cut one by one, restored one by one in another order."""
+
+    async def do(self, hit: Hit) -> None:
+        order = self._order(0)
+        for count in range(1, len(order) + 1):
+            await self.links.impose(self.owner, order[:count])
+            await asyncio.sleep(self._step_s)
+
+    async def undo(self, hit: Hit) -> None:
+        order = self._order(1)
+        while len(order) > 1:
+            order.pop()
+            await self.links.impose(self.owner, order)
+            await asyncio.sleep(self._step_s)
+        await super().undo(hit)
+
+    def _order(self, turn: int) -> list[Rule]:
+        order = list(self.rules)
+        rng = self.planned.rng()
+        for _ in range(turn + 1):
+            rng.shuffle(order)
+        return order
+
+    @property
+    def _step_s(self) -> float:
+        return self.planned.figure("step_ms", 100) / 1000
+
+
+class Reset(LinkFault):
+    """Connections reset once; nothing to undo."""
+
+    async def do(self, hit: Hit) -> None:
+        names = {rule.link for rule in self.rules}
+        await self.links.reset([link for link in self.links.all if link.name in names])
+
+    async def undo(self, hit: Hit) -> None:
+        """Who lost a connection makes another."""
+
+
+# ---- which rules: pure --------------------------------------------------------------------------
+
+
+def cut(links: Iterable[Link]) -> list[Rule]:
+    return [Rule(link.name, cut=True) for link in links]
+
+
+def around(links: Links, names: Collection[str]) -> list[Link]:
+    """Every link that crosses the border around these nodes."""
+    return [ln for ln in links.all if (ln.source in names) != (ln.target in names)]
+
+
+def around_peers(links: Links, names: Collection[str]) -> list[Link]:
+    """Those of them that are between brokers."""
+    found = set(links.replication())
+    return [link for link in around(links, names) if link in found]
+
+
+def one_way(links: Links, names: Collection[str], *, inward: bool) -> list[Rule]:
+    """What other brokers send to these nodes (inward), or what these send to others."""
+    rules = []
+    for link in around_peers(links, names):
+        towards = link.target in names
+        if link.kind == PEER:
+            if towards == inward:
+                rules.append(Rule(link.name, cut=True))
+        else:  # one connection for both directions
+            rules.append(Rule(link.name, FORWARD if towards == inward else BACK, cut=True))
+    return rules
+
+
+def two_sides(
+    links: Links, first: Node, members: Sequence[Node], choice: float, *, bridge: bool
+) -> list[Rule]:
+    """The group in two sides, `first` on the smaller one; with `bridge`, one other node keeps
+    both. Raises ClusterError if the group is too small."""
+    others = [node for node in members if node.name != first.name]
+    if len(others) < (2 if bridge else 1):
+        raise ClusterError(f"a group of {len(members)} is too small for that")
+    if bridge:
+        kept = pick(others, choice)
+        others = [node for node in others if node.name != kept.name]
+    with_first = pick_some(others, (len(others) - 1) // 2, choice)
+    side = {first.name, *(node.name for node in with_first)}
+    return cut(links.between(side, {node.name for node in others} - side))
+
+
+def _halves(bridge: bool) -> RulesOf:
+    def rules(links: Links, hit: Hit, planned: Planned, state: ClusterState) -> list[Rule]:
+        first = hit.nodes[0]
+        members = state.members(first.group)
+        return two_sides(links, first, members, planned.choice, bridge=bridge)
+
+    return rules
+
+
+def _cut_node(links: Links, hit: Hit, planned: Planned, state: ClusterState) -> list[Rule]:
+    return cut(around(links, hit.names))
+
+
+def _cut_peers(links: Links, hit: Hit, planned: Planned, state: ClusterState) -> list[Rule]:
+    return cut(around_peers(links, hit.names))
+
+
+def _one_way(inward: bool) -> RulesOf:
+    def rules(links: Links, hit: Hit, planned: Planned, state: ClusterState) -> list[Rule]:
+        return one_way(links, hit.names, inward=inward)
+
+    return rules
+
+
+def _clients(way: str) -> RulesOf:
+    def rules(links: Links, hit: Hit, planned: Planned, state: ClusterState) -> list[Rule]:
+        return [Rule(link.name, way, cut=True) for link in links.to_clients(hit.names)]
+
+    return rules
+
+
+def _lives(links: Links, hit: Hit, planned: Planned, state: ClusterState) -> list[Rule]:
+    lives_s = planned.figure("lives_s", 1)
+    return [Rule(link.name, lives_s=lives_s) for link in _touching(links, hit)]
+
+
+def _refuse(links: Links, hit: Hit, planned: Planned, state: ClusterState) -> list[Rule]:
+    return [Rule(link.name, refuse=True) for link in links.all if link.target in hit.names]
+
+
+def _delay(links: Links, hit: Hit, planned: Planned, state: ClusterState) -> list[Rule]:
+    return _delayed(planned, (ln for ln in links.replication() if _ends(ln, hit)))
+
+
+def _delay_clients(links: Links, hit: Hit, planned: Planned, state: ClusterState) -> list[Rule]:
+    return _delayed(planned, links.to_clients(hit.names))
+
+
+def _delayed(planned: Planned, links: Iterable[Link]) -> list[Rule]:
+    delay_ms, jitter_ms = planned.figure("delay_ms", 50), planned.figure("jitter_ms", 0)
+    return [Rule(ln.name, BOTH, delay_ms=delay_ms, jitter_ms=jitter_ms) for ln in links]
+
+
+def _slow(links: Links, hit: Hit, planned: Planned, state: ClusterState) -> list[Rule]:
+    rate = planned.figure("rate", 500_000)
+    return [Rule(ln.name, rate=rate) for ln in links.replication() if _ends(ln, hit)]
+
+
+def _some_links(links: Links, hit: Hit, planned: Planned, state: ClusterState) -> list[Rule]:
+    rng = planned.rng()
+    found = [link for link in links.replication() if _ends(link, hit)]
+    return cut(link for link in found if rng.random() < 0.5) or cut(found[:1])
+
+
+def _touching(links: Links, hit: Hit) -> list[Link]:
+    return [link for link in links.all if _ends(link, hit)]
+
+
+def _all_connections(links: Links, hit: Hit, planned: Planned, state: ClusterState) -> list[Rule]:
+    return [Rule(link.name) for link in _touching(links, hit)]
+
+
+def _ends(link: Link, hit: Hit) -> bool:
+    return any(link.touches(name) for name in hit.names)
+
+
+def _short(value: str | float) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _needs_links(state: ClusterState | None) -> str | None:
+    if state is None or state.links:
+        return None
+    return "the cluster's traffic takes no proxies: start it with links"
+
+
+# ---- the catalogue's entries --------------------------------------------------------------------
+
+_ONE = ("leader", "follower", "most-behind", "minority")
+_LINKS = frozenset({"links"})
+
+
+def _entry(
+    name: str,
+    description: str,
+    words: str,
+    rules_of: RulesOf,
+    whom: tuple[str, ...] = _ONE,
+    made_by: type[LinkFault] = LinkFault,
+    *,
+    lasts_s: tuple[float, float] = (2, 6),
+    params: dict[str, tuple[float, float]] | None = None,
+) -> tuple[Kind, Factory]:
+    def make(planned: Planned, context: Context) -> Fault:
+        return made_by(planned, context, rules_of, words)
+
+    oneoff = made_by is Reset
+    kind = Kind(
+        name, "network", description, whom, _LINKS, oneoff, lasts_s=lasts_s, params=params or {}
+    )
+    return kind, make
+
+
+_ENTRIES = (
+    _entry(
+        "cut-node",
+        "a node that nobody reaches and that reaches nobody: peers, clients, name servers",
+        "cut off from everybody",
+        _cut_node,
+    ),
+    _entry(
+        "cut-peers",
+        "a node cut off from its peers only: clients still reach it, a deposed leader too",
+        "cut off from its peers",
+        _cut_peers,
+    ),
+    _entry(
+        "halves",
+        "the group in two halves that do not hear each other, the target on the smaller one",
+        "in the smaller of two halves",
+        _halves(bridge=False),
+        ("leader", "follower"),
+    ),
+    _entry(
+        "bridge",
+        "two halves that one node alone still joins, the target in the smaller one",
+        "joined to the other half by one node only",
+        _halves(bridge=True),
+        ("leader", "follower"),
+    ),
+    _entry(
+        "one-way-in",
+        "a node that hears no other broker, but is heard",
+        "hears no peer",
+        _one_way(inward=True),
+    ),
+    _entry(
+        "one-way-out",
+        "a node that hears the other brokers, but is not heard",
+        "is heard by no peer",
+        _one_way(inward=False),
+    ),
+    _entry(
+        "cut-clients",
+        "clients cut off from a node that is well otherwise",
+        "cut off from its clients",
+        _clients(BOTH),
+        ("leader", "follower", "all"),
+    ),
+    _entry(
+        "answers-lost",
+        "requests of clients arrive, answers do not: outcomes stay unknown",
+        "its answers do not reach clients",
+        _clients(BACK),
+        ("leader", "all"),
+        lasts_s=(1, 4),
+    ),
+    _entry(
+        "flapping",
+        "a node cut off and let back again every few moments",
+        "cut off and let back again and again",
+        _cut_node,
+        made_by=Flapping,
+        params={"every_ms": (50, 700)},
+    ),
+    _entry(
+        "connection-loss",
+        "every connection of a node is reset after a short life",
+        "its connections die young",
+        _lives,
+        ("leader", "follower", "all"),
+        params={"lives_s": (0.2, 2)},
+    ),
+    _entry(
+        "reset",
+        "every connection of a node is reset, once",
+        "all its connections reset",
+        _all_connections,
+        ("leader", "follower", "all"),
+        Reset,
+    ),
+    _entry(
+        "refuse",
+        "a node takes no new connections; those it has go on",
+        "takes no new connections",
+        _refuse,
+        ("leader", "follower", "all"),
+    ),
+    _entry(
+        "delay",
+        "what a node and its peers say to each other comes late, in order",
+        "peers and it hear each other late",
+        _delay,
+        ("leader", "follower", "all"),
+        params={"delay_ms": (5, 150), "jitter_ms": (0, 50)},
+    ),
+    _entry(
+        "delay-clients",
+        "what a node and its clients say to each other comes late, in order",
+        "clients and it hear each other late",
+        _delay_clients,
+        ("leader", "all"),
+        params={"delay_ms": (5, 300), "jitter_ms": (0, 100)},
+    ),
+    _entry(
+        "slow-link",
+        "only so many bytes a second pass between a node and its peers, each way",
+        "narrow links to its peers",
+        _slow,
+        ("leader", "follower", "all"),
+        params={"rate": (50_000, 2_000_000)},
+    ),
+    _entry(
+        "swizzle",
+        "links between brokers cut one by one, restored one by one in another order",
+        "links cut one by one, restored in another order",
+        _some_links,
+        ("all", "leader", "follower"),
+        Swizzle,
+        params={"step_ms": (20, 200)},
+    ),
+)
+KINDS: Table = {kind.name: (kind, make) for kind, make in _ENTRIES}
+NEEDS: dict[str, Need] = {"links": _needs_links}

@@ -34,6 +34,7 @@ from broker.processor import Processor
 from broker.pull import PullService
 from broker.queries import Queries, not_leader
 from broker.rates import SAMPLE_MS, Rates
+from broker.reads import ReadPolicy
 from broker.registration import Registrar
 from broker.roles import RoleView, most_advanced
 from broker.runtime import runtime_info
@@ -231,6 +232,10 @@ class Broker:
             commit_offset=self.commits.commit,
             ensure_group=lambda name: self._ensure_group(name, retry=False),
             leading=self._is_leading,
+            reads=ReadPolicy(
+                config.is_classic and config.slave_read_enable,
+                lambda: config.is_slave and self.classic.slave.connected,
+            ),
             clock_ms=self.clock_ms,
         )
         self._build_edges()
@@ -275,7 +280,7 @@ class Broker:
             application,
             clock_ms=self.clock_ms,
             wall_ms=self._wall_ms,
-            on_fatal=self.fail,
+            on_fatal=self._on_fatal,
             master_address=lambda: self.roles.leader_address,
             master_ha_address=lambda: self.roles.master_ha_address,
             listen_socket=self._replication_socket,
@@ -544,7 +549,7 @@ class Broker:
     def _registered_topics(self) -> tuple[DataVersion, list[RegisteredTopic]]:
         table = self.state.topics
         topics = list(table.entries.values())
-        if self._template is not None:
+        if self._template is not None and self._template.name not in table.entries:
             topics.append(self._template)
         version = DataVersion(table.counter, 0, table.timestamp_ms)
         return version, [

@@ -38,6 +38,7 @@ from store.messagestore import MessageStore
 
 log = logging.getLogger("broker.classic")
 
+POOL_THREADS = 2  # one for fdatasync, one to prepare segments
 TICK_MS = 50  # time-outs and heartbeats are late by so much at most
 
 
@@ -137,7 +138,8 @@ class ClassicEngine:
         self._soon: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._running = False
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="classic-fdatasync")
+        self._pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="classic-disk")
+        self._preparing: asyncio.Future[None] | None = None
         self._flusher = GroupFlusher(
             self._commitlog,
             self._pool,
@@ -213,6 +215,8 @@ class ClassicEngine:
         self._application.answer(self.acks.give_up())
         await self._flusher.stop()
         await self.master.stop()
+        if self._preparing is not None:
+            await asyncio.wait([self._preparing])
         self._pool.shutdown()
 
     async def _last_sync(self) -> None:
@@ -230,10 +234,12 @@ class ClassicEngine:
             self._fail(f"the last fdatasync failed: {error!r}")
 
     def abandon(self, reason: str) -> None:
+        """Fall silent at once, and for good: nothing more is written, sent or made durable."""
         self._running = False
         self._end_timers()
         self.slave.abandon()
         self.master.abandon(reason)
+        self._on_fatal(reason)
 
     def _end_timers(self) -> None:
         for handle in (self._soon, self._timer):
@@ -242,8 +248,7 @@ class ClassicEngine:
         self._soon = self._timer = None
 
     def _fail(self, reason: str) -> None:
-        self._running = False
-        self._on_fatal(reason)
+        self.abandon(reason)
 
     # ---- the master's log -------------------------------------------------------------------
 
@@ -298,6 +303,16 @@ class ClassicEngine:
         self._application.answer(self.acks.expire(now_ms))
         self.master.tick(now_ms)
         self.slave.tick(now_ms)
+        if self._preparing is None and self._commitlog.wants_next:
+            loop = asyncio.get_running_loop()
+            self._preparing = loop.run_in_executor(self._pool, self._commitlog.prepare_next)
+            self._preparing.add_done_callback(self._prepared)
+
+    def _prepared(self, done: asyncio.Future[None]) -> None:
+        self._preparing = None
+        error = None if done.cancelled() else done.exception()
+        if error is not None:  # not fatal: the roll tries again, and there it is
+            log.warning("prepare_next failed=%s", error)
 
     # ---- the slave's log --------------------------------------------------------------------
 

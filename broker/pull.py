@@ -3,7 +3,8 @@
 Every replica serves what it has applied, which is committed, so nothing read here can vanish.
 Only a ready leader may answer PULL_OFFSET_MOVED (21): a replica that is behind would send the
 consumer to its own, wrong, end (remoting-protocol trap 9). What looks like a moved offset on any
-other replica is held like an empty queue, or answered 19 with the offset kept.
+other replica is held like an empty queue, or answered 19 with the offset kept; see broker.reads
+for classic slaves.
 The records go out as the slices that were read, behind a header whose length counts them in.
 """
 
@@ -19,6 +20,7 @@ from broker.config import BrokerConfig
 from broker.errors import Refused
 from broker.filters import TAG, Codes, parse_tags
 from broker.hold import HoldTable
+from broker.reads import ReadPolicy
 from broker.state import BrokerState
 from remoting.codec import encode_command
 from remoting.codes import ResponseCode
@@ -80,6 +82,7 @@ class PullService:
         commit_offset: Callable[[str, str, int, int], bool],
         ensure_group: Callable[[str], None],
         leading: Callable[[], bool],
+        reads: ReadPolicy,
         clock_ms: Callable[[], int],
     ) -> None:
         """`commit_offset(topic, group, queue_id, offset)` takes a piggybacked commit, or does not;
@@ -91,6 +94,7 @@ class PullService:
         self._commit_offset = commit_offset
         self._ensure_group = ensure_group
         self._leading = leading
+        self._reads = reads
         self._clock_ms = clock_ms
         self.holds: HoldTable[Pull] = HoldTable(config.held_pulls_max, self._again)
         self.get_count = 0
@@ -179,7 +183,13 @@ class PullService:
         code, next_offset = self._decide(header, result)
         if code == ResponseCode.PULL_NOT_FOUND and may_hold and self._hold(pull):
             return None
-        ext = PullResponseHeader(0, next_offset, result.min_offset, result.max_offset).to_ext()
+        group = self._state.groups.get(header.consumer_group)
+        ext = PullResponseHeader(
+            self._reads.suggest(group, result.cold),
+            next_offset,
+            result.min_offset,
+            result.max_offset,
+        ).to_ext()
         response = RemotingCommand.response_to(pull.request, code, result.status.name, ext)
         if code != ResponseCode.SUCCESS:
             return response
@@ -203,7 +213,10 @@ class PullService:
         else:
             code = CODES[name]
         if code == ResponseCode.PULL_OFFSET_MOVED and not self._leading():
-            return int(ResponseCode.PULL_NOT_FOUND), header.queue_offset
+            code = ResponseCode.PULL_NOT_FOUND
+            if self._reads.redirects():
+                code = ResponseCode.PULL_RETRY_IMMEDIATELY
+            return int(code), header.queue_offset
         return int(code), result.next_offset
 
     def _write_found(self, pull: Pull, response: RemotingCommand, result: GetResult) -> None:

@@ -106,7 +106,9 @@ class Queries:
         await self.commits.commit_and_wait(
             header.topic, header.consumer_group, header.queue_id, offset
         )
-        return RemotingCommand.response_to(request)
+        # A classic slave says so: its word proves no leadership.
+        ext = {"brokerRole": "SLAVE"} if self.config.is_slave else None
+        return RemotingCommand.response_to(request, ext=ext)
 
     # ---- queue offsets --------------------------------------------------------------------
 

@@ -476,6 +476,14 @@ class CommitLog:
                 file.close()
             self._retired.clear()
 
+    @property
+    def wants_next(self) -> bool:
+        """Whether it is time to `prepare_next`: the last segment is more than half full."""
+        if not self._segments or self._prepared is not None:
+            return False
+        last = self._segments[-1]
+        return (self.max_offset - last.start) * 2 > self.segment_size_bytes
+
     # -- cutting ------------------------------------------------------------------------------
 
     def truncate(self, offset: int) -> None:

@@ -78,7 +78,9 @@ class Classic(Group):
 
     async def followed(self):
         """Every slave is connected and served."""
-        count = len(self.names) - 1
+        await self.master_serves(len(self.names) - 1)
+
+    async def master_serves(self, count):
         links = self.master.classic.master.links
         await until(lambda: sum(link.serving for link in links) == count)
 

@@ -23,7 +23,6 @@ from broker.broker import Broker
 from broker.config import BrokerConfig, load_config
 from broker.errors import ConfigError, EngineError, StateError
 from dledger.errors import RaftError
-from dledger.hardstate import HardStateDamaged
 from remoting.errors import RemotingError
 from store.disk import Disk, OsDisk
 from store.errors import StoreError
@@ -37,7 +36,6 @@ GC_THRESHOLDS = (50_000, 20, 50)
 
 START_ERRORS = (
     EngineError,
-    HardStateDamaged,
     OSError,
     RaftError,
     RemotingError,

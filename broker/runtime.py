@@ -68,6 +68,8 @@ def runtime_info(broker: Broker) -> dict[str, str]:
         "last_index": "raftLastIndex",
         "durable_index": "raftDurableIndex",
         "voted_for": "raftVotedFor",
+        "whole": "raftWhole",
+        "disk_state": "raftDiskState",
     }
     for name, key in names.items():
         info[key] = _text(status.get(name))

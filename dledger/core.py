@@ -9,10 +9,14 @@ How a shell drives it (`member.py`, and the simulator, which is the specificatio
     frames are durable            core.durable(index)
     after each of these           while (ready := core.ready()) is not None: perform it
 
-`perform` does the steps of `Ready` in their order. When its last step is a RoleEvent and
-`core.wants_noop` is true, the shell seals a no-op at `core.last_index + 1` with `core.term` and
-proposes it at once: nothing else can be proposed before it, and only when it is committed does
-`leader_ready` become true.
+`perform` does the steps of `Ready` in their order. Whenever none is left and `core.wants_noop` is
+true, the shell seals a no-op at `core.last_index + 1` with `core.term` and proposes it: nothing
+else can be proposed before it. It opens a leader's term (only when it is committed does
+`leader_ready` become true), or is a recovering follower's barrier (standing.py).
+
+`incarnation` is a number above 0 that no earlier process of this node has used. A replica whose
+hard state is not whole says so; make it durable before the first message (the core asks for it
+if it was loaded so, the shell must if it decided so).
 
 The log index handed in must describe frames that are all durable: `RaftLog.open` syncs what it
 recovered. The core keeps its own copy. `commit_index` is what the shell has applied durably, if
@@ -44,9 +48,10 @@ from dledger.progress import Progress
 
 class RaftCore(Leading, Following):
     """One replica. Attributes for reading: `node_id`, `voters`, `peers`, `config`, `role`,
-    `term`, `voted_for`, `leader`, `leader_ready`, `commit_index`, `durable_index`, `last_index`,
-    `wants_noop`, `can_propose`, `transfer_target`, `next_deadline_ms`. Times are milliseconds
-    of one clock that never goes back."""
+    `term`, `voted_for`, `whole`, `incarnation`, `unfit`, `leader`, `leader_ready`,
+    `commit_index`, `durable_index`, `last_index`, `wants_noop`, `can_propose`,
+    `transfer_target`, `next_deadline_ms`. Times are milliseconds of one clock that never goes
+    back."""
 
     __slots__ = ()
 
@@ -104,6 +109,8 @@ class RaftCore(Leading, Following):
         if self.role is Role.LEADER:
             if index > self.commit_index:
                 self._advance_commit()
+            if self._provisional or not self.whole:
+                self._certify()
         else:
             self._follower_durable()
 
@@ -136,6 +143,23 @@ class RaftCore(Leading, Following):
         """
         if self.role is Role.LEADER:
             self._step_down(reason)
+
+    def disk_fails(self, reason: str, takes_frames: bool = True) -> None:
+        """The disk does not keep up, or is full: do not lead, nor try to, until `disk_works`.
+
+        Without `takes_frames` no new frames are taken from a leader either: heartbeats are
+        answered, and the leader sends again what is missing later."""
+        self.unfit = reason
+        self._takes_frames = takes_frames
+        if self.role is Role.LEADER:
+            self._step_down(reason)
+        elif self.role is not Role.FOLLOWER:
+            self._become_follower(self.term, None, reason)
+
+    def disk_works(self) -> None:
+        """The disk is as it should be again."""
+        self.unfit = None
+        self._takes_frames = True
 
     def trim(self, first_index: int) -> None:
         """Retention cut the log: `first_index` (at most commit_index + 1) is its first frame."""
@@ -181,7 +205,7 @@ class RaftCore(Leading, Following):
         ready = Ready(
             self._out_truncate,
             tuple(self._out_append),
-            HardState(self.term, self.voted_for) if self._out_hard_state else None,
+            HardState(self.term, self.voted_for, self.whole) if self._out_hard_state else None,
             tuple(self._out_messages),
             self.commit_index if self._out_commit else None,
             tuple(self._out_reads),

@@ -31,7 +31,7 @@ class Election(CoreState):
             self._role_changed(reason)
         self._tally = Tally(self.voters)
         self._reset_election_timer()
-        self._tally.record(self.node_id, True)
+        self._tally.record(self.node_id, True, self._recovering)
         self._ask_for_votes()
         self._count_votes()
 
@@ -45,8 +45,8 @@ class Election(CoreState):
         self._tally = Tally(self.voters)
         self._reset_election_timer()
         self._role_changed(reason)
-        self._vote_for(self.node_id)
-        self._tally.record(self.node_id, True)
+        self._vote_for(self.node_id, self.incarnation)
+        self._tally.record(self.node_id, True, self._recovering)
         self._ask_for_votes()
         self._count_votes()
 
@@ -68,6 +68,7 @@ class Election(CoreState):
                     self._log.last_term,
                     pre_vote,
                     self._transfer_campaign and not pre_vote,
+                    self.incarnation,
                 )
             )
         self._campaign_due_ms = self._now_ms + self.config.heartbeat_ms
@@ -94,19 +95,21 @@ class Election(CoreState):
             current = self.role is Role.PRE_CANDIDATE and response.request_term == self.term + 1
         else:
             current = self.role is Role.CANDIDATE and response.request_term == self.term
-        if not current:
+        if not current or response.request_incarnation != self.incarnation:
             return  # an answer to an earlier candidacy
         assert self._tally is not None
-        self._tally.record(response.sender, response.granted)
+        self._tally.record(response.sender, response.granted, response.recovering)
         self._count_votes()
 
     def _on_timeout_now(self, order: TimeoutNow) -> None:
         """Thesis 3.10: the leader hands over; no PreVote, for it knows that it is alive."""
-        if order.term == self.term and self.role is not Role.LEADER:
+        if order.term == self.term and self.role is not Role.LEADER and self.unfit is None:
             self._start_election(f"{order.sender} hands leadership over", transfer=True)
 
     def _tick_election(self) -> None:
-        if self._now_ms >= self._election_due_ms:
+        if self._now_ms >= self._election_due_ms and self.unfit is not None:
+            self._reset_election_timer()
+        elif self._now_ms >= self._election_due_ms:
             closed = self.leader is not None and self.leader in self._closed
             self._start_pre_vote(
                 "the leader's connection closed" if closed else "no leader is heard"
@@ -129,13 +132,20 @@ class Election(CoreState):
         granted = (
             request.term == self.term
             and self.leader is None
-            and self.voted_for in (None, request.sender)
+            and self._may_vote_for(request)
             and self._is_up_to_date(request)
         )
         if granted:
-            self._vote_for(request.sender)
+            self._vote_for(request.sender, request.incarnation)
             self._become_follower(self.term, None, f"voted for {request.sender}")
         self._answer_vote(request, granted)
+
+    def _may_vote_for(self, request: VoteRequest) -> bool:
+        """One vote a term; again to the same candidate, as long as it is the same candidacy: a
+        candidate that lost its memory may have led this term already."""
+        return self.voted_for is None or (
+            self.voted_for == request.sender and self._voted_incarnation == request.incarnation
+        )
 
     def _on_pre_vote_request(self, request: VoteRequest) -> None:
         granted = (
@@ -158,5 +168,7 @@ class Election(CoreState):
                 request.term,
                 request.pre_vote,
                 granted,
+                request.incarnation,
+                self._recovering,
             )
         )

@@ -85,6 +85,15 @@ class LogFlusher:
             self._due_ms = now_ms + self._interval_ms
             self._begin()
 
+    @property
+    def all_durable(self) -> bool:
+        """Behind `stop`: whether everything that was ever written is durable."""
+        return (
+            self._thread is None
+            and not self._failed
+            and (self._log.durable_index == self._log.last_index)
+        )
+
     def stalled_ms(self, now_ms: float) -> float:
         """For how long (to a tick) one fdatasync has been under way; 0 if none is."""
         return 0.0 if self._begun_ms is None else now_ms - self._begun_ms

@@ -15,10 +15,10 @@ from dledger.messages import (
     NodeId,
     Role,
 )
-from dledger.state import CoreState
+from dledger.standing import Standing
 
 
-class Following(CoreState):
+class Following(Standing):
     """The follower's half of replication."""
 
     __slots__ = ()
@@ -40,6 +40,8 @@ class Following(CoreState):
             self._answer_append(request, False, 0, 0, 0)
             return
         self._accept_leader(request.sender)
+        if not self._takes_frames:
+            return  # as if it had been lost
         if not self._fits(request):
             self._refuse_append(request)
             return
@@ -113,6 +115,7 @@ class Following(CoreState):
                 conflict_index,
                 conflict_term,
                 self._log.last_index,
+                not self.whole,
             )
         )
 
@@ -134,6 +137,7 @@ class Following(CoreState):
                 0,
                 0,
                 self._log.last_index,
+                not self.whole,
             )
         )
 
@@ -148,11 +152,14 @@ class Following(CoreState):
         current = heartbeat.term == self.term
         if current:
             self._accept_leader(heartbeat.sender)
-            # The leader sends at most what it knows to match here; a disk that forgot
-            # acknowledged frames (ASYNC_FLUSH, power cut) may hold less.
-            commit_index = min(heartbeat.commit_index, self._log.last_index)
+            # The leader sends at most what it knows to match here. But one that recovers may
+            # hold less, or other frames, than what the leader was told before.
+            limit = self._log.last_index if self.whole else self._verified_index
+            commit_index = min(heartbeat.commit_index, limit)
             if commit_index > self.commit_index:
                 self._set_commit(commit_index)
+            if self._take_certificate(heartbeat.certified) and self._verified_index:
+                self._acknowledge(self._verified_index)  # now it counts
         verified_index = self._verified_index if current else 0
         self._send(
             HeartbeatResponse(
@@ -164,5 +171,6 @@ class Following(CoreState):
                 self.durable_index,
                 verified_index,
                 min(self.durable_index, verified_index),
+                self._recovering,
             )
         )

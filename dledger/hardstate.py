@@ -1,14 +1,18 @@
 """Term and vote on disk (Raft figure 2: what must be stable before a replica answers anything).
 
-A `SlotFile` whose content is
+A `SlotFile` whose content is, big-endian,
 
     off size field
-    0   8    term
-    8   2    length of the vote; 0xFFFF: voted for nobody in this term
-    10  n    id of the node voted for, UTF-8
+    0   1    version    2
+    1   1    flags      1: this replica may have lost promises (standing.py)
+    2   8    term
+    10  2    length of the vote; 0xFFFF: voted for nobody in this term
+    12  n    id of the node voted for, UTF-8
+
+Version 1 had neither version nor flags (its first byte, the term's highest, is 0): read as whole.
 
 A lost vote lets one replica vote twice in a term, and two leaders in a term lose messages. So a
-damaged file is an error that stops the node, and never read as 'no vote'.
+missing or damaged file is never read as 'no vote': the replica is not whole then.
 """
 
 from __future__ import annotations
@@ -19,14 +23,16 @@ from dledger.messages import HardState
 from dledger.slots import SlotFile, SlotsDamaged
 from store.disk import Disk
 
-_HEAD = struct.Struct(">qH")
+_VERSION = 2
+_NOT_WHOLE = 1
+_HEAD = struct.Struct(">BBqH")
+_HEAD_1 = struct.Struct(">qH")
 _NOBODY = 0xFFFF
 NODE_ID_SIZE_BYTES_MAX = 255
 
 
 class HardStateDamaged(Exception):
-    """Term and vote of this replica are lost. It must not take part with the state it has: remove
-    its whole store directory and let it come back as an empty replica, one replica at a time."""
+    """Term and vote of this replica are lost."""
 
 
 class HardStateFile:
@@ -39,25 +45,28 @@ class HardStateFile:
         self.saves = 0
 
     def load(self) -> HardState:
-        """What was saved last; term 0 and no vote if there is no file. Raises HardStateDamaged."""
+        """What was saved last; term 0, no vote and not whole if there is no file.
+
+        Raises HardStateDamaged, after which `save` begins anew, and OSError."""
         try:
             content = self._slots.load()
         except SlotsDamaged as error:
             raise HardStateDamaged(f"term and vote are lost: {error}") from error
         if content is None:
             self.is_new = True
-            return HardState(0, None)
+            return HardState(0, None, whole=False)
         return self._decode(content)
 
     def save(self, state: HardState) -> None:
         """Returns once term and vote are durable. Raises OSError: then no message may leave."""
         assert state.term >= 0, state
+        flags = 0 if state.whole else _NOT_WHOLE
         if state.voted_for is None:
-            content = _HEAD.pack(state.term, _NOBODY)
+            content = _HEAD.pack(_VERSION, flags, state.term, _NOBODY)
         else:
             vote = state.voted_for.encode()
             assert 0 < len(vote) <= NODE_ID_SIZE_BYTES_MAX, state.voted_for
-            content = _HEAD.pack(state.term, len(vote)) + vote
+            content = _HEAD.pack(_VERSION, flags, state.term, len(vote)) + vote
         self._slots.save(content)
         self.saves += 1
 
@@ -65,13 +74,21 @@ class HardStateFile:
         self._slots.close()
 
     def _decode(self, content: bytes) -> HardState:
-        if len(content) < _HEAD.size:
-            raise HardStateDamaged(f"{self._path}: record of {len(content)} bytes")
-        term, length = _HEAD.unpack_from(content)
-        vote = content[_HEAD.size :]
-        if term < 0 or len(vote) != (0 if length == _NOBODY else length):
+        if content[:1] == b"\0" and len(content) >= _HEAD_1.size:
+            flags = 0
+            term, length = _HEAD_1.unpack_from(content)
+            vote = content[_HEAD_1.size :]
+        elif len(content) >= _HEAD.size and content[0] == _VERSION:
+            _, flags, term, length = _HEAD.unpack_from(content)
+            vote = content[_HEAD.size :]
+        else:
+            raise HardStateDamaged(
+                f"{self._path}: record {content[:1].hex()}, {len(content)} bytes"
+            )
+        if term < 0 or flags & ~_NOT_WHOLE or len(vote) != (0 if length == _NOBODY else length):
             raise HardStateDamaged(f"{self._path}: term {term}, vote of {len(vote)} bytes")
         try:
-            return HardState(term, None if length == _NOBODY else vote.decode())
+            voted_for = None if length == _NOBODY else vote.decode()
         except UnicodeDecodeError as error:
             raise HardStateDamaged(f"{self._path}: the vote is not UTF-8") from error
+        return HardState(term, voted_for, not flags & _NOT_WHOLE)

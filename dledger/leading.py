@@ -21,17 +21,21 @@ from dledger.messages import (
 )
 from dledger.progress import PROBE, STRANDED, Progress
 from dledger.quorum import reached_by_majority
+from dledger.standing import Standing
 from dledger.state import ReadBatch
 from store.frame import Frame, FrameKind
 
 
-class Leading(Election):
+class Leading(Election, Standing):
     """The leader's half of replication, reads and transfer."""
 
     __slots__ = ()
 
     def _become_leader(self) -> None:
         assert self.role is Role.CANDIDATE, self.role
+        assert self._tally is not None
+        self._provisional = not self._tally.by_majority
+        self._electors = self._tally.granted
         self.role = Role.LEADER
         self.leader = self.node_id
         self.leader_ready = False
@@ -137,7 +141,12 @@ class Leading(Election):
             return  # no voter of this group
         progress.heard_ms = self._now_ms
         if response.success:
-            self._take_match(progress, response.match_index)
+            if progress.believes(response.recovering):
+                self._take_match(progress, response.match_index)
+                if not response.recovering:
+                    self._count_whole(progress, response.match_index)
+                if response.recovering or self._provisional:
+                    self._hurry(progress, response.match_index)
         elif progress.rejected(response.prev_index):
             self._back_off(progress, response)
 
@@ -147,8 +156,6 @@ class Leading(Election):
         news = progress.acknowledged(match_index, self._now_ms)
         if news:
             progress.match_round = self._round
-            if match_index > self.commit_index:
-                self._advance_commit()
             if self.transfer_target == progress.peer:
                 self._hand_over_if_caught_up()
         if progress.next_index <= log.last_index:
@@ -165,9 +172,10 @@ class Leading(Election):
         self._dirty = True
 
     def _advance_commit(self) -> None:
-        """Commit what a majority has made durable, by frames of the own term only (5.4.2)."""
-        reached = [progress.match_index for progress in self._progress.values()]
-        reached.append(self.durable_index)
+        """Commit what a majority has made durable, by frames of the own term only (5.4.2).
+        A copy counts only if its replica is whole."""
+        reached = [progress.whole_index for progress in self._progress.values()]
+        reached.append(self.durable_index if self.whole else 0)
         candidate = reached_by_majority(reached)
         if candidate > self.commit_index and candidate >= self._own_first_index:
             self._set_commit(candidate)
@@ -187,7 +195,16 @@ class Leading(Election):
 
     def _send_heartbeat(self, progress: Progress) -> None:
         commit_index = min(self.commit_index, progress.match_index)
-        self._send(Heartbeat(self.node_id, progress.peer, self.term, commit_index, self._round))
+        self._send(
+            Heartbeat(
+                self.node_id,
+                progress.peer,
+                self.term,
+                commit_index,
+                self._round,
+                progress.certified,
+            )
+        )
 
     def _on_heartbeat_response(self, response: HeartbeatResponse) -> None:
         if self.role is not Role.LEADER or response.request_term != self.term:
@@ -196,20 +213,27 @@ class Leading(Election):
         if progress is None:
             return
         progress.heard_ms = self._now_ms
+        if response.round >= progress.round:
+            self._note_standing(progress, response)
+            if self.role is not Role.LEADER:
+                return
+        if not progress.believes(bool(response.recovering)):
+            return  # from before it lost its memory
         if response.match_index > progress.match_index or (
             progress.paused and response.match_index >= progress.probe_last
         ):
             self._take_match(progress, response.match_index)  # its acknowledgement got lost
         if response.round > progress.round:
             progress.round = response.round
+            if not response.recovering:
+                progress.whole_round = response.round
             if self._reads:
                 self._confirm_reads()
-            if response.round > progress.match_round and (
-                response.last_index < progress.match_index
-            ):
+            has = response.match_index if response.recovering else response.last_index
+            if response.round > progress.match_round and has < progress.match_index:
                 # Asked after it had acknowledged more: its disk forgot (a reordered answer of
                 # an earlier round proves nothing).
-                progress.regressed(response.last_index)
+                progress.regressed(min(response.last_index, self._log.last_index))
         if progress.state is STRANDED and response.last_index >= self._log.first_index - 1:
             progress.probe_from(max(progress.match_index, response.last_index) + 1)
         if progress.stalled(self._now_ms, response.verified_index):
@@ -230,6 +254,9 @@ class Leading(Election):
             self._become_follower(self.term, None, "no majority answers")
             return
         if now_ms >= self._heartbeat_due_ms:
+            if self._cannot_go_on():
+                self._become_follower(self.term, None, "too few replicas are whole")
+                return
             self._send_heartbeats()
 
     def _quorum_due_ms(self) -> float:
@@ -282,8 +309,8 @@ class Leading(Election):
             self._send_heartbeats()
 
     def _confirm_reads(self) -> None:
-        rounds = [progress.round for progress in self._progress.values()]
-        rounds.append(self._round)
+        rounds = [progress.whole_round for progress in self._progress.values()]
+        rounds.append(self._round if self.whole else 0)
         confirmed = reached_by_majority(rounds)
         reads = self._reads
         while reads and reads[0].round <= confirmed:
@@ -308,6 +335,8 @@ class Leading(Election):
             raise NotLeader(self.leader)
         if target not in self._progress:
             raise UnknownTarget(f"{target} is no other voter of this group")
+        if self._progress[target].recovering:
+            raise Busy(f"{target} is recovering")
         if self.transfer_target is not None and self.transfer_target != target:
             raise Busy(f"leadership is being handed to {self.transfer_target}")
         self.transfer_target = target
@@ -326,7 +355,9 @@ class Leading(Election):
 
     def _step_down(self, reason: str) -> None:
         """Give leadership up for good reason, and let the follower that has most go first."""
-        best = max(self._progress.values(), key=lambda p: p.match_index, default=None)
+        best = max(
+            self._progress.values(), key=lambda p: (not p.recovering, p.match_index), default=None
+        )
         self._become_follower(self.term, None, reason)
         self._election_due_ms += self.config.election_ms_max  # everybody else goes first
         if best is not None:

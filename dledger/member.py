@@ -6,13 +6,16 @@ can make the core want something (a message, a tick, a connection, a finished fd
 proposal) ends in `_pump`, which performs until nothing is left.
 
 A failed write or fdatasync, and any broken assertion, ends this member for good (`_fail`): the
-connections are cut so that the peers elect another leader at once, and `on_fatal` is called.
+connections are cut so that the peers elect another leader at once, and `on_fatal` is called. A
+disk that fails a leader still lets it name its successor first. While the disk stalls or is full
+this member neither leads nor tries to (`_look_at_disk`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -21,18 +24,30 @@ from dledger.applier import Application, Applier
 from dledger.core import RaftCore
 from dledger.errors import NotLeader, RaftError, StateTooOld
 from dledger.flusher import FlushMode, LogFlusher
-from dledger.hardstate import HardStateDamaged, HardStateFile
+from dledger.health import DiskHealth
 from dledger.log import RaftLog
-from dledger.messages import AppendOrder, Message, NodeId, Outgoing, Ready, Role, RoleEvent
+from dledger.messages import (
+    AppendOrder,
+    Message,
+    NodeId,
+    Outgoing,
+    Ready,
+    Role,
+    RoleEvent,
+    TimeoutNow,
+)
 from dledger.peers import PeerLinks
+from dledger.promises import Promises
 from dledger.proposals import Proposals
 from dledger.proposer import Proposer
 from dledger.reads import Reads
+from dledger.saver import HardStateSaver
 from dledger.settings import MemberConfig
 from dledger.slots import SlotFile
 from dledger.state import Random
 from dledger.status import status_of
 from dledger.wire import encode_append, encode_message
+from dledger.writer import FrameWriter
 from store.commitlog import CommitLog
 from store.disk import Disk
 
@@ -40,6 +55,7 @@ log = logging.getLogger("dledger.member")
 
 TICK_MS = 10  # < a seventh of a heartbeat: what a deadline may be late by
 HOUSEKEEPING_MS = 500
+HAND_OVER_MS = 20  # for a last word to reach the socket before the connections are cut
 FRAMES_KEEP_BUSY = 2  # one being written by the peers, one on its way to them
 
 
@@ -69,9 +85,16 @@ class RaftMember:
         self._clock_ms = clock_ms
         self._wall_ms = wall_ms
         self._on_fatal = on_fatal
-        self._hard_state = HardStateFile(disk, f"{config.directory}/hardstate")
+        asynchronous = config.flush is FlushMode.ASYNC
+        self._promises = Promises(disk, config.directory, asynchronous)
+        self._saver = HardStateSaver(self._promises.hard_state)
+        self._unfinished: Ready | None = (
+            None  # performed but for what its hard state has to precede
+        )
+        self._health = DiskHealth(config.sync_stall_ms)
         trim = SlotFile(disk, f"{config.directory}/trim")
         self.log = RaftLog(commitlog, trim, config.log_cache_bytes_max)
+        self._writer = FrameWriter(self.log)
         self._flusher = LogFlusher(
             self.log, config.flush, config.flush_interval_ms, self._on_durable, self._on_sync_failed
         )
@@ -103,15 +126,15 @@ class RaftMember:
     # -- life ---------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Recover, listen, dial, and take part. Raises StoreDamaged, HardStateDamaged,
-        StateTooOld, OSError; call `stop` then, too."""
+        """Recover, listen, dial, and take part. Raises StoreDamaged, StateTooOld, OSError; call
+        `stop` then, too."""
         loop = asyncio.get_running_loop()
         self._housekeeper = ThreadPoolExecutor(1, thread_name_prefix="raft-housekeeping")
         await loop.run_in_executor(self._housekeeper, self.log.open)
-        hard_state = self._hard_state.load()
-        if self._hard_state.is_new and self.log.last_index > 0:
-            raise HardStateDamaged(
-                f"the log has {self.log.last_index} frames, but the file with term and vote is gone"
+        hard_state = self._promises.open(self.log.last_index == 0)
+        if self._promises.recovering is not None:
+            log.warning(
+                "recovering node=%s reason=%s", self.config.node_id, self._promises.recovering
             )
         self._applier.start()
         first_index = self.log.index.first_index
@@ -130,6 +153,7 @@ class RaftMember:
             self._rng,
             self._clock_ms(),
             self._applier.applied_index,
+            incarnation=1 + secrets.randbelow(1 << 62),
         )
         self._proposer = Proposer(
             self.core,
@@ -149,6 +173,7 @@ class RaftMember:
 
     async def stop(self) -> None:
         """Hand leadership over if there is somebody to take it, then close everything."""
+        clean = self._running
         if self._running and self.failure is None:
             await self._hand_over()
         self._running = False
@@ -158,12 +183,13 @@ class RaftMember:
         self._proposals.close("the node stops")
         self._reads.close()
         await self._links.stop()
+        await self._saver.stop()
         await self._flusher.stop()
         if self._preparing is not None:
             await asyncio.wait([self._preparing])
         if self._housekeeper is not None:
             self._housekeeper.shutdown()
-        self._hard_state.close()
+        self._promises.close(clean and self._flusher.all_durable)
         self.log.close()
 
     async def _hand_over(self) -> None:
@@ -244,6 +270,11 @@ class RaftMember:
             self.core.trim(self.log.trim(min(position, index.end_of(settled))))
         return self._commitlog.min_offset
 
+    def start_recovering(self, reason: str) -> None:
+        """Before `start`, or during it until the log is open: frames that this replica once had
+        durable are gone. It counts neither in elections nor for commit until it is whole again."""
+        self._promises.give_up(reason)
+
     def abandon(self, reason: str) -> None:
         """Fall silent at once, as after a failed disk; `stop` has to follow."""
         self._fail("abandoned", RuntimeError(reason))
@@ -269,6 +300,8 @@ class RaftMember:
             self._proposals.waiting,
             self._serving,
             self.failure,
+            self._promises.recovering,
+            self._health,
         )
 
     # -- what happens (LinkHandler, timer, threads) -------------------------------------------
@@ -305,17 +338,44 @@ class RaftMember:
         now_ms = self._clock_ms()
         core = self.core
         self._flusher.tick(now_ms)
-        stalled_ms = self._flusher.stalled_ms(now_ms)
-        if stalled_ms > self.config.sync_stall_ms and core.role is Role.LEADER:
-            core.step_down(f"fdatasync has not returned for {stalled_ms:.0f} ms")
+        self._look_at_disk(now_ms)
         if now_ms >= core.next_deadline_ms:
             core.tick(now_ms)
         if now_ms >= self._housekeeping_due_ms:
             self._housekeeping_due_ms = now_ms + HOUSEKEEPING_MS
             self._keep_house(now_ms)
 
+    def _look_at_disk(self, now_ms: float) -> None:
+        """Give leadership up when an fdatasync hangs, and do not come back before it returns."""
+        health = self._health
+        under_way_ms = max(self._flusher.stalled_ms(now_ms), self._saver.stalled_ms(now_ms))
+        if not health.synced(under_way_ms):
+            return
+        log.warning("disk node=%s state=%s %s", self.config.node_id, health.state, health.reason)
+        if health.reason:
+            self.core.disk_fails(health.reason)
+        else:
+            self.core.disk_works()
+
+    def _disk_is_full(self, error: OSError) -> None:
+        log.warning("disk_full node=%s error=%s", self.config.node_id, error)
+        self._health.full(f"no room for the next frame: {error}")
+        self.core.disk_fails(self._health.reason, takes_frames=False)
+
+    def _try_to_write(self) -> None:
+        """The disk was full: is there room by now?"""
+        if not self._writer.retry():
+            return
+        log.warning("disk_has_room node=%s", self.config.node_id)
+        self._health.has_room()
+        self.core.disk_works()
+        self._frames_written()
+        self._commit_due = self.core.commit_index
+
     def _keep_house(self, now_ms: float) -> None:
         self._proposals.expire(now_ms)
+        if self._health.is_full:
+            self._try_to_write()
         if self._preparing is None and self.log.wants_next_segment:
             assert self._housekeeper is not None
             loop = asyncio.get_running_loop()
@@ -332,7 +392,7 @@ class RaftMember:
         self._drive(lambda: self.core.durable(index))
 
     def _on_sync_failed(self, error: Exception) -> None:
-        self._fail("fdatasync of the log failed", error)
+        self._fail("fdatasync of the log failed", error, disk=True)
 
     def _on_apply_failed(self, error: Exception) -> None:
         self._fail("committed frames could not be applied", error)
@@ -371,21 +431,27 @@ class RaftMember:
         self._pumping = True
         try:
             ready = self.core.ready
-            while self._running:
+            while self._running and not self._saver.busy:
+                if self._unfinished is not None:
+                    unfinished, self._unfinished = self._unfinished, None
+                    self._finish(unfinished)
+                    continue
                 wanted = ready()
                 if wanted is not None:
                     self._perform(wanted)
+                elif self.core.wants_noop:
+                    self._proposer.propose_noop()
                 elif self._serving and self._proposer.propose_next():
                     continue
                 elif self._commit_due:
                     # Last, so that acknowledgements and the next frame are on their way to the
                     # peers while this node's ConsumeQueues and answers are made.
                     commit_index, self._commit_due = self._commit_due, 0
-                    self._applier.advance(commit_index)
+                    self._applier.advance(min(commit_index, self.log.last_index))
                 else:
                     break
         except OSError as error:
-            self._fail("writing failed", error)
+            self._fail("writing failed", error, disk=True)
         except Exception as error:  # ring boundary: a broken promise stops the node
             self._fail("an invariant is broken", error)
         finally:
@@ -393,22 +459,44 @@ class RaftMember:
 
     def _perform(self, ready: Ready) -> None:
         """Persist, then send, then acknowledge. The order is `messages.Ready`'s."""
-        raft_log = self.log
         if ready.truncate_from is not None:
             log.warning("log_truncated node=%s from=%s", self.config.node_id, ready.truncate_from)
-            raft_log.truncate(ready.truncate_from)
+            self._writer.truncate(ready.truncate_from)
         if ready.append:
-            raft_log.append(ready.append)
+            full = self._writer.append(ready.append)
+            if full is not None:
+                self._disk_is_full(full)
         if ready.hard_state is not None:
-            self._hard_state.save(ready.hard_state)
+            self._unfinished = ready
+            self._saver.save(ready.hard_state, self._saved)
+        else:
+            self._finish(ready)
+
+    def _saved(self, error: BaseException | None) -> None:
+        """Term and vote are durable, or cannot be made so: the pump goes on with `_finish`."""
+        if not self._running:
+            return
+        if error is not None:
+            self._fail("saving term and vote failed", error, disk=True)
+            return
+        if self.core.whole and self._promises.recovering is not None:
+            log.warning("whole node=%s term=%s", self.config.node_id, self.core.term)
+            self._promises.recovering = None
+        self._pump()
+
+    def _frames_written(self) -> None:
+        self._flusher.written()
+        if self._flusher.mode is FlushMode.ASYNC:
+            self.core.durable(self.log.last_index)
+
+    def _finish(self, ready: Ready) -> None:
+        """What of `_perform` comes behind term and vote."""
         if ready.messages:
             self._send(ready.messages)
         if ready.append:
             # Behind the sending, so that the peers' disks work while ours does. Nothing of this
             # is acknowledged before the core is told that it is durable.
-            self._flusher.written()
-            if self._flusher.mode is FlushMode.ASYNC:
-                self.core.durable(raft_log.last_index)
+            self._frames_written()
         if ready.commit_index is not None:
             self._commit_due = ready.commit_index  # applied by the pump
         for token, index in ready.reads:
@@ -425,6 +513,8 @@ class RaftMember:
         for message in messages:
             if isinstance(message, AppendOrder):
                 m = message
+                if m.last_index > self.log.last_index:
+                    continue  # no room for it here (writer.py); as if it had been lost
                 buffers = encode_append(
                     m.term,
                     m.prev_index,
@@ -467,8 +557,6 @@ class RaftMember:
             self._ready_event = (event, self.core.commit_index)
         else:
             self._deliver(event)
-        if self.core.wants_noop:
-            self._proposer.propose_noop()
 
     def _deliver(self, event: RoleEvent) -> None:
         if event.leader_ready and not self._serving:
@@ -487,20 +575,26 @@ class RaftMember:
 
     # -- the end ------------------------------------------------------------------------------
 
-    def _fail(self, reason: str, error: BaseException) -> None:
-        """This node cannot keep Raft's promises any more. It says nothing more to anybody."""
+    def _fail(self, reason: str, error: BaseException, disk: bool = False) -> None:
+        """This node cannot keep Raft's promises any more. It says nothing more to anybody; but
+        if only its `disk` fails, a leader's last word names the follower that shall take over."""
         if self.failure is not None:
             return
         self.failure = f"{reason}: {error!r}"
+        if disk:
+            self._health.failed(self.failure)
         log.critical("member_failed node=%s", self.config.node_id, exc_info=error)
         self._running = False
         self._serving = False
         if self._timer is not None:
             self._timer.cancel()
         self._applier.stop()
-        self._links.abort()  # the peers notice at once and elect another leader
         try:
             self.core.step_down(self.failure)
+            if disk and self._say_last_word():
+                asyncio.get_running_loop().call_later(HAND_OVER_MS / 1000, self._links.abort)
+            else:
+                self._links.abort()  # the peers notice at once and elect another leader
             term = self.core.term
             self._application.role_changed(
                 RoleEvent(Role.FOLLOWER, term, None, False, self.failure)
@@ -509,3 +603,11 @@ class RaftMember:
             self._proposals.close(self.failure)
             self._reads.close()
             self._on_fatal(self.failure)
+
+    def _say_last_word(self) -> bool:
+        """Send what a deposed leader's core wants to say to its successor, and nothing else: all
+        other messages promise what this disk cannot keep any more."""
+        ready = self.core.ready()
+        orders = [m for m in ready.messages if isinstance(m, TimeoutNow)] if ready else []
+        self._send(tuple(orders))
+        return bool(orders)

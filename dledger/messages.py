@@ -2,7 +2,12 @@
 
 Every message names sender, receiver and the sender's term. Every reply also carries
 `request_term`, the term of the request it answers: a reply left over from an earlier leadership
-or candidacy is recognised and dropped (raft-anchors rule 5).
+or candidacy is recognised and dropped.
+
+`incarnation` is a number that every start of a process draws anew, never 0: it tells what this
+process said from what an earlier one of the same node said before it lost its memory. What voters
+and followers say carries `recovering`: 0, or, from a replica that may have lost promises, its
+incarnation (standing.py).
 """
 
 from __future__ import annotations
@@ -28,6 +33,7 @@ class HardState:
 
     term: int
     voted_for: NodeId | None
+    whole: bool = True  # False: this replica may have lost promises (standing.py)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +48,7 @@ class VoteRequest:
     last_term: int
     pre_vote: bool
     transfer: bool = False
+    incarnation: int = 0  # the candidate's
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +59,8 @@ class VoteResponse:
     request_term: int
     pre_vote: bool
     granted: bool
+    request_incarnation: int = 0  # of the candidate that asked
+    recovering: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,19 +112,22 @@ class AppendResponse:
     conflict_index: int
     conflict_term: int
     last_index: int
+    recovering: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
     """Leadership, commit progress and a read round; never carries or truncates frames.
 
-    `commit_index` is at most what the receiver is known to match."""
+    `commit_index` is at most what the receiver is known to match. `certified` tells the receiver
+    of that incarnation that it has made good what it may have lost."""
 
     sender: NodeId
     to: NodeId
     term: int
     commit_index: int
     round: int
+    certified: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +141,7 @@ class HeartbeatResponse:
     # Both are 0 when the request's term is not the current one:
     verified_index: int = 0  # equals the leader's up to here, durable or not: no need to resend
     match_index: int = 0  # and durable up to here: stands in for an acknowledgement that was lost
+    recovering: int = 0
 
 
 @dataclass(frozen=True, slots=True)

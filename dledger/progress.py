@@ -33,6 +33,8 @@ class Progress:
         "_bytes_max",
         "_messages_max",
         "_resend_ms",
+        "barrier_index",
+        "certified",
         "heard_ms",
         "inflight",
         "inflight_bytes",
@@ -43,11 +45,15 @@ class Progress:
         "paused",
         "peer",
         "probe_last",
+        "recovering",
         "regressions",
+        "reported_index",
         "resend_after_ms",
         "round",
         "state",
         "verified_index",
+        "whole_index",
+        "whole_round",
     )
 
     def __init__(
@@ -73,6 +79,12 @@ class Progress:
         self.moved_ms = now_ms  # last time this follower got on, or had nothing left to do
         self.resend_after_ms = resend_ms  # doubles while nothing comes back
         self.round = 0  # highest heartbeat round it answered
+        self.whole_index = 0  # acknowledged while whole: what counts for commit
+        self.whole_round = 0  # highest heartbeat round it answered while whole
+        self.recovering: int | None = None  # 0: whole; else the incarnation; None: not heard yet
+        self.reported_index = 0  # match_index of its newest heartbeat response
+        self.barrier_index = 0  # a recovering one is whole once it has this frame (standing.py)
+        self.certified = 0  # the incarnation that has been found to be whole again
         self.regressions = 0  # times it lost frames that it had acknowledged (ASYNC_FLUSH only)
         self._messages_max = messages_max
         self._bytes_max = bytes_max
@@ -163,8 +175,23 @@ class Progress:
         """The follower holds less than it acknowledged: its disk forgot. Start over from there."""
         self.regressions += 1
         self.match_index = 0
+        self.whole_index = 0
         self.verified_index = 0
         self.probe_from(last_index + 1)
+
+    def forget(self, last_index: int) -> None:
+        """The follower lost its memory: nothing that it said before counts. Probe at its end."""
+        self.match_index = 0
+        self.whole_index = 0
+        self.verified_index = 0
+        self.reported_index = 0
+        if self.state is not STRANDED:
+            self.probe_from(last_index + 1)
+
+    def believes(self, recovering: bool) -> bool:
+        """Whether an acknowledgement is of the follower as it is known: one that says it is whole
+        while it is known to recover was sent before it lost its memory."""
+        return recovering or not self.recovering or self.certified == self.recovering
 
     def strand(self) -> None:
         """Retention took what this follower needs next."""

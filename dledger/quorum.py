@@ -17,6 +17,12 @@ def majority(count: int) -> int:
     return count // 2 + 1
 
 
+def witnesses(count: int) -> int:
+    """How many other whole replicas must hold a frame to vouch that one of `count` which lost
+    its memory has caught up: any majority, less that one replica, has one of them."""
+    return count - majority(count) + 1
+
+
 def reached_by_majority(values: list[Number]) -> Number:
     """The largest value that more than half of the voters have reached; sorts `values`.
 
@@ -36,31 +42,44 @@ class Outcome(Enum):
 
 
 class Tally:
-    """The votes of one election, as sets of ids: a voter counts once however often it answers."""
+    """The votes of one election, by voter: each counts once however often it answers.
+
+    A majority of all voters wins, but only whole voters count for it (standing.py); and so do all
+    voters together, whole or not."""
 
     __slots__ = ("granted", "refused", "voters")
 
     def __init__(self, voters: Set[NodeId]) -> None:
         self.voters = voters
-        self.granted: set[NodeId] = set()
+        self.granted: dict[NodeId, int] = {}  # 0, or the incarnation of one that recovers
         self.refused: set[NodeId] = set()
 
-    def record(self, voter: NodeId, granted: bool) -> None:
+    def record(self, voter: NodeId, granted: bool, recovering: int = 0) -> None:
         """Note a vote. A grant stands: a refusal that arrives later is an older or lesser word."""
         if voter not in self.voters:
             return
         if granted:
-            self.granted.add(voter)
+            self.granted[voter] = recovering
             self.refused.discard(voter)
         elif voter not in self.granted:
             self.refused.add(voter)
 
+    @property
+    def whole(self) -> int:
+        """How many whole voters have granted."""
+        return sum(not recovering for recovering in self.granted.values())
+
+    @property
+    def by_majority(self) -> bool:
+        """Whether a majority of whole voters has granted, not only everybody."""
+        return self.whole >= majority(len(self.voters))
+
     def outcome(self, unreachable: Set[NodeId] = frozenset()) -> Outcome:
         """`unreachable` voters that have not granted cannot help any more."""
-        enough = majority(len(self.voters))
-        if len(self.granted) >= enough:
+        if self.by_majority or len(self.granted) == len(self.voters):
             return Outcome.WON
-        hopeless = (self.refused | (unreachable & self.voters)) - self.granted
-        if len(self.voters) - len(hopeless) < enough:
+        hopeless = (self.refused | (unreachable & self.voters)) - self.granted.keys()
+        open_count = len(self.voters) - len(hopeless) - len(self.granted)
+        if hopeless and self.whole + open_count < majority(len(self.voters)):
             return Outcome.LOST
         return Outcome.PENDING

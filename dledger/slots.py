@@ -1,4 +1,4 @@
-"""A small record that survives a crash in the middle of its own rewrite: two slots, used in turn.
+"""A small record that survives a crash in the middle of its own rewrite, and rot: two copies.
 
     8 KiB file; slot 0 at byte 0, slot 1 at byte 4096, each of this shape (big-endian):
 
@@ -6,16 +6,19 @@
     0   4    magic      0x52534C54 ("RSLT")
     4   2    version    1
     6   2    length     bytes of content, at most 1024
-    8   8    sequence   rises by one with every save; the higher one of two whole slots counts
+    8   8    sequence   rises by one with every save
     16  n    content
     16+n 4   crc        CRC-32C of bytes 0..16+n-1
 
-`save` writes the slot that does not hold the newest record and returns after fdatasync. A crash in
-the middle tears at most that slot, and the other one still says what was durable before.
+`save` writes slot 0, fdatasync, slot 1, fdatasync, and returns. So at rest both hold the same, and
+whatever is wrong with one of them, the other says what was saved last: a slot is bad because it
+rotted, or because a crash tore it, and then `save` had not returned and nobody has acted on what
+it was to say. Of two whole slots that differ (a crash in between) the higher sequence counts, for
+the same reason. `load` makes both the same again.
 
 The file comes into being under another name and is renamed when its first record is durable. So
-under its own name there is always a whole slot, and two bad ones mean damage, never 'new'. What
-this cannot see: rot of the newest slot alone looks like a torn write, and the older record is used.
+under its own name there is always a whole slot, and two bad ones mean damage, never 'new'. Then
+what it held is lost, and the next `save` makes a new file.
 """
 
 from __future__ import annotations
@@ -51,46 +54,52 @@ class SlotFile:
         self._path = path
         self._file: File | None = None
         self._sequence = 0
-        self._slot = 0  # which slot holds the newest record
+        self._damaged = False
 
     def load(self) -> bytes | None:
-        """The newest whole record; None if there is no file yet. Raises SlotsDamaged, OSError."""
+        """The record saved last; None if there is no file yet. Raises SlotsDamaged, OSError."""
         if not self._disk.exists(self._path):
             return None
         if self._file is None:
             self._file = self._disk.open(self._path)
-        newest: bytes | None = None
-        reasons = []
-        for slot in (0, 1):
-            data = self._file.pread(slot * SLOT_SIZE_BYTES, SLOT_SIZE_BYTES)
-            parsed = _parse_slot(data)
-            if isinstance(parsed, str):
-                reasons.append(f"slot {slot} {parsed}")
-                continue
-            sequence, content = parsed
-            if newest is None or sequence > self._sequence:
-                newest, self._sequence, self._slot = content, sequence, slot
-        if newest is None:
+        file = self._file
+        slots = [
+            _parse_slot(file.pread(slot * SLOT_SIZE_BYTES, SLOT_SIZE_BYTES)) for slot in (0, 1)
+        ]
+        whole = [parsed for parsed in slots if not isinstance(parsed, str)]
+        if not whole:
+            self._damaged = True
+            self.close()
+            reasons = [f"slot {slot} {parsed}" for slot, parsed in enumerate(slots)]
             raise SlotsDamaged(self._path, "; ".join(reasons))
+        self._sequence, newest = max(whole)
         # A save killed before its fdatasync may live in the page cache only, and so may the
         # name of a file killed while it was made. Nobody may act on it (grant that vote again,
         # say) before a power cut cannot take it back any more.
-        self._file.sync()
+        file.sync()
         self._sync_name()
+        for slot, parsed in enumerate(slots):
+            if parsed != (self._sequence, newest):
+                self._write(slot, newest)
         return newest
 
     def save(self, content: bytes) -> None:
         """Make `content` durable; returns only then. Raises OSError: then nothing is promised."""
         assert len(content) <= CONTENT_SIZE_BYTES_MAX, len(content)
         if self._file is None:
-            assert not self._disk.exists(self._path), f"{self._path} must be loaded before a save"
+            assert self._damaged or not self._disk.exists(self._path), (
+                f"{self._path} must be loaded before a save"
+            )
             self._create(content)
             return
-        slot = 1 - self._slot
-        sequence = self._sequence + 1
-        self._file.pwrite(slot * SLOT_SIZE_BYTES, _slot_bytes(sequence, content))
+        self._sequence += 1
+        self._write(0, content)
+        self._write(1, content)
+
+    def _write(self, slot: int, content: bytes) -> None:
+        assert self._file is not None
+        self._file.pwrite(slot * SLOT_SIZE_BYTES, _slot_bytes(self._sequence, content))
         self._file.sync()
-        self._slot, self._sequence = slot, sequence
 
     def close(self) -> None:
         if self._file is not None:
@@ -103,14 +112,15 @@ class SlotFile:
         file = self._disk.open(temporary)
         try:
             file.truncate(0)  # a crashed creation may have left bytes
-            file.pwrite(0, _slot_bytes(1, content).ljust(FILE_SIZE_BYTES, b"\0"))
+            slot = _slot_bytes(1, content).ljust(SLOT_SIZE_BYTES, b"\0")
+            file.pwrite(0, slot + slot)
             file.sync()
         finally:
             file.close()
         self._disk.rename(temporary, self._path)
         self._sync_name()
         self._file = self._disk.open(self._path)
-        self._slot, self._sequence = 0, 1
+        self._sequence, self._damaged = 1, False
 
     def _sync_name(self) -> None:
         directory = self._path.rpartition("/")[0]

@@ -80,6 +80,7 @@ class CoreState:
         "_dirty",
         "_durable_ack_due",
         "_election_due_ms",
+        "_electors",
         "_handed_index",
         "_heartbeat_due_ms",
         "_leader_contact_ms",
@@ -95,19 +96,23 @@ class CoreState:
         "_out_truncate",
         "_own_first_index",
         "_progress",
+        "_provisional",
         "_reads",
         "_reads_count",
         "_reads_unready",
         "_rng",
         "_round",
+        "_takes_frames",
         "_tally",
         "_transfer_campaign",
         "_transfer_due_ms",
         "_verified_index",
+        "_voted_incarnation",
         "_yielded",
         "commit_index",
         "config",
         "durable_index",
+        "incarnation",
         "leader",
         "leader_ready",
         "node_id",
@@ -115,9 +120,11 @@ class CoreState:
         "role",
         "term",
         "transfer_target",
+        "unfit",
         "voted_for",
         "voters",
         "wants_noop",
+        "whole",
     )
 
     def __init__(
@@ -130,9 +137,16 @@ class CoreState:
         rng: Random,
         now_ms: float,
         commit_index: int = 0,
+        *,
+        incarnation: int,
     ) -> None:
         assert node_id in voters, (node_id, voters)
+        assert incarnation > 0, incarnation
         self.node_id = node_id
+        self.incarnation = incarnation
+        self.whole = hard_state.whole
+        self.unfit: str | None = None  # why this replica must not lead: its disk
+        self._takes_frames = True
         self.config = config
         self._rng = rng
         self._now_ms = now_ms
@@ -161,11 +175,14 @@ class CoreState:
         self._campaign_due_ms = 0.0  # when unanswered vote requests are asked again
         self._election_due_ms = 0.0
         self._yielded = False  # to another's PreVote, once per election time-out
+        self._voted_incarnation = 0  # of the candidate voted for in this term; 0: not known
         self._reset_election_timer()
         # Leading
         self._progress: dict[NodeId, Progress] = {}
         self._own_first_index = 0  # first frame of the own term: only from there on acks commit
         self.wants_noop = False
+        self._provisional = False  # elected by all, fewer than a majority whole (standing.py)
+        self._electors: dict[NodeId, int] = {}  # what its voters were: 0 whole, or incarnation
         self._appends_due = False
         self._heartbeat_due_ms = 0.0
         self._round = 0
@@ -204,6 +221,11 @@ class CoreState:
         self._out_reads_failed: list[int] = []
         self._out_role_reason: str | None = None
 
+    @property
+    def _recovering(self) -> int:
+        """What this replica says of itself in its messages."""
+        return 0 if self.whole else self.incarnation
+
     # -- shared changes ---------------------------------------------------------------------
 
     def _send(self, message: Outgoing) -> None:
@@ -222,13 +244,15 @@ class CoreState:
         assert term > self.term, (term, self.term)
         self.term = term
         self.voted_for = None
+        self._voted_incarnation = 0
         self._verified_index = 0
         self._durable_ack_due = False
         self._out_hard_state = True
         self._dirty = True
 
-    def _vote_for(self, candidate: NodeId) -> None:
+    def _vote_for(self, candidate: NodeId, incarnation: int) -> None:
         assert self.voted_for in (None, candidate), (self.voted_for, candidate)
+        self._voted_incarnation = incarnation
         if self.voted_for is None:
             self.voted_for = candidate
             self._out_hard_state = True
@@ -252,6 +276,7 @@ class CoreState:
     def _drop_leadership(self) -> None:
         self.leader_ready = False
         self.wants_noop = False
+        self._provisional = False
         self.transfer_target = None
         self._progress = {}
         self._appends_due = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dledger.core import RaftCore
+from dledger.health import DiskHealth
 from dledger.log import RaftLog
 from dledger.peers import PeerLinks
 
@@ -17,9 +18,12 @@ def status_of(
     commands_waiting: int,
     serving: bool,
     failure: str | None,
+    recovering: str | None,
+    health: DiskHealth,
 ) -> dict[str, object]:
-    """`durable_index` is what fdatasync has proven, in ASYNC_FLUSH too. `match`, `next` and
-    `state` of a peer are None on a node that does not lead."""
+    """`durable_index` is what fdatasync has proven, in ASYNC_FLUSH too. `whole` is False, and
+    `recovering` says why, while this replica may have lost promises (standing.py). `match`,
+    `next`, `state` and `whole` of a peer are None on a node that does not lead."""
     peers: dict[str, dict[str, object]] = {}
     for peer in core.peers:
         progress = core.progress.get(peer)
@@ -30,6 +34,7 @@ def status_of(
             "match": progress.match_index if progress else None,
             "next": progress.next_index if progress else None,
             "state": progress.state.value if progress else None,
+            "whole": None if progress is None else not progress.recovering,
             "inflight": len(progress.inflight) if progress else 0,
         }
     return {
@@ -47,6 +52,10 @@ def status_of(
         "voted_for": core.voted_for,
         "flush": flush,
         "failure": failure,
+        "whole": core.whole,
+        "recovering": recovering,
+        "disk_state": health.state.value,
+        "disk_reason": health.reason,
         "commands_waiting": commands_waiting,
         "peers": peers,
     }

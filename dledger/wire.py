@@ -43,7 +43,7 @@ from dledger.messages import (
 from dledger.repair import RESPONSE_BYTES_MAX, Outcome, RepairRequest, RepairResponse, Standing
 from store.frame import HEADER_SIZE_BYTES, PAYLOAD_SIZE_BYTES_MAX, Frame, FrameError, parse_frame
 
-VERSION = 1
+VERSION = 2
 # The largest single frame and as much again, for what the core may put into one request.
 MESSAGE_SIZE_BYTES_MAX = 2 * (PAYLOAD_SIZE_BYTES_MAX + HEADER_SIZE_BYTES)
 FRAMES_PER_MESSAGE_MAX = 65_536
@@ -61,14 +61,15 @@ _TIMEOUT_NOW = 7
 _REPAIR_REQUEST = 20
 _REPAIR_RESPONSE = 21
 _KINDS: dict[int, struct.Struct] = {  # version and kind are part of it, for one pack a message
-    _VOTE_REQUEST: struct.Struct(">iBBqqqB"),  # term, last_index, last_term, flags
-    _VOTE_RESPONSE: struct.Struct(">iBBqqB"),  # term, request_term, flags
+    _VOTE_REQUEST: struct.Struct(">iBBqqqBQ"),  # term, last_index, last_term, flags, incarnation
+    # term, request_term, flags, request_incarnation, recovering
+    _VOTE_RESPONSE: struct.Struct(">iBBqqBQQ"),
     _APPEND_REQUEST: struct.Struct(">iBBqqqqi"),  # term, prev_index, prev_term, commit, frames
-    # term, request_term, success, match_index, prev_index, conflict_index, conflict_term, last
+    # term, request_term, flags, match_index, prev_index, conflict_index, conflict_term, last
     _APPEND_RESPONSE: struct.Struct(">iBBqqBqqqqq"),
-    _HEARTBEAT: struct.Struct(">iBBqqq"),  # term, commit_index, round
-    # term, request_term, round, last_index, verified_index, match_index
-    _HEARTBEAT_RESPONSE: struct.Struct(">iBBqqqqqq"),
+    _HEARTBEAT: struct.Struct(">iBBqqqQ"),  # term, commit_index, round, certified
+    # term, request_term, round, last_index, verified_index, match_index, recovering
+    _HEARTBEAT_RESPONSE: struct.Struct(">iBBqqqqqqQ"),
     _TIMEOUT_NOW: struct.Struct(">iBBq"),  # term
     _REPAIR_REQUEST: struct.Struct(">iBBqqqqi"),  # number, index, prev_term, term, offset
     # number, index, outcome, standing, commit_index, next_term
@@ -85,6 +86,8 @@ _REPAIR = _KINDS[_REPAIR_RESPONSE]
 _FLAG_PRE_VOTE = 1
 _FLAG_TRANSFER = 2
 _FLAG_GRANTED = 2
+_FLAG_SUCCESS = 1
+_FLAG_RECOVERING = 2
 
 
 class WireError(Exception):
@@ -137,7 +140,7 @@ def _fields(message: PeerMessage) -> tuple[int, tuple[int, ...]]:
         return _APPEND_RESPONSE, (
             m.term,
             m.request_term,
-            m.success,
+            m.success * _FLAG_SUCCESS | m.recovering * _FLAG_RECOVERING,
             m.match_index,
             m.prev_index,
             m.conflict_index,
@@ -145,7 +148,7 @@ def _fields(message: PeerMessage) -> tuple[int, tuple[int, ...]]:
             m.last_index,
         )
     if isinstance(m, Heartbeat):
-        return _HEARTBEAT, (m.term, m.commit_index, m.round)
+        return _HEARTBEAT, (m.term, m.commit_index, m.round, m.certified)
     if isinstance(m, HeartbeatResponse):
         return _HEARTBEAT_RESPONSE, (
             m.term,
@@ -154,13 +157,20 @@ def _fields(message: PeerMessage) -> tuple[int, tuple[int, ...]]:
             m.last_index,
             m.verified_index,
             m.match_index,
+            m.recovering,
         )
     if isinstance(m, VoteRequest):
         flags = m.pre_vote * _FLAG_PRE_VOTE | m.transfer * _FLAG_TRANSFER
-        return _VOTE_REQUEST, (m.term, m.last_index, m.last_term, flags)
+        return _VOTE_REQUEST, (m.term, m.last_index, m.last_term, flags, m.incarnation)
     if isinstance(m, VoteResponse):
         flags = m.pre_vote * _FLAG_PRE_VOTE | m.granted * _FLAG_GRANTED
-        return _VOTE_RESPONSE, (m.term, m.request_term, flags)
+        return _VOTE_RESPONSE, (
+            m.term,
+            m.request_term,
+            flags,
+            m.request_incarnation,
+            m.recovering,
+        )
     if isinstance(m, RepairRequest):
         return _REPAIR_REQUEST, (m.number, m.index, m.prev_term, m.term, m.offset)
     if isinstance(m, RepairResponse):
@@ -250,17 +260,20 @@ class MessageReader:
             return self._parse_append(data, at, end)
         f = _KINDS[kind].unpack_from(data, at)[3:]
         if kind == _APPEND_RESPONSE:
-            return AppendResponse(sender, to, f[0], f[1], _boolean(f[2]), *f[3:])
+            success, recovering = _two_flags(f[2])
+            return AppendResponse(
+                sender, to, f[0], f[1], success, f[3], f[4], f[5], f[6], f[7], recovering
+            )
         if kind == _HEARTBEAT:
             return Heartbeat(sender, to, *f)
         if kind == _HEARTBEAT_RESPONSE:
             return HeartbeatResponse(sender, to, *f)
         if kind == _VOTE_REQUEST:
             pre_vote, transfer = _two_flags(f[3])
-            return VoteRequest(sender, to, f[0], f[1], f[2], pre_vote, transfer)
+            return VoteRequest(sender, to, f[0], f[1], f[2], pre_vote, transfer, f[4])
         if kind == _VOTE_RESPONSE:
             pre_vote, granted = _two_flags(f[2])
-            return VoteResponse(sender, to, f[0], f[1], pre_vote, granted)
+            return VoteResponse(sender, to, f[0], f[1], pre_vote, granted, f[3], f[4])
         if kind == _REPAIR_REQUEST:
             return self._parse_repair_request(f)
         if kind == _REPAIR_RESPONSE:
@@ -305,12 +318,6 @@ class MessageReader:
         return AppendRequest(
             self._sender, self._to, term, prev_index, prev_term, commit, tuple(frames)
         )
-
-
-def _boolean(value: int) -> bool:
-    if value not in (0, 1):
-        raise WireError(f"a truth value of {value}")
-    return value == 1
 
 
 def _two_flags(value: int) -> tuple[bool, bool]:

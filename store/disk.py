@@ -17,6 +17,8 @@ import os
 from collections.abc import Sequence
 from typing import Protocol
 
+BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
+
 
 class File(Protocol):
     """An open file of fixed or growing size."""
@@ -71,6 +73,10 @@ class Disk(Protocol):
 
     def usage(self) -> tuple[int, int]:
         """(total bytes, bytes available to us) of the file system."""
+        ...
+
+    def boot_id(self) -> str:
+        """Another one whenever what was not synced may have been lost; "" if that is unknown."""
         ...
 
 
@@ -172,6 +178,14 @@ class OsDisk:
             os.fsync(fd)
         finally:
             os.close(fd)
+
+    def boot_id(self) -> str:
+        """Linux's: drawn at every boot of the machine."""
+        try:
+            with open(BOOT_ID_PATH, encoding="ascii") as file:
+                return file.read().strip()
+        except FileNotFoundError:  # another system: it has to be taken for rebooted
+            return ""
 
     def usage(self) -> tuple[int, int]:
         stat = os.statvfs(self.root)

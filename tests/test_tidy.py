@@ -43,6 +43,8 @@ CORE = [
     "dledger/errors.py",
     "dledger/state.py",
     "dledger/election.py",
+    "dledger/standing.py",
+    "dledger/health.py",
     "dledger/following.py",
     "dledger/leading.py",
     "dledger/repair.py",

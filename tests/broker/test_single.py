@@ -9,6 +9,7 @@ from broker.errors import StateError
 from remoting.codes import RequestCode, ResponseCode
 from remoting.command import RemotingCommand
 from remoting.headers import PullResponseHeader, SendResponseHeader
+from store.errors import StoreError
 from store.record import decode_record, walk_records
 from tests.broker.cluster import Group, until
 
@@ -302,12 +303,17 @@ async def test_a_start_that_fails_can_be_stopped_and_says_why(tmp_path):
     async with Group(tmp_path) as group:
         await group.leading()
         await group.stop("n0")
+        stray = tmp_path / "n0" / "commitlog" / "stray"
+        stray.write_bytes(b"")
+        with pytest.raises(StoreError, match="not a segment"):
+            await group.start("n0")
+        await group.stop("n0")
+        stray.unlink()
+        # A lost vote file is no such reason: the replica recovers.
         for path in (tmp_path / "n0" / "raft").glob("hardstate*"):
             path.unlink()
-        with pytest.raises(Exception, match="term and vote") as caught:
-            await group.start("n0")
-        assert type(caught.value).__name__ == "HardStateDamaged"
-        await group.stop("n0")
+        await group.start("n0")
+        await group.leading()
 
 
 async def test_tables_ahead_of_the_log_are_not_trusted(tmp_path):

@@ -55,6 +55,7 @@ class Member:
         self.log = make_log(terms or [])
         last_term = self.log[-1].term if self.log else 0
         self.saved = hard_state or HardState(last_term, None)
+        self.noted_whole = self.saved.whole
         self.holding = False
         self.down = False
         self.now_ms = 0.0
@@ -63,9 +64,11 @@ class Member:
         self.reads: list[tuple[int, int]] = []
         self.failed_reads: list[int] = []
         self.readies: list[Ready] = []
+        self.incarnation = 0
         self.boot()
 
     def boot(self) -> None:
+        self.incarnation += 1
         index = LogIndex()
         for frame in self.log:
             index.append(frame)
@@ -77,16 +80,21 @@ class Member:
             self.saved,
             Random(self.seed),
             self.now_ms,
+            incarnation=self.incarnation,
         )
 
     def work(self) -> list[Ready]:
         """Perform everything that is ready, in the order of `Ready`."""
         done: list[Ready] = []
-        while not self.down and (ready := self.core.ready()) is not None:
+        while not self.down:
+            ready = self.core.ready()
+            if ready is None:
+                if not self.core.wants_noop:
+                    break
+                self.core.propose(self.next_frame(b""))
+                continue
             done.append(ready)
             self._perform(ready)
-            if self.core.wants_noop:
-                self.core.propose(self.next_frame(b""))
             if not self.holding:
                 self.core.durable(len(self.log))
         self.readies += done
@@ -103,7 +111,12 @@ class Member:
         if ready.hard_state is not None:
             self.saved = ready.hard_state
             vote = ready.hard_state.voted_for or "-"
-            self.events.append(f"{self.name} saves term {ready.hard_state.term} vote {vote}")
+            standing = "" if ready.hard_state.whole else ", recovering"
+            if ready.hard_state.whole and not self.noted_whole:
+                standing = ", whole"
+            self.noted_whole = ready.hard_state.whole
+            term = ready.hard_state.term
+            self.events.append(f"{self.name} saves term {term} vote {vote}{standing}")
         for message in ready.messages:
             self.outbox.append(self._fill(message) if isinstance(message, AppendOrder) else message)
         if ready.commit_index is not None:

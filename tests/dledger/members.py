@@ -4,7 +4,9 @@ fails or blocks on command. For tests of the shell."""
 from __future__ import annotations
 
 import asyncio
+import errno
 import random
+import shutil
 import socket
 import threading
 import time
@@ -66,6 +68,8 @@ class TroubledDisk(OsDisk):
         super().__init__(root)
         self.trouble_below = "commitlog/"
         self.fail_writes = False
+        self.write_error = errno.EIO
+        self.power_cuts = 0
         self.fail_syncs = False
         self.let_sync = threading.Event()
         self.let_sync.set()
@@ -73,9 +77,12 @@ class TroubledDisk(OsDisk):
     def open(self, path: str, *, allocate_bytes: int | None = None) -> TroubledFile:  # type: ignore[override]
         return TroubledFile(self, path, super().open(path, allocate_bytes=allocate_bytes))
 
+    def boot_id(self) -> str:
+        return f"boot {self.power_cuts}"
+
     def before_write(self, path: str) -> None:
         if self.fail_writes and path.startswith(self.trouble_below):
-            raise OSError(28, "no space left, says the test")
+            raise OSError(self.write_error, "cannot write, says the test")
 
     def before_sync(self, path: str) -> None:
         if path.startswith(self.trouble_below):
@@ -164,7 +171,7 @@ class Node:
         self.sock = sock
         self.port = sock.getsockname()[1]
 
-    async def start(self) -> None:
+    async def start(self, recovering: str | None = None) -> None:
         group = self.group
         self.app = ListApplication(group.wake)
         self.app.applied_index = self.snapshot_index
@@ -192,6 +199,8 @@ class Node:
         )
         self.app.member = self.member
         self.running = True
+        if recovering is not None:
+            self.member.start_recovering(recovering)
         await self.member.start()
 
     async def stop(self) -> None:
@@ -199,6 +208,12 @@ class Node:
         await self.member.stop()
         self.commitlog.close()
         self.checkpoint.close()
+
+    async def lose_disk(self) -> None:
+        """Killed, and what it had stored is gone."""
+        await self.kill()
+        shutil.rmtree(self.disk.root)
+        self.disk = TroubledDisk(self.disk.root)
 
     async def kill(self) -> None:
         """Without a word: what was written stays, no transfer, no last message."""
@@ -263,13 +278,14 @@ class Group:
                     pass
 
     async def leader(self, among: Sequence[Node] | None = None) -> Node:
-        """The ready leader of the highest term among the running nodes."""
+        """The ready leader of the highest term among the running nodes, all of them whole."""
         nodes = self.nodes if among is None else among
 
         def ready() -> list[Node]:
-            return [
-                n for n in nodes if n.running and n.app.ready and n.member.core.role is Role.LEADER
-            ]
+            running = [n for n in nodes if n.running]
+            if not all(n.member.core.whole or n.fatal for n in running):
+                return []
+            return [n for n in running if n.app.ready and n.member.core.role is Role.LEADER]
 
         await self.until(lambda: bool(ready()))
         return max(ready(), key=lambda n: n.member.core.term)

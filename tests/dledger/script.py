@@ -4,7 +4,8 @@ A script is blocks separated by blank lines; a block is commands, a line `----`,
 they print. Lines beginning with # are kept. Commands:
 
     nodes a b c [name=value ...]   the group, with CoreConfig values
-    log a 1 1 2 [term=3] [vote=b]  put a member with this log (terms of frames 1..) in place
+    log a 1 1 2 [term=3] [vote=b]  put a member with this log (terms of frames 1..) in place;
+                                   [recovering]: it may have lost promises
     campaign a                     a's election time-out is over
     deliver [n] | deliver a->b [n] hand over queued messages, printing them
     settle                         deliver all, printing only what came of it
@@ -15,9 +16,10 @@ they print. Lines beginning with # are kept. Commands:
     propose a x / read a 7         a client's word; a refusal is printed
     hold a / durable a [index]     a's disk is slow / has caught up
     kill a / restart a             the others see the connection close / boot from its disk
+    wipe a                         a dies without a word, and its disk is replaced by a blank one
     powercut a                     a dies without a word and loses what is not durable
     close a b / open a b           a sees the connection with b close / open
-    transfer a b / stepdown a
+    transfer a b / stepdown a / full a / stall a / works a
     run ms                         time passes, what is sent arrives at once
     tick ms                        time passes, messages stay queued
     queue / state                  what is on the way / where everybody stands
@@ -57,22 +59,27 @@ def describe(message: Message) -> str:
         case AppendResponse():
             asked = f"term {message.term} for {message.request_term}"
             if message.success:
-                return f"{link} appended {asked} match {message.match_index}"
+                standing = ", recovering" if message.recovering else ""
+                return f"{link} appended {asked} match {message.match_index}{standing}"
             hint = f"try {message.conflict_index} after term {message.conflict_term}"
             return f"{link} refused {asked} at {message.prev_index}, {hint}"
         case Heartbeat():
             what = f"round {message.round} commit {message.commit_index}"
+            what += " certified" if message.certified else ""
             return f"{link} heartbeat term {message.term} {what}"
         case HeartbeatResponse():
             asked = f"term {message.term} for {message.request_term}"
             has = f"durable {message.last_index} match {message.match_index}"
+            has += ", recovering" if message.recovering else ""
             return f"{link} alive {asked} round {message.round} {has}"
         case TimeoutNow():
             return f"{link} timeout-now term {message.term}"
         case _:
             kind = "pre-vote" if message.pre_vote else "vote"
             verdict = "granted" if message.granted else "refused"
-            return f"{link} {kind} {verdict} term {message.term} for {message.request_term}"
+            standing = ", recovering" if message.recovering else ""
+            asked = f"term {message.term} for {message.request_term}"
+            return f"{link} {kind} {verdict} {asked}{standing}"
 
 
 class Script:
@@ -116,10 +123,11 @@ class Script:
         self.group = Group("".join(names), config)
 
     def do_log(self, name: str, *words: str) -> None:
-        terms = [int(word) for word in words if "=" not in word]
+        terms = [int(word) for word in words if word.isdecimal()]
         values = dict(word.split("=") for word in words if "=" in word)
         term = int(values.get("term", terms[-1] if terms else 0))
-        self.group.add(name, terms, HardState(term, values.get("vote")))
+        whole = "recovering" not in words
+        self.group.add(name, terms, HardState(term, values.get("vote"), whole))
 
     def do_campaign(self, name: str) -> None:
         self.group.campaign(name)
@@ -212,6 +220,14 @@ class Script:
         member.holding = False
         del member.log[member.core.durable_index :]
 
+    def do_wipe(self, name: str) -> None:
+        member = self.group[name]
+        member.down = True
+        member.holding = False
+        member.log.clear()
+        member.saved = HardState(0, None, whole=False)
+        member.noted_whole = False
+
     def do_restart(self, name: str) -> None:
         member = self.group[name]
         member.down = False
@@ -233,6 +249,19 @@ class Script:
     def do_stepdown(self, name: str) -> None:
         self.group[name].core.step_down("its disk failed")
 
+    def do_full(self, name: str) -> None:
+        self.group[name].core.disk_fails("its disk is full", takes_frames=False)
+
+    def do_stall(self, name: str) -> None:
+        self.group[name].holding = True
+        self.group[name].core.disk_fails("its disk stalls")
+
+    def do_works(self, name: str) -> None:
+        member = self.group[name]
+        member.holding = False
+        member.core.disk_works()
+        member.core.durable(len(member.log))
+
     # -- looking ----------------------------------------------------------------------------------
 
     def do_queue(self) -> list[str]:
@@ -249,5 +278,5 @@ class Script:
         return (
             f"{member.name} {core.role.value} term {core.term} vote {core.voted_for or '-'} "
             f"leader {core.leader or '-'} commit {core.commit_index} "
-            f"durable {core.durable_index} log [{terms}]"
+            f"durable {core.durable_index} log [{terms}]{'' if core.whole else ' recovering'}"
         )

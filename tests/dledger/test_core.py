@@ -325,7 +325,9 @@ def test_a_follower_that_needs_what_retention_took_is_stranded() -> None:
 
 def test_a_trimmed_log_boots_with_what_was_cut_as_committed() -> None:
     index = LogIndex(first_index=11, previous_term=3, start_position=1000)
-    core = RaftCore("a", {"a", "b"}, CoreConfig(), index, HardState(3, None), Random(1), 0.0)
+    core = RaftCore(
+        "a", {"a", "b"}, CoreConfig(), index, HardState(3, None), Random(1), 0.0, incarnation=1
+    )
     assert (core.commit_index, core.last_index, core.durable_index) == (10, 10, 10)
     core.step(Heartbeat("b", "a", 3, 10, 1), 0.0)
     frames = make_log([3] * 12)[7:]

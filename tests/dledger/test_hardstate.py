@@ -32,7 +32,7 @@ def load(root: Path) -> HardState:
 
 def test_a_new_replica_has_no_file_and_no_vote(tmp_path: Path) -> None:
     file = opened(tmp_path)
-    assert file.load() == HardState(0, None)
+    assert file.load() == HardState(0, None, whole=False)
     assert file.is_new
     assert not (tmp_path / PATH).exists()
 
@@ -48,25 +48,36 @@ def test_what_was_saved_is_loaded(tmp_path: Path, vote: str | None) -> None:
     again = opened(tmp_path)
     assert again.load() == HardState(3, vote)
     assert not again.is_new
-    again.save(HardState(4, "n1"))
+    again.save(HardState(4, "n1", whole=False))
     again.close()
-    assert load(tmp_path) == HardState(4, "n1")
+    assert load(tmp_path) == HardState(4, "n1", whole=False)
 
 
-@pytest.mark.parametrize("torn_at", [0, 1, 7, 15, 16, 20, 26])
-def test_a_torn_save_leaves_the_state_before_it(tmp_path: Path, torn_at: int) -> None:
-    file = opened(tmp_path)
+def saved(root: Path, *states: HardState) -> list[bytes]:
+    """The file's bytes after each save."""
+    file = opened(root)
     file.load()
-    file.save(HardState(1, "n0"))
-    file.save(HardState(2, "n1"))
-    before = (tmp_path / PATH).read_bytes()
-    file.save(HardState(3, "n2"))
+    contents = []
+    for state in states:
+        file.save(state)
+        contents.append((root / PATH).read_bytes())
     file.close()
-    after = (tmp_path / PATH).read_bytes()
-    # The third save went to slot 0; only its first bytes came down before the crash.
-    torn = after[:torn_at] + before[torn_at:]
-    (tmp_path / PATH).write_bytes(torn)
-    assert load(tmp_path) == HardState(2, "n1")
+    return contents
+
+
+@pytest.mark.parametrize("torn_at", [0, 1, 7, 15, 16, 20, 26, SLOT_SIZE_BYTES - 1])
+@pytest.mark.parametrize("slot", [0, 1])
+def test_a_torn_save_leaves_the_state_before_it_or_the_new_one(
+    tmp_path: Path, slot: int, torn_at: int
+) -> None:
+    before, after = saved(tmp_path, HardState(2, "n1"), HardState(3, "n2"))
+    cut = slot * SLOT_SIZE_BYTES + torn_at  # what was written before the crash
+    (tmp_path / PATH).write_bytes(after[:cut] + before[cut:])
+    whole = slot == 1 or torn_at >= 40  # the record is shorter than that
+    expected = HardState(3, "n2") if whole else HardState(2, "n1")
+    assert load(tmp_path) == expected
+    data = (tmp_path / PATH).read_bytes()
+    assert data[:SLOT_SIZE_BYTES] == data[SLOT_SIZE_BYTES:]  # made good
     again = opened(tmp_path)
     again.load()
     again.save(HardState(5, None))
@@ -74,17 +85,56 @@ def test_a_torn_save_leaves_the_state_before_it(tmp_path: Path, torn_at: int) ->
     assert load(tmp_path) == HardState(5, None)
 
 
+@pytest.mark.parametrize("slot", [0, 1])
+def test_a_rotten_slot_never_brings_an_older_promise_back(tmp_path: Path, slot: int) -> None:
+    """Whichever of the two rots, bit by bit, and however often the state was saved before."""
+    states = [HardState(7, "n0"), HardState(8, "n1"), HardState(8, "n1", whole=False)]
+    for state, sound in zip(states, saved(tmp_path, *states), strict=True):
+        for bit in range(8 * 36):  # header, content, checksum: 12 + 16 + 4 and some zeros
+            rotten = bytearray(sound)
+            rotten[slot * SLOT_SIZE_BYTES + bit // 8] ^= 1 << bit % 8
+            (tmp_path / PATH).write_bytes(rotten)
+            assert load(tmp_path) == state
+            head = (tmp_path / PATH).read_bytes()[slot * SLOT_SIZE_BYTES :][:32]
+            assert head == sound[slot * SLOT_SIZE_BYTES :][:32]  # rewritten
+
+
 def test_two_damaged_slots_are_refused_and_never_new(tmp_path: Path) -> None:
-    file = opened(tmp_path)
-    file.load()
-    file.save(HardState(7, "n0"))
-    file.save(HardState(8, "n0"))
-    file.close()
-    data = bytearray((tmp_path / PATH).read_bytes())
+    (data,) = saved(tmp_path, HardState(8, "n0"))
+    rotten = bytearray(data)
     for slot in (0, 1):
-        data[slot * SLOT_SIZE_BYTES + 20] ^= 0x40
-    (tmp_path / PATH).write_bytes(data)
+        rotten[slot * SLOT_SIZE_BYTES + 20] ^= 0x40
+    (tmp_path / PATH).write_bytes(rotten)
     with pytest.raises(HardStateDamaged, match=r"slot 0 .*slot 1"):
+        load(tmp_path)
+    # What it held is lost; the next promise is kept in a new file.
+    file = opened(tmp_path)
+    with pytest.raises(HardStateDamaged):
+        file.load()
+    file.save(HardState(9, None, whole=False))
+    file.close()
+    assert load(tmp_path) == HardState(9, None, whole=False)
+
+
+@pytest.mark.parametrize("vote", [None, "n1"])
+def test_a_record_of_version_1_is_read_as_whole(tmp_path: Path, vote: str | None) -> None:
+    """As programs before this one wrote it: term, length, vote."""
+    name = (vote or "").encode()
+    content = (77).to_bytes(8, "big") + (len(name) if vote else 0xFFFF).to_bytes(2, "big") + name
+    slots = SlotFile(OsDisk(str(tmp_path)), PATH)
+    slots.save(content)
+    slots.close()
+    assert load(tmp_path) == HardState(77, vote)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\x02\x00", b"\x03" + bytes(11), b"\x02\x04" + bytes(10)]
+)
+def test_a_record_of_another_kind_is_damage(tmp_path: Path, content: bytes) -> None:
+    slots = SlotFile(OsDisk(str(tmp_path)), PATH)
+    slots.save(content)
+    slots.close()
+    with pytest.raises(HardStateDamaged):
         load(tmp_path)
 
 
@@ -100,7 +150,7 @@ def test_a_crashed_creation_leaves_a_new_replica(tmp_path: Path) -> None:
     (tmp_path / "raft").mkdir()
     (tmp_path / (PATH + ".new")).write_bytes(b"half a slot")
     file = opened(tmp_path)
-    assert file.load() == HardState(0, None)
+    assert file.load() == HardState(0, None, whole=False)
     assert file.is_new
     file.save(HardState(1, "n2"))
     file.close()
@@ -129,8 +179,9 @@ def test_a_slot_of_another_version_is_named(tmp_path: Path) -> None:
     data = bytearray((tmp_path / "raft/x").read_bytes())
     from google_crc32c import value
 
-    data[5] = 9
-    data[19:23] = value(bytes(data[:19])).to_bytes(4, "big")
+    for at in (0, SLOT_SIZE_BYTES):
+        data[at + 5] = 9
+        data[at + 19 : at + 23] = value(bytes(data[at : at + 19])).to_bytes(4, "big")
     (tmp_path / "raft/x").write_bytes(data)
     with pytest.raises(SlotsDamaged, match="version 9"):
         SlotFile(OsDisk(str(tmp_path)), "raft/x").load()

@@ -219,7 +219,7 @@ async def test_malformed_input_closes_that_connection_and_nothing_else(net: Net)
     await net.start("n1")
     a = net.seen["n0"]
     await a.until(lambda: a.opened == ["n1"])
-    for rubbish in (b"GET / HTTP/1.1\r\n\r\n", b"\0" * 2000, b"RMQP\x01" + b"\xff" * 2000):
+    for rubbish in (b"GET / HTTP/1.1\r\n\r\n", b"\0" * 2000, b"RMQP\x02" + b"\xff" * 2000):
         reader, writer = await dial(net, "n0")
         writer.write(rubbish)
         try:
@@ -287,7 +287,7 @@ async def test_a_peer_that_does_not_read_cannot_fill_our_memory(net: Net) -> Non
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(10)
-        writer.write(b"RMQA\x01\x00\x00\x00")
+        writer.write(b"RMQA\x02\x00\x00\x00")
         writer.transport.pause_reading()  # type: ignore[attr-defined]
         stalled.append(writer)
 

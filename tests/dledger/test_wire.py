@@ -41,13 +41,19 @@ MESSAGES: list[PeerMessage] = [
     VoteRequest(A, B, 5, 10, 4, True),
     VoteRequest(A, B, 5, 10, 4, False, True),
     VoteResponse(A, B, 5, 6, True, False),
+    VoteRequest(A, B, 5, 10, 4, False, False, 2**62),
     VoteResponse(A, B, 5, 6, False, True),
+    VoteResponse(A, B, 5, 6, False, True, 7, 2**64 - 1),
     AppendRequest(A, B, 7, 20, 6, 18, ()),
     AppendRequest(A, B, 7, 20, 6, 18, (frame(21), frame(22, b""), frame(23, b"x" * 5000))),
     AppendResponse(A, B, 1, 2, True, 3, 4, 5, 6, 7),
     AppendResponse(A, B, 1, 2, False, 3, 4, 5, 6, 2**62),
+    AppendResponse(A, B, 1, 2, True, 3, 4, 5, 6, 7, True),
+    AppendResponse(A, B, 1, 2, False, 3, 4, 5, 6, 7, True),
     Heartbeat(A, B, 1, 2, 3),
+    Heartbeat(A, B, 1, 2, 3, 2**62),
     HeartbeatResponse(A, B, 1, 2, 3, 4, 5, 6),
+    HeartbeatResponse(A, B, 1, 2, 3, 4, 5, 6, 2**62),
     TimeoutNow(A, B, 9),
     RepairRequest(A, B, 1, 20, 3, 4, 1 << 20),
     RepairRequest(A, B, 2**62, 1, 0, 0, 0),
@@ -135,9 +141,9 @@ def append_with(tail: bytes, count: int, **more: int) -> bytes:
     ("data", "reason"),
     [
         (b"\0\0\0\x10\x09\x05", "version 9"),
-        (b"\0\0\0\x10\x01\x63", "kind 99"),
-        (sealed(5, 1, 2, 3, tail=b"more"), "kind 5 of 38 bytes"),
-        (sealed(5, 1, 2, 3, length=-5), "kind 5 of -1 bytes"),
+        (b"\0\0\0\x10\x02\x63", "kind 99"),
+        (sealed(5, 1, 2, 3, 4, tail=b"more"), "kind 5 of 46 bytes"),
+        (sealed(5, 1, 2, 3, 4, length=-5), "kind 5 of -1 bytes"),
         (append_with(b"", 0, length=1), "kind 3 of 5 bytes"),
         (append_with(b"", 1, length=wire.MESSAGE_SIZE_BYTES_MAX + 1), "limit"),
         (append_with(b"", -1), "-1 frames"),
@@ -147,8 +153,8 @@ def append_with(tail: bytes, count: int, **more: int) -> bytes:
         (append_with(frame(22).data, 1), "frame 22 where 21 belongs"),
         (append_with(frame(21).data + b"!", 1), "1 bytes left over"),
         (append_with(frame(21).data, 0), "67 bytes left over"),
-        (sealed(2, 1, 2, 7), "flags"),
-        (sealed(4, 1, 2, 3, 0, 0, 0, 0, 0), "truth value"),
+        (sealed(2, 1, 2, 7, 0, 0), "flags"),
+        (sealed(4, 1, 2, 4, 0, 0, 0, 0, 0), "flags"),
         (sealed(20, 1, 0, 0, 0, 0), "a repair request of"),
         (sealed(20, 1, 5, 0, -1, 0), "a repair request of"),
         (sealed(20, 1, 5, 0, 1, -1), "a repair request of"),
@@ -190,7 +196,7 @@ def test_hello_comes_back_cut_anywhere() -> None:
     [
         (b"G", "not the peer protocol"),
         (b"GET / HTTP/1.1\r\n", "not the peer protocol"),
-        (b"RMQP\x02", "version 2"),
+        (b"RMQP\x01", "version 1"),
         (encode_hello(Hello("g", "a", "b"))[:-1] + b"?", "checksum"),
     ],
 )
@@ -208,4 +214,4 @@ def test_answers(reason: str) -> None:
     with pytest.raises(WireError):
         decode_answer(b"HTTP")
     with pytest.raises(WireError, match="answer code"):
-        decode_answer(b"RMQA\x01\x00\x00\x05hello")
+        decode_answer(b"RMQA\x02\x00\x00\x05hello")

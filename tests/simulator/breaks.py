@@ -39,7 +39,8 @@ class ForgetsVote(SimNode):
 
     def _save_hard_state(self, ready: Ready) -> None:
         assert ready.hard_state is not None
-        self.hard_state.save(HardState(ready.hard_state.term, None))
+        state = ready.hard_state
+        self.promises.hard_state.save(HardState(state.term, None, state.whole))
 
 
 class IgnoresRequestTerm(RaftCore):
@@ -75,10 +76,10 @@ class _Counted(Tally):
 
     __slots__ = ()
 
-    def record(self, voter: str, granted: bool) -> None:
-        super().record(voter, granted)
+    def record(self, voter: str, granted: bool, recovering: int = 0) -> None:
+        super().record(voter, granted, recovering)
         if granted and voter in self.granted:
-            self.granted.add(f"{voter} {len(self.granted)}")
+            self.granted[f"{voter} {len(self.granted)}"] = recovering
 
 
 class CountsVotesByNumber(RaftCore):

@@ -136,6 +136,7 @@ class SimDisk:
         self.rng = rng
         self.generation = 0
         self.operations = 0
+        self.power_cuts = 0
         self.sync_horizon: int | None = None  # a sync that is under way covers no later write
         self._crash_in: int | None = None
         self._names: dict[str, SimInode] = {}
@@ -168,6 +169,7 @@ class SimDisk:
     def lose_power(self) -> None:
         """Decide what of the unsynced survives."""
         self.kill_process()
+        self.power_cuts += 1
         # Names are journalled: what survives is the beginning of what was done to them.
         for kind, path, other in self._pending[: self.rng.randint(0, len(self._pending))]:
             self._settle(kind, path, other)
@@ -248,6 +250,9 @@ class SimDisk:
             else:
                 keep.append((kind, name, other))
         self._pending = keep
+
+    def boot_id(self) -> str:
+        return f"boot {self.power_cuts}"
 
     def usage(self) -> tuple[int, int]:
         used = sum(len(inode.data) for inode in self._names.values())

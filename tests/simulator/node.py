@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from dledger.core import RaftCore
 from dledger.errors import Busy, NotLeader
-from dledger.hardstate import HardStateFile
 from dledger.log import LogSyncTicket, RaftLog
 from dledger.messages import AppendOrder, AppendRequest, Message, Outgoing, Ready, Role
+from dledger.promises import Promises
 from store.checkpoint import Checkpoint
 from store.commitlog import CommitLog
 from store.frame import Frame, FrameKind, seal_frame
@@ -61,8 +61,8 @@ class SimNode:
             self.commitlog.open()
             self.log = RaftLog(self.commitlog)
             self.log.open()
-            self.hard_state = HardStateFile(self.disk, "raft/hardstate")
-            hard_state = self.hard_state.load()
+            self.promises = Promises(self.disk, "raft", unsynced=not world.profile.durable)
+            hard_state = self.promises.open(self.log.last_index == 0)
         except SimCrash:
             self.crash(power=False)
             return
@@ -74,6 +74,7 @@ class SimNode:
             hard_state,
             world.rng,
             world.now_ms,
+            incarnation=self.incarnation,
         )
         self.up = True
         self.paused = False
@@ -212,10 +213,14 @@ class SimNode:
     def _work(self) -> None:
         """Perform everything that is ready; die here if the disk says so."""
         try:
-            while (ready := self.core.ready()) is not None:
-                self._perform(ready)
-                if self.core.wants_noop:
+            while True:
+                ready = self.core.ready()
+                if ready is not None:
+                    self._perform(ready)
+                elif self.core.wants_noop:
                     self.core.propose(self._seal(FrameKind.NOOP, b""))
+                else:
+                    break
             self._start_sync()
         except SimCrash:
             self.crash(power=self.world.profile.durable and self.world.rng.random() < 0.5)
@@ -253,7 +258,7 @@ class SimNode:
 
     def _save_hard_state(self, ready: Ready) -> None:
         assert ready.hard_state is not None
-        self.hard_state.save(ready.hard_state)
+        self.promises.hard_state.save(ready.hard_state)
 
     def _send(self, message: Outgoing) -> None:
         if isinstance(message, AppendOrder):

@@ -1,0 +1,56 @@
+"""Whether this node's disk lets it lead. Pure.
+
+ok       it does
+stalled  an fdatasync, of the log or of a vote, has been under way for too long
+full     there is no room for the next frame: nothing is acknowledged until there is
+failed   a write or an fdatasync failed: the member has ended
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class DiskState(Enum):
+    OK = "ok"
+    STALLED = "stalled"
+    FULL = "full"
+    FAILED = "failed"
+
+
+class DiskHealth:
+    """The state and why. `failed` is final; a full disk is not also called stalled."""
+
+    def __init__(self, stall_ms: int) -> None:
+        self.state = DiskState.OK
+        self.reason = ""
+        self._stall_ms = stall_ms
+
+    def synced(self, under_way_ms: float) -> bool:
+        """Note for how long the oldest fdatasync has been under way; True if the state changed."""
+        if self.state is DiskState.OK and under_way_ms > self._stall_ms:
+            self.state = DiskState.STALLED
+            self.reason = f"fdatasync has not returned for {under_way_ms:.0f} ms"
+            return True
+        if self.state is DiskState.STALLED and under_way_ms <= self._stall_ms:
+            self._clear()
+            return True
+        return False
+
+    @property
+    def is_full(self) -> bool:
+        return self.state is DiskState.FULL
+
+    def full(self, reason: str) -> None:
+        if self.state is not DiskState.FAILED:
+            self.state, self.reason = DiskState.FULL, reason
+
+    def has_room(self) -> None:
+        if self.state is DiskState.FULL:
+            self._clear()
+
+    def failed(self, reason: str) -> None:
+        self.state, self.reason = DiskState.FAILED, reason
+
+    def _clear(self) -> None:
+        self.state, self.reason = DiskState.OK, ""

@@ -1,0 +1,108 @@
+"""What a start finds of the promises this replica made: whole, or may some be lost?
+
+A replica's promises are its votes (the vote file) and what it acknowledged (the log). It starts
+recovering (standing.py says what follows from that) when it cannot know that it has them all:
+
+1. There is no vote file: a first start, and a lost disk look alike.
+2. The vote file is damaged.
+3. The process before this one acknowledged frames before they were durable (ASYNC_FLUSH), did not
+   stop cleanly, and the machine went down since: `Disk.boot_id` is not the one it noted. A killed
+   process loses nothing, and under SYNC_FLUSH nor does a power cut.
+4. Somebody says so (`give_up`): frames that were once durable are gone.
+5. It was recovering when it stopped.
+
+What the process before this one was is noted in a second `SlotFile`, big-endian:
+
+    off size field
+    0   1    version  1
+    1   1    flags    1: acknowledged before durable; 2: stopped cleanly, everything durable
+    2   n    boot id of the machine, ASCII; none if it was unknown
+
+Both files are durable before `open` returns, the vote file first: a crash in between repeats it.
+"""
+
+from __future__ import annotations
+
+from dledger.hardstate import HardStateDamaged, HardStateFile
+from dledger.messages import HardState
+from dledger.slots import SlotFile, SlotsDamaged
+from store.disk import Disk
+
+_VERSION = 1
+_UNSYNCED = 1
+_CLEAN = 2
+BOOT_ID_SIZE_BYTES_MAX = 128
+
+
+class Promises:
+    """`open` once the log is open (everything in it is durable then), `close` in the end."""
+
+    def __init__(self, disk: Disk, directory: str, unsynced: bool) -> None:
+        """`unsynced`: this process acknowledges frames before they are durable."""
+        self.hard_state = HardStateFile(disk, f"{directory}/hardstate")
+        self.recovering: str | None = None  # why this replica did not start whole
+        self._boot = SlotFile(disk, f"{directory}/boot")
+        self._disk = disk
+        self._unsynced = unsynced
+        self._opened = False
+        self._noted = b""
+
+    def give_up(self, reason: str) -> None:
+        """Before `open`: something that this replica once promised to keep is gone."""
+        assert not self._opened
+        self.recovering = reason
+
+    def open(self, log_is_empty: bool) -> HardState:
+        """The state to start from. Blocking. Raises OSError."""
+        assert not self._opened
+        try:
+            state = self.hard_state.load()
+            lost = "there is no vote file" if self.hard_state.is_new else None
+        except HardStateDamaged as error:
+            state = HardState(0, None, whole=False)
+            lost = str(error)
+        if lost is None and not state.whole:
+            lost = "it was recovering when it stopped"
+        lost = self._power_was_cut(log_is_empty) or lost
+        self.recovering = self.recovering or lost
+        if self.recovering is not None:
+            state = HardState(state.term, state.voted_for, whole=False)
+            self.hard_state.save(state)
+        self._opened = True
+        self._note(_UNSYNCED if self._unsynced else 0)
+        return state
+
+    def close(self, clean: bool) -> None:
+        """`clean`: everything acknowledged is durable. Raises OSError."""
+        if clean and self._opened:
+            self._note((_UNSYNCED if self._unsynced else 0) | _CLEAN)
+        self.hard_state.close()
+        self._boot.close()
+
+    def _power_was_cut(self, log_is_empty: bool) -> str | None:
+        """Whether the process before this one may have lost what it had acknowledged."""
+        try:
+            noted = self._boot.load()
+        except SlotsDamaged as error:
+            noted = None
+            reason = f"whether the machine went down is not known: {error}"
+        else:
+            reason = "whether the machine went down is not noted"
+        if noted is None or len(noted) < 2 or noted[0] != _VERSION:
+            return reason if self._unsynced and not log_is_empty else None
+        self._noted = noted
+        flags, boot_id = noted[1], noted[2:]
+        if not flags & _UNSYNCED or flags & _CLEAN:
+            return None
+        if boot_id and boot_id == self._boot_id():
+            return None
+        return "the machine went down, and frames were acknowledged before they were durable"
+
+    def _note(self, flags: int) -> None:
+        content = bytes([_VERSION, flags]) + self._boot_id()
+        if content != self._noted:
+            self._boot.save(content)
+            self._noted = content
+
+    def _boot_id(self) -> bytes:
+        return self._disk.boot_id().encode()[:BOOT_ID_SIZE_BYTES_MAX]

@@ -1,0 +1,54 @@
+"""Saves term and vote in a thread of its own, so that a slow disk does not hold up the loop.
+
+One save at a time, and the member performs nothing further until it has returned: the order
+persist, send, acknowledge stays what it is. A failed save is final: no message may leave.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from dledger.hardstate import HardStateFile
+from dledger.messages import HardState
+
+
+class HardStateSaver:
+    """Owned by the member; on the loop, but for the saving."""
+
+    def __init__(self, file: HardStateFile) -> None:
+        self._file = file
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="raft-votes")
+        self._saving: asyncio.Future[None] | None = None
+        self._begun_ms: float | None = None
+
+    @property
+    def busy(self) -> bool:
+        return self._saving is not None
+
+    def save(self, state: HardState, then: Callable[[BaseException | None], None]) -> None:
+        """Call `then(error or None)` on the loop when `state` is durable, or cannot be made so."""
+        assert self._saving is None
+        loop = asyncio.get_running_loop()
+        saving = self._saving = loop.run_in_executor(self._pool, self._file.save, state)
+
+        def done(future: asyncio.Future[None]) -> None:
+            self._saving = self._begun_ms = None
+            then(future.exception())
+
+        saving.add_done_callback(done)
+
+    def stalled_ms(self, now_ms: float) -> float:
+        """For how long (to a call) one save has been under way; 0 if none is."""
+        if self._saving is None:
+            return 0.0
+        if self._begun_ms is None:
+            self._begun_ms = now_ms
+        return now_ms - self._begun_ms
+
+    async def stop(self) -> None:
+        """Wait for the save under way."""
+        if self._saving is not None:
+            await asyncio.wait([self._saving])
+        self._pool.shutdown()

@@ -1,0 +1,206 @@
+"""Whole or recovering: what becomes of a replica that may have lost what it promised. Pure.
+
+Raft assumes that a replica never forgets a vote it gave or a frame it acknowledged. One that
+cannot know that (a blank disk, a lost vote file, a power cut under ASYNC_FLUSH, frames given up
+as damaged: bootmark.py decides) is *recovering*: it follows, votes and acknowledges as always,
+but says so with every word, until it is *whole* again. n voters, q = a majority, and at most
+f = n - q of them not whole at a time, or nothing is promised:
+
+1. A candidate wins with the grants of q whole voters (itself counted only if whole), or with
+   those of all n. 2. Only whole replicas' copies count for commit, and only their answers confirm
+   reads: a replica that forgot its vote in a later term would otherwise acknowledge to a leader
+   that this vote has deposed. 3. A vote counts for the candidacy (term and incarnation) that asked
+   for it, and a voter repeats a grant to no other: votes that reach a candidate which lost its own
+   memory count for nothing.
+
+Catching up: a *barrier*. The leader L of term T, whole and elected by q whole voters, hears in a
+heartbeat's answer of a recovering incarnation of w that it does not know. It proposes a no-op e.
+Once f + 1 whole replicas other than w (q of any n, less w, has one of them) have e durable in
+term T, and w has everything up to e durable and verified, L says so in its heartbeats
+(`certified` = that incarnation). w, still in term T, is whole from then on.
+
+Why that is enough. e was proposed after w had lost its memory. Suppose a forgotten vote of w
+helps a candidacy of A in a term t > T to win. Of the other q - 1 (or all) voters of A some x is
+among those f + 1. Had x voted for A before it got e, it would have refused e, being in term t; so
+it voted later, and (Raft 5.4.1) A's log held e when A's candidacy began. But then it began after
+w had forgotten, and what w said before was no vote in it. So no such candidacy ever wins, and
+what w acknowledged to a leader of such a term was never committed by it (no such leader is). What
+w acknowledged in terms up to T is in L's log before e as far as it is or will be committed (Raft
+5.4.3), so w has it again. Terms below T: w votes in none any more. T itself: L has won it, and
+w, becoming whole with no vote in T that it knows of, notes one for L, or it could help a late
+second candidacy to win T after a restart. (The same holds for L itself, should it be recovering
+and elected by q whole others: its first no-op is its barrier.)
+
+Why the words of peers are not enough without a barrier, be they f + 1: with five replicas, x may
+answer first and then vote for A, whose candidacy is as old as w's forgotten vote. And why not
+the leader alone: it may be deposed and not know it.
+
+Founding. When fewer than q voters are whole (the first start of a group; a power cut of all under
+ASYNC_FLUSH; the loss of a majority's disks, when the promise is void, but what is left should be
+led), only all n together elect: the best log that is left leads. Such a leader is *provisional*:
+it commits nothing and certifies nobody until all n have its first no-op durable, each in the very
+incarnation in which it granted its vote. Then everybody is certified. A voter that comes back in
+another incarnation has lost, maybe, that grant: the leader gives up and all are asked again.
+
+Why that is enough. Every recovering voter w forgot before it granted, all grants came before the
+no-op e, and all acknowledged e in the leader's term t. A candidacy of A in a later term to which
+w had given a forgotten vote began before e; since A acknowledged e in term t, A has forgotten it
+too, and a candidacy ends with the process that runs it. Had it won before that, all its q voters
+must have forgotten: more than f at a time. Therefore also nothing was acknowledged to a leader
+of such a term. What was acknowledged in earlier terms and is committed is on one of the n whose
+memory is sound, and the leader's log is at least as good as that one's. After a restart of a
+blank group's first leader the others may not know yet that they are whole: then all are needed
+once more.
+
+So the first start of a group, and only that, needs all replicas once. A group of one founds by
+itself. A group of two cannot elect while one of the two recovers but by both together.
+"""
+
+from __future__ import annotations
+
+from dledger.messages import HeartbeatResponse, NodeId, Role
+from dledger.progress import Progress
+from dledger.quorum import witnesses
+from dledger.state import CoreState
+
+
+class Standing(CoreState):
+    """How a leader makes its followers, and itself, whole."""
+
+    __slots__ = ()
+
+    def _advance_commit(self) -> None:
+        raise NotImplementedError  # leading.py
+
+    def _send_heartbeat(self, progress: Progress) -> None:
+        raise NotImplementedError  # leading.py
+
+    # -- the leader -------------------------------------------------------------------------
+
+    def _note_standing(self, progress: Progress, response: HeartbeatResponse) -> None:
+        """What the follower's answer, the newest of it, says about itself."""
+        recovering = response.recovering
+        if recovering != progress.recovering:
+            if recovering:
+                self._meet_recovering(progress, response)
+            progress.recovering = recovering
+        if not recovering:
+            progress.certified = 0
+            self._count_whole(progress, response.match_index)
+        progress.reported_index = response.match_index
+        if recovering or self._provisional or not self.whole:
+            self._certify()
+
+    def _meet_recovering(self, progress: Progress, response: HeartbeatResponse) -> None:
+        """An incarnation unknown until now: what its node said before counts for nothing."""
+        if progress.recovering is not None or progress.match_index:
+            progress.forget(min(response.last_index, self._log.last_index))
+        progress.certified = 0
+        if progress.next_index <= self._log.last_index:
+            self._appends_due = True
+            self._dirty = True
+        if not self._provisional:
+            progress.barrier_index = self._log.last_index + 1
+            self.wants_noop = True
+
+    def _hurry(self, progress: Progress, match_index: int) -> None:
+        """The follower has acknowledged what it needs to be certified: have it say so in a
+        heartbeat's answer, which names its incarnation, now rather than at the next round."""
+        wanted = self._own_first_index if self._provisional else progress.barrier_index
+        if progress.reported_index < wanted <= match_index:
+            self._send_heartbeat(progress)
+
+    def _count_whole(self, progress: Progress, match_index: int) -> None:
+        """A whole follower has acknowledged up to `match_index`: it counts for commit."""
+        if match_index > progress.whole_index:
+            progress.whole_index = match_index
+            if match_index > self.commit_index:
+                self._advance_commit()
+
+    def _certify(self) -> None:
+        """Look who has made good what it may have lost."""
+        if self._provisional:
+            self._found()
+            return
+        if not self.whole:
+            first = self._own_first_index
+            if self.durable_index >= first and self._holders(first) >= self._witnesses():
+                self._become_whole(self.node_id)
+                self._advance_commit()
+            return  # others, from the next answer on
+        for progress in self._progress.values():
+            barrier = progress.barrier_index
+            if (
+                progress.recovering
+                and progress.certified != progress.recovering
+                and progress.reported_index >= barrier
+                and self._holders(barrier) >= self._witnesses()
+            ):
+                self._certify_follower(progress)
+
+    def _witnesses(self) -> int:
+        return witnesses(len(self.voters))
+
+    def _holders(self, index: int) -> int:
+        """How many whole replicas have frame `index` durable."""
+        count = int(self.whole and self.durable_index >= index)
+        for progress in self._progress.values():
+            count += not progress.recovering and progress.whole_index >= index
+        return count
+
+    def _certify_follower(self, progress: Progress) -> None:
+        assert progress.recovering
+        progress.certified = progress.recovering
+        self._send_heartbeat(progress)
+
+    def _found(self) -> None:
+        """All voters together have elected this leader: do all of them still know it?"""
+        first = self._own_first_index
+        for progress in self._progress.values():
+            if progress.recovering is None:
+                return
+            if progress.recovering != self._electors[progress.peer]:
+                self._become_follower(self.term, None, f"{progress.peer} may not know its vote")
+                return
+        followers = self._progress.values()
+        if self.durable_index < first or any(p.reported_index < first for p in followers):
+            return
+        self._provisional = False
+        if not self.whole:
+            self._become_whole(self.node_id)
+        for progress in followers:
+            if progress.recovering:
+                self._certify_follower(progress)
+        self._advance_commit()
+
+    def _cannot_go_on(self) -> bool:
+        """Whether everybody answers, but too few are whole for a barrier: all must elect anew."""
+        if self._provisional:
+            return False
+        silent_ms = self._now_ms - self.config.election_ms_max
+        whole = int(self.whole)
+        for progress in self._progress.values():
+            if progress.recovering is None or progress.heard_ms < silent_ms:
+                return False
+            whole += progress.certified == progress.recovering  # 0 and 0: it says so itself
+        return whole < self._witnesses()
+
+    # -- everybody --------------------------------------------------------------------------
+
+    def _become_whole(self, leader: NodeId) -> None:
+        """Everything promised and forgotten is made good, in the term of `leader`."""
+        assert not self.whole
+        self.whole = True
+        if self.voted_for is None:
+            self._vote_for(leader, 0)
+        self._out_hard_state = True
+        self._dirty = True
+
+    def _take_certificate(self, certified: int) -> bool:
+        """The current leader's word for `certified`; True if that made this replica whole."""
+        if self.whole or certified != self.incarnation:
+            return False
+        assert self.role is Role.FOLLOWER, self.role
+        assert self.leader is not None
+        self._become_whole(self.leader)
+        return True

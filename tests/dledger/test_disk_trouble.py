@@ -1,0 +1,153 @@
+"""A full disk, a slow one, a failed one: what the parts of the shell that look after it do."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from pathlib import Path
+
+import pytest
+
+from dledger.hardstate import HardStateFile
+from dledger.health import DiskHealth, DiskState
+from dledger.log import RaftLog
+from dledger.messages import HardState
+from dledger.saver import HardStateSaver
+from dledger.writer import FrameWriter
+from store.commitlog import CommitLog
+from store.disk import OsDisk, OsFile
+from store.frame import Frame
+from tests.dledger.group import make_frame
+from tests.dledger.members import TroubledDisk
+
+SEGMENT_SIZE_BYTES = 4096
+
+
+class SmallDisk(OsDisk):
+    """Has room for so many segments."""
+
+    def __init__(self, root: str, segments_max: int) -> None:
+        super().__init__(root)
+        self.segments_max = segments_max
+        self.error = errno.ENOSPC
+
+    def open(self, path: str, *, allocate_bytes: int | None = None) -> OsFile:
+        new = allocate_bytes is not None and not self.exists(path)
+        if new and len(self.listdir("commitlog")) >= self.segments_max:
+            raise OSError(self.error, "says the test")
+        return super().open(path, allocate_bytes=allocate_bytes)
+
+
+def written(root: Path, segments_max: int) -> tuple[SmallDisk, RaftLog, FrameWriter]:
+    disk = SmallDisk(str(root), segments_max)
+    commitlog = CommitLog(disk, "commitlog", SEGMENT_SIZE_BYTES)
+    commitlog.open()
+    log = RaftLog(commitlog)
+    log.open()
+    return disk, log, FrameWriter(log)
+
+
+def frames(first: int, last: int, term: int = 1) -> list[Frame]:
+    """Of 1,500 bytes: two to a segment."""
+    made = []
+    for index in range(first, last + 1):
+        position = (index - 1) // 2 * SEGMENT_SIZE_BYTES + (index - 1) % 2 * 1560
+        made.append(make_frame(index, term, position, bytes(1500)))
+    return made
+
+
+def test_frames_that_find_no_room_are_held_and_written_later(tmp_path: Path) -> None:
+    disk, log, writer = written(tmp_path, 1)
+    full = writer.append(frames(1, 4))
+    assert full is not None
+    assert full.errno == errno.ENOSPC
+    assert log.last_index == 2
+    assert [frame.index for frame in writer.held] == [3, 4]
+    assert writer.append(frames(5, 5)) is None  # behind them
+    assert not writer.retry()
+    assert [frame.index for frame in writer.held] == [3, 4, 5]
+    disk.segments_max = 2
+    assert not writer.retry()  # room for one more segment: two of the three
+    assert log.last_index == 4
+    disk.segments_max = 3
+    assert writer.retry()
+    assert log.last_index == 5
+    assert log.frames(1, 5) == tuple(frames(1, 5))
+
+
+def test_what_is_held_is_cut_before_what_is_written(tmp_path: Path) -> None:
+    _, log, writer = written(tmp_path, 1)
+    writer.append(frames(1, 4))
+    writer.truncate(4)
+    assert [frame.index for frame in writer.held] == [3]
+    assert log.last_index == 2
+    writer.truncate(2)
+    assert writer.held == []
+    assert log.last_index == 1
+    assert writer.retry()
+    assert writer.append(frames(2, 2, term=2)) is None
+    assert log.index.term_at(2) == 2
+
+
+def test_another_error_is_not_a_full_disk(tmp_path: Path) -> None:
+    disk, _, writer = written(tmp_path, 1)
+    disk.error = errno.EIO
+    with pytest.raises(OSError, match="says the test"):
+        writer.append(frames(1, 4))
+
+
+def test_the_health_of_a_disk() -> None:
+    health = DiskHealth(100)
+    assert not health.synced(100.0)
+    assert health.synced(101.0)
+    assert (health.state, health.reason) == (
+        DiskState.STALLED,
+        "fdatasync has not returned for 101 ms",
+    )
+    assert not health.synced(500.0)
+    assert health.synced(0.0)
+    assert (health.state, health.reason) == (DiskState.OK, "")
+    health.full("no room")
+    assert health.is_full
+    assert not health.synced(500.0)  # it is bad already
+    health.has_room()
+    assert health.state is DiskState.OK
+    health.failed("gone")
+    health.full("no room")
+    health.has_room()
+    assert not health.synced(500.0)
+    assert (health.state, health.reason) == (DiskState.FAILED, "gone")
+
+
+async def test_votes_are_saved_off_the_loop_and_a_hang_is_seen(tmp_path: Path) -> None:
+    disk = TroubledDisk(str(tmp_path))
+    disk.trouble_below = "raft/"
+    file = HardStateFile(disk, "raft/hardstate")  # type: ignore[arg-type]
+    file.load()
+    file.save(HardState(1, None))
+    saver = HardStateSaver(file)
+    outcomes: list[BaseException | None] = []
+    finished = asyncio.Event()
+
+    def done(error: BaseException | None) -> None:
+        outcomes.append(error)
+        finished.set()
+
+    disk.let_sync.clear()
+    assert saver.stalled_ms(5.0) == 0
+    saver.save(HardState(2, "a"), done)
+    assert saver.busy
+    assert saver.stalled_ms(10.0) == 0
+    assert saver.stalled_ms(3_010.0) == 3_000
+    assert outcomes == []
+    disk.let_sync.set()
+    await finished.wait()
+    assert outcomes == [None]
+    assert not saver.busy
+    assert saver.stalled_ms(9_999.0) == 0
+    disk.fail_syncs = True
+    finished.clear()
+    saver.save(HardState(3, "a"), done)
+    await finished.wait()
+    assert isinstance(outcomes[1], OSError)
+    await saver.stop()

@@ -1,0 +1,173 @@
+"""What a start makes of what it finds: whole, or recovering and why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from dledger.messages import HardState
+from dledger.promises import Promises
+from store.disk import OsDisk
+from tests.simulator.disk import SimDisk
+
+ASYNC, SYNC = True, False
+
+
+def start(disk: SimDisk, unsynced: bool, log_is_empty: bool = False) -> Promises:
+    disk.makedirs("raft")
+    promises = Promises(disk, "raft", unsynced)
+    promises.open(log_is_empty)
+    return promises
+
+
+def whole_disk(unsynced: bool) -> SimDisk:
+    """Of a replica that is whole in term 3 and has just started."""
+    disk = SimDisk(Random(1))
+    start(disk, unsynced, log_is_empty=True).hard_state.save(HardState(3, "b"))
+    disk.kill_process()
+    assert start(disk, unsynced).recovering is None
+    return disk
+
+
+def test_a_blank_disk_recovers_and_says_so_durably() -> None:
+    disk = SimDisk(Random(1))
+    promises = start(disk, SYNC, log_is_empty=True)
+    assert promises.recovering == "there is no vote file"
+    disk.lose_power()
+    promises = Promises(disk, "raft", SYNC)
+    assert promises.open(True) == HardState(0, None, whole=False)
+    assert promises.recovering == "it was recovering when it stopped"
+
+
+def test_a_log_without_its_votes_recovers() -> None:
+    disk = whole_disk(SYNC)
+    disk.remove("raft/hardstate")
+    assert start(disk, SYNC).recovering == "there is no vote file"
+
+
+def test_a_damaged_vote_file_recovers() -> None:
+    disk = whole_disk(SYNC)
+    file = disk.open("raft/hardstate")
+    file.pwrite(20, b"??")
+    file.pwrite(4096 + 20, b"??")
+    promises = Promises(disk, "raft", SYNC)
+    assert promises.open(False) == HardState(0, None, whole=False)
+    assert "term and vote are lost" in str(promises.recovering)
+    promises.hard_state.save(HardState(9, "c"))
+    disk.kill_process()
+    assert Promises(disk, "raft", SYNC).open(False) == HardState(9, "c")
+
+
+@pytest.mark.parametrize("unsynced", [ASYNC, SYNC])
+def test_a_killed_process_loses_nothing(unsynced: bool) -> None:
+    disk = whole_disk(unsynced)
+    for _ in range(3):
+        disk.kill_process()
+        assert start(disk, unsynced).recovering is None
+
+
+def test_a_power_cut_costs_what_was_acknowledged_before_it_was_durable() -> None:
+    disk = whole_disk(ASYNC)
+    disk.lose_power()
+    promises = Promises(disk, "raft", ASYNC)
+    assert promises.open(False) == HardState(3, "b", whole=False)  # term and vote are known
+    assert "the machine went down" in str(promises.recovering)
+
+
+def test_under_sync_flush_it_costs_nothing() -> None:
+    disk = whole_disk(SYNC)
+    disk.lose_power()
+    assert start(disk, SYNC).recovering is None
+    # It is what the process before acknowledged that counts, not what this one will.
+    disk.lose_power()
+    assert start(disk, ASYNC).recovering is None
+    disk.lose_power()
+    assert start(disk, SYNC).recovering is not None
+
+
+def test_a_kill_before_the_power_cut_does_not_hide_it() -> None:
+    disk = whole_disk(ASYNC)
+    disk.kill_process()
+    disk.lose_power()
+    assert start(disk, ASYNC).recovering is not None
+
+
+def test_after_a_clean_stop_the_machine_may_go_down() -> None:
+    disk = whole_disk(ASYNC)
+    disk.kill_process()
+    promises = start(disk, ASYNC)
+    promises.close(clean=True)
+    disk.lose_power()
+    assert start(disk, ASYNC).recovering is None
+    disk.lose_power()  # and the mark of the clean stop went with that start
+    assert start(disk, ASYNC).recovering is not None
+
+
+def test_a_stop_that_was_not_clean_is_a_kill() -> None:
+    disk = whole_disk(ASYNC)
+    disk.kill_process()
+    start(disk, ASYNC).close(clean=False)
+    disk.lose_power()
+    assert start(disk, ASYNC).recovering is not None
+
+
+@pytest.mark.parametrize("damage", ["missing", "rotten"])
+def test_without_the_note_only_a_log_of_sync_flush_is_trusted(damage: str) -> None:
+    for unsynced in (ASYNC, SYNC):
+        disk = whole_disk(unsynced)
+        if damage == "missing":
+            disk.remove("raft/boot")
+        else:
+            for at in (20, 4096 + 20):
+                disk.open("raft/boot").pwrite(at, b"??")
+        promises = start(disk, unsynced)
+        assert (promises.recovering is not None) is unsynced
+        disk.kill_process()
+        again = start(disk, unsynced)
+        assert again.recovering in (None, "it was recovering when it stopped")
+
+
+def test_frames_given_up_make_it_recover() -> None:
+    disk = whole_disk(SYNC)
+    promises = Promises(disk, "raft", SYNC)
+    promises.give_up("frames 3..7 are damaged everywhere")
+    assert promises.open(False) == HardState(3, "b", whole=False)
+    assert promises.recovering == "frames 3..7 are damaged everywhere"
+
+
+@pytest.mark.parametrize("operations", range(1, 14))
+def test_killed_anywhere_in_a_start_it_still_recovers(operations: int) -> None:
+    """The vote file says so before the note of the boot is renewed."""
+    from tests.simulator.disk import SimCrash
+
+    for seed in range(20):
+        disk = whole_disk(ASYNC)
+        disk.rng = Random(seed)
+        disk.lose_power()
+        disk.crash_after(operations)
+        try:
+            start(disk, ASYNC)
+        except SimCrash:
+            pass
+        disk.lose_power() if seed % 2 else disk.kill_process()
+        assert start(disk, ASYNC).recovering is not None
+
+
+def test_the_operating_system_names_its_boot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = OsDisk(str(tmp_path))
+    assert disk.boot_id() == disk.boot_id()
+    monkeypatch.setattr("store.disk.BOOT_ID_PATH", str(tmp_path / "none"))
+    assert disk.boot_id() == ""
+    # Unknown is never the same as before.
+    promises = Promises(disk, "raft", ASYNC)
+    promises.open(True)
+    promises.hard_state.save(HardState(1, None))
+    promises.close(clean=False)
+    promises = Promises(disk, "raft", ASYNC)
+    promises.open(False)
+    assert "went down" in str(promises.recovering)
+    promises.close(clean=False)

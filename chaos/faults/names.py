@@ -29,9 +29,9 @@ def _needs_own(state: ClusterState | None) -> str | None:
 
 
 KINDS: Table = {
-    "namesrv-kill": (
+    "namesrv-down": (
         Kind(
-            "namesrv-kill",
+            "namesrv-down",
             "names",
             "a name server, or all of them, killed -9 and started again",
             _WHOM,

@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from chaos.cluster.clusterfile import ClusterError, ClusterState, Node
-from chaos.cluster.linkmap import PEER, Link
+from chaos.cluster.linkmap import CLIENT, CLIENTS, HA, NAMES, PEER, Link
 from chaos.faults.base import Context, Deed, Factory, Fault, Hit, Kind, Need, Planned, Table
 from chaos.faults.links import Links
 from chaos.faults.rules import BACK, BOTH, FORWARD, Rule
@@ -48,7 +48,7 @@ class LinkFault(Deed):
         state = self.context.cluster.state()
         self.rules = tuple(self._rules_of(links, hit, self.planned, state))
         if not self.rules:
-            raise ClusterError(f"{self.planned.kind}: {', '.join(hit.names)} has no such link")
+            raise ClusterError(f"{self.planned.kind}: {self.planned.whom} has no such link")
         return hit
 
     async def do(self, hit: Hit) -> None:
@@ -209,7 +209,7 @@ def _clients(way: str) -> RulesOf:
 
 def _lives(links: Links, hit: Hit, planned: Planned, state: ClusterState) -> list[Rule]:
     lives_s = planned.figure("lives_s", 1)
-    return [Rule(link.name, lives_s=lives_s) for link in _touching(links, hit)]
+    return [Rule(link.name, lives_s=lives_s) for link in touching(links, hit, planned.whom)]
 
 
 def _refuse(links: Links, hit: Hit, planned: Planned, state: ClusterState) -> list[Rule]:
@@ -217,39 +217,38 @@ def _refuse(links: Links, hit: Hit, planned: Planned, state: ClusterState) -> li
 
 
 def _delay(links: Links, hit: Hit, planned: Planned, state: ClusterState) -> list[Rule]:
-    return _delayed(planned, (ln for ln in links.replication() if _ends(ln, hit)))
-
-
-def _delay_clients(links: Links, hit: Hit, planned: Planned, state: ClusterState) -> list[Rule]:
-    return _delayed(planned, links.to_clients(hit.names))
-
-
-def _delayed(planned: Planned, links: Iterable[Link]) -> list[Rule]:
     delay_ms, jitter_ms = planned.figure("delay_ms", 50), planned.figure("jitter_ms", 0)
-    return [Rule(ln.name, BOTH, delay_ms=delay_ms, jitter_ms=jitter_ms) for ln in links]
+    found = between_peers(links, hit, planned.whom)
+    return [Rule(link.name, BOTH, delay_ms=delay_ms, jitter_ms=jitter_ms) for link in found]
 
 
 def _slow(links: Links, hit: Hit, planned: Planned, state: ClusterState) -> list[Rule]:
     rate = planned.figure("rate", 500_000)
-    return [Rule(ln.name, rate=rate) for ln in links.replication() if _ends(ln, hit)]
+    return [Rule(link.name, rate=rate) for link in between_peers(links, hit, planned.whom)]
 
 
 def _some_links(links: Links, hit: Hit, planned: Planned, state: ClusterState) -> list[Rule]:
     rng = planned.rng()
-    found = [link for link in links.replication() if _ends(link, hit)]
+    found = between_peers(links, hit, planned.whom)
     return cut(link for link in found if rng.random() < 0.5) or cut(found[:1])
 
 
-def _touching(links: Links, hit: Hit) -> list[Link]:
-    return [link for link in links.all if _ends(link, hit)]
-
-
 def _all_connections(links: Links, hit: Hit, planned: Planned, state: ClusterState) -> list[Rule]:
-    return [Rule(link.name) for link in _touching(links, hit)]
+    return [Rule(link.name) for link in touching(links, hit, planned.whom)]
 
 
-def _ends(link: Link, hit: Hit) -> bool:
-    return any(link.touches(name) for name in hit.names)
+def touching(links: Links, hit: Hit, whom: str) -> list[Link]:
+    """Every link of these nodes; of "clients" those to brokers."""
+    if whom == CLIENTS:
+        servers = {link.target for link in links.all if link.kind == NAMES}
+        return [ln for ln in links.all if ln.kind == CLIENT and ln.target not in servers]
+    return [link for link in links.all if any(link.touches(name) for name in hit.names)]
+
+
+def between_peers(links: Links, hit: Hit, whom: str) -> list[Link]:
+    """These nodes' links to other brokers; of "clients" those to brokers."""
+    found = touching(links, hit, whom)
+    return found if whom == CLIENTS else [ln for ln in found if ln.kind in (PEER, HA)]
 
 
 def _short(value: str | float) -> str:
@@ -265,6 +264,7 @@ def _needs_links(state: ClusterState | None) -> str | None:
 # ---- the catalogue's entries --------------------------------------------------------------------
 
 _ONE = ("leader", "follower", "most-behind", "minority")
+_WIDE = ("leader", "follower", "all", "clients")
 _LINKS = frozenset({"links"})
 
 
@@ -329,7 +329,7 @@ _ENTRIES = (
         _one_way(inward=False),
     ),
     _entry(
-        "cut-clients",
+        "clients-only",
         "clients cut off from a node that is well otherwise",
         "cut off from its clients",
         _clients(BOTH),
@@ -353,18 +353,18 @@ _ENTRIES = (
     ),
     _entry(
         "connection-loss",
-        "every connection of a node is reset after a short life",
+        "every connection of a node, or of clients to brokers, is reset after a short life",
         "its connections die young",
         _lives,
-        ("leader", "follower", "all"),
+        _WIDE,
         params={"lives_s": (0.2, 2)},
     ),
     _entry(
         "reset",
-        "every connection of a node is reset, once",
+        "every connection of a node, or of clients to brokers, is reset, once",
         "all its connections reset",
         _all_connections,
-        ("leader", "follower", "all"),
+        _WIDE,
         Reset,
     ),
     _entry(
@@ -376,26 +376,18 @@ _ENTRIES = (
     ),
     _entry(
         "delay",
-        "what a node and its peers say to each other comes late, in order",
-        "peers and it hear each other late",
+        "what a node and its peers, or clients and brokers, say to each other comes late, in order",
+        "heard late, and hears late",
         _delay,
-        ("leader", "follower", "all"),
+        _WIDE,
         params={"delay_ms": (5, 150), "jitter_ms": (0, 50)},
     ),
     _entry(
-        "delay-clients",
-        "what a node and its clients say to each other comes late, in order",
-        "clients and it hear each other late",
-        _delay_clients,
-        ("leader", "all"),
-        params={"delay_ms": (5, 300), "jitter_ms": (0, 100)},
-    ),
-    _entry(
         "slow-link",
-        "only so many bytes a second pass between a node and its peers, each way",
-        "narrow links to its peers",
+        "few bytes a second pass between a node and its peers, or clients and brokers, each way",
+        "narrow links",
         _slow,
-        ("leader", "follower", "all"),
+        _WIDE,
         params={"rate": (50_000, 2_000_000)},
     ),
     _entry(

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from chaos.cluster.clusterfile import ClusterError, ClusterState
-from chaos.faults import names, network, process
+from chaos.faults import clock, damage, disk, names, network, process
 from chaos.faults.base import FAMILIES, Context, Factory, Fault, Kind, Need, Planned
 from chaos.faults.plan import Want
 
@@ -19,11 +19,15 @@ REGISTRY: Mapping[str, tuple[Kind, Factory]] = {
     **process.KINDS,
     **network.KINDS,
     **names.KINDS,
+    **disk.KINDS,
+    **damage.KINDS,
+    **clock.KINDS,
 }
 NEEDS: Mapping[str, Need] = {
     **process.NEEDS,
     **network.NEEDS,
     **names.NEEDS,
+    **disk.NEEDS,
 }
 
 

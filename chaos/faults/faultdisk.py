@@ -249,7 +249,7 @@ class FaultDisk(OsDisk):
         super().__init__(root)
         self.control = control
         self.journal = Journal(home)
-        self._boot_id = read_boot(home)
+        self._cuts = read_boot(home)
         self._inodes: dict[int, Inode] = {}
         self._lock = threading.RLock()  # of `_inodes`; held over a record and its change of names
         known = inodes_below(Path(self.root)) | inodes_below(self.journal.grave)
@@ -321,9 +321,9 @@ class FaultDisk(OsDisk):
         total, available = super().usage()
         return total, 0 if self.control.is_full() else available
 
-    def boot_id(self) -> int:
-        """Another one after each power cut."""
-        return self._boot_id
+    def boot_id(self) -> str:
+        """Another one after each power cut of ours, and after a real one."""
+        return f"{super().boot_id()}+{self._cuts}"
 
     def close(self) -> None:
         """Let go of the journal (tests; a broker's ends with its process)."""

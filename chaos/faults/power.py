@@ -41,7 +41,8 @@ FAULTS = "faults"  # below a node's directory, beside its store
 
 FS_IOC_SHUTDOWN = 0x8004587D
 NO_LOG_FLUSH = 2
-LOOP_BYTES = 64 << 20  # the least that both file systems take is below
+LOOP_BYTES = 512 << 20  # sparse; XFS takes no less than 300 MiB
+KINDS = ("ext4", "xfs")
 COMMAND_TIMEOUT_S = 30.0
 
 
@@ -143,11 +144,23 @@ def _undo_contents(
 class LoopDisk:
     """A file system in a file, mounted. Blocking throughout; methods raise ClusterError."""
 
-    def __init__(self, directory: Path, kind: str = "ext4", size_bytes: int = LOOP_BYTES) -> None:
-        self.image = directory / f"disk.{kind}"
-        self.mount_point = directory / "mnt"
+    def __init__(self, mount_point: Path, kind: str = "ext4", size_bytes: int = LOOP_BYTES) -> None:
+        """The file lies beside the directory where it is mounted."""
+        self.mount_point = mount_point
+        self.image = mount_point.with_name(f"{mount_point.name}.{kind}")
         self._kind = kind
         self._size_bytes = size_bytes
+
+    @classmethod
+    def of_store(cls, store: Path) -> LoopDisk:
+        """The one that was made for this store."""
+        for kind in KINDS:
+            found = cls(store, kind)
+            if found.image.exists() and os.path.ismount(store):
+                return found
+        raise ClusterError(
+            f"{store} is no file system of its own; make a LoopDisk there before the first start"
+        )
 
     def make(self) -> Path:
         """Create and mount it; returns where."""

@@ -1,0 +1,90 @@
+"""Where in a node's files damage is worth doing: walkers that find the byte that matters. Pure.
+
+They know the layouts of the CommitLog (frames, records, blanks), of ConsumeQueue units, IndexFiles,
+the two-slot files of term and vote, and the checkpoint; bytes in, byte offsets out. They never
+verify: an item is where the one before it says that it is.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from store.frame import FRAME_MAGIC, HEADER_SIZE_BYTES, FrameError, parse_header
+from store.record import BLANK, BLANK_SIZE_BYTES, FIXED_SIZE_BYTES, MAGIC_V1, MAGIC_V2
+
+UNIT_BYTES = 20
+SLOT_BYTES = 4096
+CHECKPOINT_BYTES = 40
+DURABLE_AT = 24  # in the checkpoint: how far the CommitLog was once durable
+INDEX_HEAD_BYTES = 40
+_SLOT_HEAD = struct.Struct(">IHHQ")  # magic, version, length, sequence
+_SLOT_MAGIC = 0x52534C54
+_LONG = struct.Struct(">q")
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A frame of the log, or in classic mode a record. `at` is relative to its segment."""
+
+    at: int
+    header_bytes: int
+    size_bytes: int
+
+    @property
+    def end(self) -> int:
+        return self.at + self.size_bytes
+
+
+def log_items(data: bytes | memoryview) -> list[Item]:
+    """The frames and records at the top of a segment, up to the first thing that is neither."""
+    items = []
+    at = 0
+    while at + BLANK_SIZE_BYTES <= len(data):
+        size, magic = BLANK.unpack_from(data, at)
+        header = FIXED_SIZE_BYTES
+        if magic == FRAME_MAGIC:
+            try:
+                fields = parse_header(data, at)
+            except FrameError:
+                break
+            header, size = HEADER_SIZE_BYTES, HEADER_SIZE_BYTES + fields[6]
+        elif magic not in (MAGIC_V1, MAGIC_V2) or size < FIXED_SIZE_BYTES:
+            break
+        if at + size > len(data):
+            break
+        items.append(Item(at, header, size))
+        at += size
+    return items
+
+
+def used_units(data: bytes | memoryview) -> int:
+    """How many units of a ConsumeQueue file are in use: those before the first empty one."""
+    low, high = 0, len(data) // UNIT_BYTES
+    while low < high:  # no empty unit stands before a used one
+        middle = (low + high) // 2
+        unit = data[middle * UNIT_BYTES : (middle + 1) * UNIT_BYTES]
+        if any(unit):
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def slots(data: bytes) -> list[range]:
+    """The bytes of the records in a two-slot file, the newest first."""
+    found = []
+    for at in range(0, len(data), SLOT_BYTES):
+        if at + _SLOT_HEAD.size > len(data):
+            break
+        magic, _, length, sequence = _SLOT_HEAD.unpack_from(data, at)
+        if magic == _SLOT_MAGIC:
+            found.append((sequence, range(at, at + _SLOT_HEAD.size + length + 4)))
+    return [place for _, place in sorted(found, key=lambda entry: -entry[0])]
+
+
+def durable_offset(checkpoint: bytes) -> int:
+    """The CommitLog's durable mark; 0 if there is none."""
+    if len(checkpoint) < DURABLE_AT + _LONG.size:
+        return 0
+    return int(_LONG.unpack_from(checkpoint, DURABLE_AT)[0])

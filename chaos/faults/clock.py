@@ -1,0 +1,89 @@
+"""Faults of the time of day: a node's wall clock jumps, or jumps to and fro.
+
+Only the wall clock is moved, through the fault layer: monotonic clocks do not jump. It stamps
+messages and frames and decides what retention lets go; no time-out of ours may go by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from chaos.cluster.clusterfile import ClusterError
+from chaos.faults.base import Context, Deed, Hit, Kind, Planned, Table
+from chaos.faults.disk import faults_of
+from chaos.faults.steering import Steering
+
+MONTH_S = 30 * 86_400.0
+STROBE_MS_MIN = 1
+
+
+class ClockStep(Deed):
+    """The clock is off by `sign` times step_s seconds until it is healed."""
+
+    def __init__(self, planned: Planned, context: Context, sign: int, step_s: float) -> None:
+        super().__init__(planned, context)
+        self._step_s = sign * planned.figure("step_s", step_s)
+
+    async def do(self, hit: Hit) -> None:
+        for node in hit.nodes:
+            Steering(faults_of(self.context, node)).set_clock(round(self._step_s * 1000))
+
+    async def undo(self, hit: Hit) -> None:
+        for node in hit.nodes:
+            Steering(faults_of(self.context, node)).set_clock(0)
+
+    def describe(self) -> str:
+        return f"clock of {self.targets()} off by {self._step_s:+.3f} s"
+
+
+class ClockStrobe(Deed):
+    """The clock is off by delta_ms for period_ms, right for period_ms, and so on."""
+
+    def __init__(self, planned: Planned, context: Context) -> None:
+        super().__init__(planned, context)
+        self._delta_ms = round(planned.figure("delta_ms", 1000))
+        self._period_ms = round(planned.figure("period_ms", 20))
+        if self._period_ms < STROBE_MS_MIN:
+            raise ClusterError(f"{planned.kind}: period_ms must be {STROBE_MS_MIN} or more")
+
+    async def do(self, hit: Hit) -> None:
+        for node in hit.nodes:
+            steering = Steering(faults_of(self.context, node))
+            steering.set_clock(0, self._delta_ms, self._period_ms)
+
+    async def undo(self, hit: Hit) -> None:
+        for node in hit.nodes:
+            Steering(faults_of(self.context, node)).set_clock(0)
+
+    def describe(self) -> str:
+        every = f"{self._delta_ms:+d} ms every other {self._period_ms} ms"
+        return f"clock of {self.targets()} off by {every}"
+
+
+def _step(sign: int, step_s: float = 60.0) -> Callable[[Planned, Context], Deed]:
+    return lambda planned, context: ClockStep(planned, context, sign, step_s)
+
+
+def _kind(name: str, description: str, params: dict[str, tuple[float, float]]) -> Kind:
+    whom = ("leader", "follower", "minority", "majority", "all")
+    needs = frozenset({"faultable"})
+    return Kind(name, "clock", description, whom, needs, lasts_s=(1.0, 4.0), params=params)
+
+
+_SPAN = {"step_s": (1.0, 600.0)}
+KINDS: Table = {
+    "clock-forward": (_kind("clock-forward", "its clock jumps ahead by step_s", _SPAN), _step(1)),
+    "clock-back": (_kind("clock-back", "its clock jumps back by step_s", _SPAN), _step(-1)),
+    "clock-month": (
+        _kind("clock-month", "its clock jumps ahead by 30 days", {"step_s": (MONTH_S, MONTH_S)}),
+        _step(1, MONTH_S),
+    ),
+    "clock-strobe": (
+        _kind(
+            "clock-strobe",
+            "its clock jumps ahead by delta_ms and back, every period_ms",
+            {"delta_ms": (50.0, 5000.0), "period_ms": (5.0, 100.0)},
+        ),
+        ClockStrobe,
+    ),
+}

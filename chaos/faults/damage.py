@@ -1,0 +1,361 @@
+"""Damage to the files of a node that is down: torn tails, flipped bits, lost files; started again.
+
+A node is killed, one thing in its store is damaged, and it is started at once. What was done is in
+the history to the bit: file, byte, bit. Heal sees to it that the node serves; one that refuses to
+start says so in its log, and is then treated as its operator would: a Raft replica comes back with
+an empty disk. That, too, is written down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from chaos.cluster.clusterfile import ClusterError, Node
+from chaos.cluster.launch import log_path
+from chaos.cluster.process import tail
+from chaos.cluster.topology import MODES, RAFT
+from chaos.faults.aim import (
+    CHECKPOINT_BYTES,
+    INDEX_HEAD_BYTES,
+    UNIT_BYTES,
+    Item,
+    durable_offset,
+    log_items,
+    slots,
+    used_units,
+)
+from chaos.faults.base import Context, Deed, Hit, Kind, Planned, Table
+from chaos.faults.disk import POLL_S, STEADY_S, lose_disk, store_of
+from chaos.faults.process import Kill
+
+UP_S = 60.0  # within which a damaged node must serve, or have said that it cannot
+GARBAGE_BYTES_MAX = 8192
+REFUSALS = ("mqbroker: cannot start", "mqbroker: failed")
+LOG_LINES = 40
+
+# (store, generator, whether what is not durable may be cut) → what was done, in words
+Harm = Callable[[Path, random.Random, bool], str]
+
+
+class Damage(Kill):
+    """SIGKILL, damage, start; heal waits until the node serves."""
+
+    def __init__(self, planned: Planned, context: Context, harm: Harm) -> None:
+        super().__init__(planned, context)
+        self._harm = harm
+        self._done: dict[str, str] = {}
+        self._replaced: set[str] = set()
+
+    async def do(self, hit: Hit) -> None:
+        await super().do(hit)
+        may_cut = self.context.cluster.state().settings.get("flushDiskType") == "SYNC_FLUSH"
+        for node in hit.nodes:
+            rng = random.Random(f"{self.planned.number}:{self.planned.choice}:{node.name}")
+            store = store_of(self.context, node)
+            self._done[node.name] = await asyncio.to_thread(self._harm, store, rng, may_cut)
+        await super().undo(hit)
+
+    async def undo(self, hit: Hit) -> None:
+        await super().undo(hit)
+        for node in hit.nodes:
+            if node.name in self._done:
+                await self._see_to(node)
+
+    async def _see_to(self, node: Node) -> None:
+        """Return once the node serves; replace it if it refuses."""
+        cluster = self.context.cluster
+        steady_s = begin_s = time.monotonic()
+        while time.monotonic() < begin_s + UP_S:
+            (status,) = [s for s in await cluster.status() if s.node.name == node.name]
+            if not status.alive:
+                await self._replace(node)
+                cluster.start(node.name)
+            if not status.alive or status.view is None:
+                steady_s = time.monotonic()
+            elif time.monotonic() - steady_s > STEADY_S:
+                return
+            await asyncio.sleep(POLL_S)
+        raise ClusterError(f"{node.name} does not serve {UP_S:g} s after it was damaged")
+
+    async def _replace(self, node: Node) -> None:
+        """If the node has refused to start, once: an empty disk. Otherwise somebody killed it."""
+        last = tail(log_path(self.context.cluster.directory, node), LOG_LINES).splitlines()
+        words = next((line for line in reversed(last) if line.startswith(REFUSALS)), "")
+        if not words:
+            return
+        raft = MODES[self.context.cluster.state().mode].engine == RAFT
+        if node.name in self._replaced or not raft:
+            raise ClusterError(f"{node.name} does not come back: {words}")
+        self._replaced.add(node.name)
+        self._done[node.name] += f"; it refused ({words}) and was given an empty disk"
+        await asyncio.to_thread(lose_disk, self.context, node)
+
+    def describe(self) -> str:
+        done = "; ".join(f"{name}: {what}" for name, what in self._done.items())
+        return done or f"{self.planned.kind} at {self.targets()}"
+
+
+# ---- what is done to files --------------------------------------------------------------------
+
+
+def torn_tail(store: Path, rng: random.Random, may_cut: bool) -> str:
+    """The end of the log as a crash in the middle of a write leaves it, nothing durable touched."""
+    path = _segments(store)[-1]
+    items = _items(path)
+    end = items[-1].end if items else 0
+    start = int(path.name)
+    room = path.stat().st_size - end
+    mark = max(0, durable_offset(_content(store / "checkpoint")) - start)
+    loose = [item for item in items if item.at >= mark] if may_cut else []
+    ways = ["garbage", "short", *(["half", "stale"] if items else []), *(["cut"] if loose else [])]
+    match rng.choice(ways):
+        case "cut":
+            item = rng.choice(loose)
+            at = rng.randrange(item.at, item.end)
+            _put(path, at, bytes(end - at))
+            return f"{_name(store, path)} zeros from byte {at} to {end}, behind the durable mark"
+        case "short":
+            os.truncate(path, end)
+            return f"{_name(store, path)} cut to {end} bytes, the end of what is written"
+        case "half":
+            item = rng.choice(items)
+            data = _content(path, item.at, item.size_bytes)[: rng.randrange(1, item.size_bytes)]
+            data = data[:room]
+        case "stale":
+            item = rng.choice(items)
+            data = _content(path, item.at, item.size_bytes)[:room]
+        case _:
+            data = rng.randbytes(rng.randrange(1, GARBAGE_BYTES_MAX))[:room]
+    if not data:
+        raise ClusterError(f"{path.name} is full to its end")
+    _put(path, end, data)
+    return f"{_name(store, path)} {len(data)} bytes of garbage from byte {end}, where the log ends"
+
+
+def flip_header(store: Path, rng: random.Random, may_cut: bool) -> str:
+    """One bit of a frame's (or record's) header below the durable mark."""
+    path, item = _durable_item(store, rng)
+    return _flip(store, path, rng.randrange(item.at, item.at + item.header_bytes), rng)
+
+
+def flip_payload(store: Path, rng: random.Random, may_cut: bool) -> str:
+    """One bit of a frame's (or record's) contents below the durable mark."""
+    path, item = _durable_item(store, rng)
+    return _flip(store, path, rng.randrange(item.at + item.header_bytes, item.end), rng)
+
+
+def flip_queue(store: Path, rng: random.Random, may_cut: bool) -> str:
+    """One bit of a used unit of a ConsumeQueue."""
+    files = _files(store, "consumequeue")
+    rng.shuffle(files)
+    for path in files:
+        with _mapped(path) as data:
+            count = used_units(data)
+        if count:
+            return _flip(store, path, rng.randrange(count * UNIT_BYTES), rng)
+    raise ClusterError("no ConsumeQueue has anything in its file yet")
+
+
+def flip_index(store: Path, rng: random.Random, may_cut: bool) -> str:
+    """One bit of an IndexFile: of its header, or where it holds data."""
+    files = [path for path in _files(store, "index") if path.stat().st_size >= INDEX_HEAD_BYTES]
+    if not files:
+        raise ClusterError("there is no IndexFile")
+    path = rng.choice(files)
+    with path.open("rb") as file:
+        places = list(_data_extents(file.fileno(), path.stat().st_size))
+    if not places:
+        raise ClusterError(f"{path.name} holds no data yet")
+    if rng.random() < 0.3:
+        return _flip(store, path, rng.randrange(INDEX_HEAD_BYTES), rng)
+    return _flip(store, path, rng.choice(rng.choice(places)), rng)
+
+
+def flip_vote(store: Path, rng: random.Random, may_cut: bool) -> str:
+    """One bit in each slot of the vote file: both are bad, and that must be seen."""
+    path = store / "raft" / "hardstate"
+    found = slots(_content(path))
+    if not found:
+        raise ClusterError("there is no vote file")
+    return "; ".join(_flip(store, path, rng.choice(slot), rng) for slot in found)
+
+
+def flip_vote_slot(store: Path, rng: random.Random, may_cut: bool) -> str:
+    """One bit in the slot that a torn write could have hit: not the newest one."""
+    path = store / "raft" / "hardstate"
+    found = slots(_content(path))
+    if len(found) < 2:
+        raise ClusterError("the vote file has one slot in use only")
+    return _flip(store, path, rng.choice(found[1]), rng)
+
+
+def lost_vote(store: Path, rng: random.Random, may_cut: bool) -> str:
+    """The vote file is gone."""
+    return _lose(store, store / "raft" / "hardstate")
+
+
+def flip_checkpoint(store: Path, rng: random.Random, may_cut: bool) -> str:
+    """One bit of the checkpoint's five numbers."""
+    path = store / "checkpoint"
+    if len(_content(path)) < CHECKPOINT_BYTES:
+        raise ClusterError("there is no checkpoint")
+    return _flip(store, path, rng.randrange(CHECKPOINT_BYTES), rng)
+
+
+def flip_config(store: Path, rng: random.Random, may_cut: bool) -> str:
+    """One bit of one of the tables under config/."""
+    files = [path for path in _files(store, "config") if path.stat().st_size]
+    if not files:
+        raise ClusterError("no table has been written yet")
+    path = rng.choice(files)
+    return _flip(store, path, rng.randrange(path.stat().st_size), rng)
+
+
+def lost_segment(store: Path, rng: random.Random, may_cut: bool) -> str:
+    """One segment of the CommitLog is gone, with something durable in it."""
+    mark = durable_offset(_content(store / "checkpoint"))
+    held = [path for path in _segments(store) if int(path.name) < mark]
+    if not held:
+        raise ClusterError("no segment holds anything durable")
+    return _lose(store, rng.choice(held))
+
+
+def lost_queue(store: Path, rng: random.Random, may_cut: bool) -> str:
+    """One file of a ConsumeQueue is gone."""
+    files = _files(store, "consumequeue")
+    if not files:
+        raise ClusterError("there is no ConsumeQueue")
+    return _lose(store, rng.choice(files))
+
+
+# ---- files --------------------------------------------------------------------------------------
+
+
+def _durable_item(store: Path, rng: random.Random) -> tuple[Path, Item]:
+    """A frame or record that is durable for sure: as often one of the last as one of the first
+    as any."""
+    mark = durable_offset(_content(store / "checkpoint"))
+    found = [
+        (path, item)
+        for path in _segments(store)
+        if int(path.name) < mark
+        for item in _items(path)
+        if int(path.name) + item.end <= mark and item.size_bytes > item.header_bytes
+    ]
+    if not found:
+        raise ClusterError("the log holds nothing durable yet")
+    few = max(1, len(found) // 20)
+    part = rng.choice((found[:few], found[-few:], found))
+    return rng.choice(part)
+
+
+def _flip(store: Path, path: Path, at: int, rng: random.Random) -> str:
+    bit = rng.randrange(8)
+    (byte,) = _content(path, at, 1)
+    _put(path, at, bytes([byte ^ 1 << bit]))
+    return f"{_name(store, path)} byte {at} bit {bit} flipped"
+
+
+def _lose(store: Path, path: Path) -> str:
+    if not path.exists():
+        raise ClusterError(f"there is no {_name(store, path)}")
+    path.unlink()
+    return f"{_name(store, path)} lost"
+
+
+def _put(path: Path, at: int, data: bytes) -> None:
+    with path.open("r+b", buffering=0) as file:
+        os.pwrite(file.fileno(), data, at)
+
+
+def _content(path: Path, at: int = 0, size: int | None = None) -> bytes:
+    if not path.exists():
+        return b""
+    with path.open("rb") as file:
+        file.seek(at)
+        return file.read() if size is None else file.read(size)
+
+
+def _name(store: Path, path: Path) -> str:
+    return str(path.relative_to(store))
+
+
+def _segments(store: Path) -> list[Path]:
+    found = _files(store, "commitlog")
+    if not found:
+        raise ClusterError("there is no CommitLog")
+    return found
+
+
+def _files(store: Path, directory: str) -> list[Path]:
+    return sorted(path for path in (store / directory).rglob("*") if path.is_file())
+
+
+def _items(path: Path) -> list[Item]:
+    with _mapped(path) as data:
+        return log_items(data)
+
+
+@contextmanager
+def _mapped(path: Path) -> Iterator[memoryview]:
+    """The file's bytes, not read before they are looked at."""
+    if path.stat().st_size == 0:
+        yield memoryview(b"")
+        return
+    with (
+        path.open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
+        memoryview(mapped) as view,
+    ):
+        yield view
+
+
+def _data_extents(descriptor: int, size: int) -> Iterator[range]:
+    """Where a sparse file holds data."""
+    at = 0
+    while at < size:
+        try:
+            start = os.lseek(descriptor, at, os.SEEK_DATA)
+        except OSError:  # ENXIO: no data from here on
+            return
+        at = os.lseek(descriptor, start, os.SEEK_HOLE)
+        yield range(start, at)
+
+
+# ---- the table ----------------------------------------------------------------------------------
+
+
+def _entry(
+    name: str,
+    harm: Harm,
+    description: str,
+    whom: tuple[str, ...] = ("follower", "leader", "most-behind"),
+    needs: frozenset[str] = frozenset(),
+) -> tuple[Kind, Callable[[Planned, Context], Deed]]:
+    kind = Kind(name, "damage", description, whom, needs, lasts_s=(1.0, 3.0))
+    return kind, lambda planned, context: Damage(planned, context, harm)
+
+
+_RAFT = frozenset({"raft"})
+_TABLE: tuple[tuple[Kind, Callable[[Planned, Context], Deed]], ...] = (
+    _entry("torn-tail", torn_tail, "the log's end is garbage, half a frame, or short"),
+    _entry("flip-header", flip_header, "a bit of a durable frame's header", needs=_RAFT),
+    _entry("flip-payload", flip_payload, "a bit of a durable frame's messages", needs=_RAFT),
+    _entry("flip-queue", flip_queue, "a bit of a ConsumeQueue unit"),
+    _entry("flip-index", flip_index, "a bit of an IndexFile"),
+    _entry("flip-vote", flip_vote, "a bit in every slot of term and vote", needs=_RAFT),
+    _entry("flip-vote-slot", flip_vote_slot, "a bit in the older slot of the vote", needs=_RAFT),
+    _entry("lost-vote", lost_vote, "the file with term and vote is gone", needs=_RAFT),
+    _entry("flip-checkpoint", flip_checkpoint, "a bit of the checkpoint"),
+    _entry("flip-config", flip_config, "a bit of a table under config/"),
+    _entry("lost-segment", lost_segment, "a CommitLog segment is gone", needs=_RAFT),
+    _entry("lost-queue", lost_queue, "a ConsumeQueue file is gone"),
+)
+KINDS: Table = {kind.name: (kind, make) for kind, make in _TABLE}

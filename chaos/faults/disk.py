@@ -1,0 +1,284 @@
+"""Faults of disks: full, failing, slow, stalled, lying, without power, lost.
+
+All but the loss of a disk need brokers that run over the fault layer (`mqcluster up --faultable`).
+A broker may end itself because of what its disk did, and rightly: heal makes the disk good again
+and starts those that are down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from chaos.cluster.clusterfile import ClusterError, ClusterState, Node
+from chaos.cluster.launch import node_directory
+from chaos.faults import power
+from chaos.faults.base import Context, Deed, Hit, Kind, Need, Planned, Table
+from chaos.faults.power import FAULTS, Cut, LoopDisk
+from chaos.faults.process import Kill, alive
+from chaos.faults.steering import (
+    ALLOCATE,
+    ERROR,
+    FULL,
+    LIE,
+    READ,
+    SHORT,
+    SLOW,
+    STALL,
+    SYNC,
+    WRITE,
+    Rule,
+    Steering,
+)
+from chaos.faults.undo import LOSE_ALL
+
+END_S = 30.0  # within which a broker whose disk failed must serve again or have ended
+STEADY_S = 1.0  # a broker that answers for so long does not end because of the fault any more
+POLL_S = 0.05
+
+RulesOf = Callable[[Planned], Sequence[Rule]]
+
+
+def store_of(context: Context, node: Node) -> Path:
+    """The node's store directory."""
+    return node_directory(context.cluster.directory, node) / "store"
+
+
+def faults_of(context: Context, node: Node) -> Path:
+    """The node's directory of faults, beside its store."""
+    return node_directory(context.cluster.directory, node) / FAULTS
+
+
+class Told(Deed):
+    """Rules for the disks of the nodes it hits, as long as it lasts."""
+
+    def __init__(
+        self, planned: Planned, context: Context, rules: RulesOf, words: str, *, may_end: bool
+    ) -> None:
+        """`may_end`: a broker may end itself because of it."""
+        super().__init__(planned, context)
+        self._rules = tuple(rules(planned))
+        self._words = words
+        self._may_end = may_end
+        self._ran: list[str] = []  # when it was injected: to be started if they end
+
+    @property
+    def _key(self) -> str:
+        return str(self.planned.number)
+
+    async def do(self, hit: Hit) -> None:
+        self._ran = [node.name for node in hit.nodes if alive(node)]
+        for node in hit.nodes:
+            self._steering(node).put(self._key, self._rules)
+
+    async def undo(self, hit: Hit) -> None:
+        for node in hit.nodes:
+            self._steering(node).drop(self._key)
+        if self._may_end:
+            for name in list(self._ran):
+                await self._see_to(name)
+                self._ran.remove(name)
+
+    async def _see_to(self, name: str) -> None:
+        """Start a node that ended, once it is clear whether it does."""
+        cluster = self.context.cluster
+        steady_s = until_s = time.monotonic()
+        until_s += END_S
+        while time.monotonic() < until_s:
+            (status,) = [s for s in await cluster.status() if s.node.name == name]
+            if not status.alive:
+                cluster.start(name)
+                return
+            if status.view is None:
+                steady_s = time.monotonic()
+            elif time.monotonic() - steady_s > STEADY_S:
+                return
+            await asyncio.sleep(POLL_S)
+        raise ClusterError(f"{name} neither serves nor ends, {END_S:g} s after its disk was healed")
+
+    def _steering(self, node: Node) -> Steering:
+        return Steering(faults_of(self.context, node))
+
+    def describe(self) -> str:
+        return f"{self.targets()}: {self._words}"
+
+
+class PowerCut(Kill):
+    """SIGKILL to all of them at once, then what was not synced is taken; started again."""
+
+    def __init__(self, planned: Planned, context: Context) -> None:
+        super().__init__(planned, context)
+        self.cuts: dict[str, Cut] = {}
+
+    async def do(self, hit: Hit) -> None:
+        await super().do(hit)
+        temper = LOSE_ALL if self.planned.figure("lose_all", 0) else None
+        for node in hit.nodes:
+            rng = random.Random(f"{self.planned.number}:{self.planned.choice}:{node.name}")
+            home, store = faults_of(self.context, node), store_of(self.context, node)
+            self.cuts[node.name] = await asyncio.to_thread(power.cut, home, store, rng, temper)
+
+    def describe(self) -> str:
+        taken = "; ".join(f"{name}: {cut}" for name, cut in self.cuts.items())
+        return f"power cut of {self.targets()}" + (f" ({taken})" if taken else "")
+
+
+class KernelPowerCut(Kill):
+    """The same by the kernel: each store is a file system of its own that is shut down."""
+
+    async def do(self, hit: Hit) -> None:
+        disks = [LoopDisk.of_store(store_of(self.context, node)) for node in hit.nodes]
+        await super().do(hit)
+        for disk in disks:
+            await asyncio.to_thread(disk.cut)
+
+    def describe(self) -> str:
+        return f"power cut of {self.targets()}, by the kernel (FS_IOC_SHUTDOWN)"
+
+
+class DiskLoss(Kill):
+    """SIGKILL, and the store is gone; started again with an empty disk."""
+
+    async def do(self, hit: Hit) -> None:
+        await super().do(hit)
+        for node in hit.nodes:
+            await asyncio.to_thread(lose_disk, self.context, node)
+
+    def describe(self) -> str:
+        return f"disk of {self.targets()} lost, started again with an empty one"
+
+
+def lose_disk(context: Context, node: Node) -> None:
+    """Remove everything in a dead node's store. Blocking. Raises ClusterError, OSError."""
+    store = store_of(context, node)
+    if not store.exists():
+        raise ClusterError(f"{node.name} has no store yet")
+    for entry in list(store.iterdir()):  # not the directory: it may be where a disk is mounted
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+    power.forget(faults_of(context, node))
+
+
+def _told(rules: RulesOf, words: str, *, may_end: bool = True) -> Callable[..., Told]:
+    def make(planned: Planned, context: Context) -> Told:
+        return Told(planned, context, rules, words, may_end=may_end)
+
+    return make
+
+
+def _needs_layer(cluster: ClusterState | None) -> str | None:
+    if cluster is None or cluster.faultable:
+        return None
+    return "its brokers run without the fault layer; make the cluster with: up --faultable"
+
+
+def _needs_loop(cluster: ClusterState | None) -> str | None:
+    return power.unavailable()
+
+
+_ONE = ("leader", "follower", "most-behind", "minority", "majority", "all")
+_SOME = ("follower", "leader", "minority", "majority", "all")
+_LAYER = frozenset({"faultable"})
+
+
+def _kind(
+    name: str,
+    description: str,
+    whom: tuple[str, ...] = _ONE,
+    lasts_s: tuple[float, float] = (1.0, 4.0),
+    params: dict[str, tuple[float, float]] | None = None,
+) -> Kind:
+    return Kind(name, "disk", description, whom, _LAYER, lasts_s=lasts_s, params=params or {})
+
+
+def _slow(call: str) -> RulesOf:
+    return lambda planned: [Rule(SLOW, (call,), delay_ms=planned.figure("delay_ms", 100))]
+
+
+_LOG = ("commitlog/*", "raft/*")  # what Raft's promises stand on
+
+KINDS: Table = {
+    "disk-full": (
+        _kind("disk-full", "no free block is left: what needs one fails (ENOSPC)"),
+        _told(lambda _: [Rule(FULL, (WRITE, ALLOCATE))], "the disk is full"),
+    ),
+    "eio-write": (
+        _kind("eio-write", "every write to the log and the vote fails (EIO)"),
+        _told(lambda _: [Rule(ERROR, (WRITE,), p) for p in _LOG], "writes fail (EIO)"),
+    ),
+    "eio-sync": (
+        _kind("eio-sync", "the next fdatasync of the log fails (EIO); its pages are never written"),
+        _told(lambda _: [Rule(ERROR, (SYNC,), "commitlog/*", times=1)], "an fdatasync fails (EIO)"),
+    ),
+    "eio-sync-vote": (
+        _kind("eio-sync-vote", "making the vote durable fails (EIO)", _SOME),
+        _told(lambda _: [Rule(ERROR, (SYNC,), "raft/*")], "fdatasync of the vote fails (EIO)"),
+    ),
+    "eio-read": (
+        _kind("eio-read", "every read of the log and the queues fails (EIO)"),
+        _told(
+            lambda _: [Rule(ERROR, (READ,), p) for p in ("commitlog/*", "consumequeue/*")],
+            "reads fail (EIO)",
+        ),
+    ),
+    "short-write": (
+        _kind("short-write", "one write to the log does its first half only, then fails (EIO)"),
+        _told(lambda _: [Rule(SHORT, (WRITE,), "commitlog/*", times=1)], "half a write, then EIO"),
+    ),
+    "slow-fsync": (
+        _kind(
+            "slow-fsync", "every fdatasync takes delay_ms longer", params={"delay_ms": (20, 400)}
+        ),
+        _told(_slow(SYNC), "fdatasync is slow", may_end=False),
+    ),
+    "slow-write": (
+        _kind("slow-write", "every write takes delay_ms longer", params={"delay_ms": (1, 20)}),
+        _told(_slow(WRITE), "writes are slow", may_end=False),
+    ),
+    "stalled-fsync": (
+        _kind("stalled-fsync", "no fdatasync returns before it is healed", lasts_s=(2.0, 8.0)),
+        _told(lambda _: [Rule(STALL, (SYNC,))], "fdatasync does not return"),
+    ),
+    "lying-fsync": (
+        _kind(
+            "lying-fsync", "fdatasync says it has and has not: Raft with fsync left out", ("all",)
+        ),
+        _told(lambda _: [Rule(LIE, (SYNC,))], "fdatasync lies", may_end=False),
+    ),
+    "power-cut": (
+        _kind(
+            "power-cut",
+            "killed, and what was not synced is lost, kept or torn page by page (lose_all=1: lost)",
+            lasts_s=(0.5, 2.0),
+            params={"lose_all": (0.0, 0.0)},
+        ),
+        PowerCut,
+    ),
+    "kernel-power-cut": (
+        Kind(
+            "kernel-power-cut",
+            "disk",
+            "killed, and the store's own file system is shut down without flushing its log",
+            _ONE,
+            frozenset({"loop-device"}),
+        ),
+        KernelPowerCut,
+    ),
+    "disk-loss": (
+        Kind(
+            "disk-loss",
+            "disk",
+            "killed, its whole store removed; started again with an empty disk",
+            ("follower", "leader", "most-behind", "minority"),
+            frozenset({"raft"}),
+        ),
+        DiskLoss,
+    ),
+}
+NEEDS: dict[str, Need] = {"faultable": _needs_layer, "loop-device": _needs_loop}

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Executor
 from typing import TypeVar
@@ -76,8 +77,10 @@ class Healer:
         self._on_mended = on_mended
         self._on_failed = on_failed
         voters = frozenset(config.peers)
-        self._start = StartRepair(config.node_id, voters, config.repair, raft_log)
-        self._frames = FrameRepair(config.node_id, voters, config.repair)
+        # Drawn, so that an answer to an earlier process is not taken for one to this.
+        numbers = [secrets.randbelow(1 << 60) for _ in range(2)]
+        self._start = StartRepair(config.node_id, voters, config.repair, numbers[0], raft_log)
+        self._frames = FrameRepair(config.node_id, voters, config.repair, numbers[1])
         self._scrubber = Scrubber(
             raft_log, config.scrub_bytes_per_s, self._scrub_failed, self._blank_damaged
         )

@@ -39,7 +39,7 @@ from enum import IntEnum
 from typing import Protocol
 
 from dledger.index import LogIndex
-from dledger.messages import NodeId
+from dledger.messages import NodeId, Role
 from dledger.quorum import majority
 from store.errors import StoreDamaged
 from store.frame import (
@@ -105,6 +105,13 @@ class RepairResponse:
     commit_index: int
     next_term: int
     data: bytes
+
+
+def standing_of(role: Role, leader_ready: bool, whole: bool) -> Standing:
+    """The standing of a replica whose core runs."""
+    if role is Role.LEADER and leader_ready:
+        return Standing.LEADS
+    return Standing.WHOLE if whole else Standing.RECOVERS
 
 
 # -- the answering side ----------------------------------------------------------------------------
@@ -261,9 +268,18 @@ def checked_frames(
 
 
 class Asker:
-    """Asks for one frame at a time, of everybody until somebody has it."""
+    """Asks for one frame at a time, of everybody until somebody has it.
 
-    def __init__(self, node_id: NodeId, voters: AbstractSet[NodeId], timing: RepairTiming) -> None:
+    `first_number` begins a range that no earlier asker of this node used: a late answer to one of
+    those was true of a log that this one may not be any more."""
+
+    def __init__(
+        self,
+        node_id: NodeId,
+        voters: AbstractSet[NodeId],
+        timing: RepairTiming,
+        first_number: int,
+    ) -> None:
         self.node_id = node_id
         self.peers = tuple(sorted(voters - {node_id}))
         self.wanted: Wanted | None = None
@@ -271,7 +287,7 @@ class Asker:
         self.due_ms = 0.0  # when the round is over
         self._timing = timing
         self._retry_ms = timing.retry_ms
-        self._number = 0
+        self._number = first_number
         self._asked: tuple[NodeId, ...] = ()
         self._helper: NodeId | None = None  # who had something last time
         self._have = b""  # of a frame that comes in parts
@@ -372,9 +388,10 @@ class StartRepair:
         node_id: NodeId,
         voters: AbstractSet[NodeId],
         timing: RepairTiming,
+        first_number: int,
         log: DamagedLog,
     ) -> None:
-        self.asker = Asker(node_id, voters, timing)
+        self.asker = Asker(node_id, voters, timing, first_number)
         self.patched_frames = 0
         self.patched_bytes = 0
         self._voters = len(voters)
@@ -463,8 +480,14 @@ class StartRepair:
 class FrameRepair:
     """Mends frames whose index, term, position and size are known, one after the other."""
 
-    def __init__(self, node_id: NodeId, voters: AbstractSet[NodeId], timing: RepairTiming) -> None:
-        self.asker = Asker(node_id, voters, timing)
+    def __init__(
+        self,
+        node_id: NodeId,
+        voters: AbstractSet[NodeId],
+        timing: RepairTiming,
+        first_number: int,
+    ) -> None:
+        self.asker = Asker(node_id, voters, timing, first_number)
         self.patched_frames = 0
         self.dropped = 0  # not noted at the limit
         self._wanted: OrderedDict[int, Wanted] = OrderedDict()  # by index; the first one is asked

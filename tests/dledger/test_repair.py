@@ -239,7 +239,7 @@ class Repairing:
     """A StartRepair of `mine`, and peers that answer from their logs."""
 
     def __init__(self, mine: Log, index: int, *, known: bool = False) -> None:
-        self.repair = StartRepair(A, VOTERS, TIMING, mine)
+        self.repair = StartRepair(A, VOTERS, TIMING, 0, mine)
         self.now_ms = 0.0
         self.repair.begin(mine.wanted(index, known=known), 0.0)
         self.requests = {r.to: r for r in self.repair.requests()}
@@ -445,7 +445,7 @@ def test_patience_starts_again_when_somebody_falls_silent() -> None:
 
 def test_known_frames_are_mended_one_after_the_other() -> None:
     log = Log([1, 1, 2, 2])
-    repair = FrameRepair(A, VOTERS, TIMING)
+    repair = FrameRepair(A, VOTERS, TIMING, 0)
     assert repair.add(log.wanted(2, known=True))
     assert not repair.add(log.wanted(2, known=True))
     assert repair.add(log.wanted(4, known=True))
@@ -474,7 +474,7 @@ def test_known_frames_are_mended_one_after_the_other() -> None:
 
 def test_what_is_gone_is_not_asked_for_any_more() -> None:
     log = Log([1, 1, 2, 2])
-    repair = FrameRepair(A, VOTERS, TIMING)
+    repair = FrameRepair(A, VOTERS, TIMING, 0)
     for index in (2, 3, 4):
         repair.add(log.wanted(index, known=True))
     repair.tick(0.0)
@@ -485,7 +485,7 @@ def test_what_is_gone_is_not_asked_for_any_more() -> None:
 
 
 def test_too_much_damage_is_found_again_later() -> None:
-    repair = FrameRepair(A, VOTERS, TIMING)
+    repair = FrameRepair(A, VOTERS, TIMING, 0)
     for index in range(1, FRAMES_WANTED_MAX + 1):
         assert repair.add(Wanted(index, 1, 1, 0, 60))
     assert not repair.add(Wanted(FRAMES_WANTED_MAX + 1, 1, 1, 0, 60))

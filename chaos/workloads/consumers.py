@@ -1,21 +1,169 @@
-"""The consuming side of a run: join a group, know when it has consumed everything."""
+"""The consuming side of a run: join a group, leave it, know when it has consumed everything."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 
 from chaos.cluster.clusterfile import ClusterError
 from chaos.history.files import HistoryWriter
 from chaos.run.observer import Observer, Watched
 from chaos.workloads.log import Consumption
-from client import CacheLimits, ConsumeFrom, ConsumerConfig, PullConfig, PushConsumer
+from client import (
+    Admin,
+    CacheLimits,
+    ClientError,
+    ConsumeFrom,
+    ConsumerConfig,
+    MessageQueue,
+    PullConfig,
+    PushConsumer,
+)
 
 COMMIT_INTERVAL_MS = 500
 CONSUME_BATCH = 256
+REBALANCE_INTERVAL_MS = 5_000  # a notice that is lost with a leader is made good for this soon
 POLL_S = 0.1
+LAG_AT_ONCE = 8  # queues asked for at the same time
+
+
+def consumer_config(*, orderly: bool = False) -> ConsumerConfig:
+    """Reads from the beginning, commits often and waits for the answers."""
+    return ConsumerConfig(
+        orderly=orderly,
+        consume_from=ConsumeFrom.FIRST_OFFSET,
+        rebalance_interval_ms=REBALANCE_INTERVAL_MS,
+        commit_interval_ms=COMMIT_INTERVAL_MS,
+        confirm_commits=True,
+        pull=PullConfig(consume_batch_size=CONSUME_BATCH, limits=CacheLimits(messages_max=4096)),
+    )
+
+
+class ConsumerGroup:
+    """The consumers of one group on one topic. Each has a name of its own, for ever: one that
+    leaves and comes back is another one in the history. Use as `async with`: all leave at its end.
+    """
+
+    def __init__(
+        self, namesrv: str, history: HistoryWriter, topic: str, group: str, *, orderly: bool = False
+    ) -> None:
+        self.topic = topic
+        self.group = group
+        self.consumption = Consumption(history, group, orderly=orderly)
+        self._namesrv = namesrv
+        self._history = history
+        self._config = consumer_config(orderly=orderly)
+        self._members: dict[str, PushConsumer] = {}
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Who is in, in the order of joining."""
+        return tuple(self._members)
+
+    async def __aenter__(self) -> ConsumerGroup:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.gather(*(self.leave(name) for name in self.members))
+
+    async def join(self, name: str) -> None:
+        """A consumer of that new name joins. Does not wait for any server."""
+        assert name not in self._members, f"{name} is in already"
+        seen = self.consumption
+        consumer = PushConsumer(
+            self.group,
+            self._namesrv,
+            seen.listener(name),
+            config=self._config,
+            on_commit=seen.committer(name, self.group),
+            on_committing=seen.committing(name, self.group),
+        )
+        consumer.subscribe(self.topic)
+        self._note("join", name)
+        await consumer.start()
+        self._members[name] = consumer
+
+    async def leave(self, name: str) -> None:
+        """A member commits what it has finished and goes."""
+        await self._members.pop(name).stop()
+        self._note("leave", name)
+
+    async def wait_shared_out(self, queues: Sequence[MessageQueue], timeout_s: float) -> None:
+        """Return once these queues are shared out. Raises ClusterError after `timeout_s`."""
+        await wait_until(
+            lambda: fairly_shared(self._held(), queues),
+            timeout_s,
+            lambda: f"group {self.group} did not share its queues: {list(map(len, self._held()))}",
+        )
+
+    def _held(self) -> list[list[MessageQueue]]:
+        return [
+            [queue for queue in consumer.queues if queue.topic == self.topic]
+            for consumer in self._members.values()
+        ]
+
+    def _note(self, function: str, name: str) -> None:
+        self._history.event("ok", function, name, self._history.next_op(), group=self.group)
+
+
+def fairly_shared(held: Sequence[Sequence[MessageQueue]], queues: Sequence[MessageQueue]) -> bool:
+    """Every queue has exactly one consumer, and none has fewer than its share."""
+    everything = sorted(queue for queues in held for queue in queues)
+    fewest = min(map(len, held), default=0)
+    return everything == sorted(queues) and fewest >= len(queues) // len(held)
+
+
+async def wait_until(
+    holds: Callable[[], bool], timeout_s: float, complaint: Callable[[], str]
+) -> None:
+    """Poll until `holds`. Raises ClusterError with the complaint after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        if time.monotonic() > deadline:
+            raise ClusterError(f"{complaint()} after {timeout_s:g} s")
+        await asyncio.sleep(POLL_S)
+
+
+async def group_lag(admin: Admin, group: str, queues: Sequence[MessageQueue]) -> int | None:
+    """Messages that the group has not committed yet; None while somebody does not answer."""
+    at_once = asyncio.Semaphore(LAG_AT_ONCE)
+
+    async def of(queue: MessageQueue) -> int:
+        async with at_once:
+            end = await admin.max_offset(queue)
+            # A queue may end before what was committed: a broker that lost its log's end.
+            return max(0, end - (await admin.consumer_offset(group, queue) or 0))
+
+    try:
+        return sum(await asyncio.gather(*(of(queue) for queue in queues)))
+    except ClientError:
+        return None
+
+
+async def drain_group(
+    admin: Admin,
+    history: HistoryWriter,
+    group: ConsumerGroup,
+    queues: Sequence[MessageQueue],
+    timeout_s: float,
+) -> bool:
+    """Wait until the group has committed the end of every queue; write down whether it did."""
+    deadline = time.monotonic() + timeout_s
+    complete = False
+    while not complete and time.monotonic() < deadline:
+        complete = await group_lag(admin, group.group, queues) == 0
+        if not complete:
+            await asyncio.sleep(POLL_S)
+    _write_drain(history, group.topic, group.group, complete)
+    return complete
+
+
+def _write_drain(history: HistoryWriter, topic: str, group: str, complete: bool) -> None:
+    history.event(
+        "ok", "drain", "runner", history.next_op(), topic=topic, group=group, complete=complete
+    )
 
 
 async def join_group(
@@ -30,12 +178,7 @@ async def join_group(
 
     They leave the group when `stack` unwinds. Raises ClusterError after `timeout_s`.
     """
-    config = ConsumerConfig(
-        consume_from=ConsumeFrom.FIRST_OFFSET,
-        commit_interval_ms=COMMIT_INTERVAL_MS,
-        confirm_commits=True,
-        pull=PullConfig(consume_batch_size=CONSUME_BATCH, limits=CacheLimits(messages_max=4096)),
-    )
+    config = consumer_config()
     consumers = []
     for name in names:
         consumer = PushConsumer(
@@ -44,27 +187,25 @@ async def join_group(
             consumption.listener(name),
             config=config,
             on_commit=consumption.committer(name, watched.group),
+            on_committing=consumption.committing(name, watched.group),
         )
         consumer.subscribe(watched.topic)
         consumers.append(await stack.enter_async_context(consumer))
-    deadline = time.monotonic() + timeout_s
-    while not shared_out(consumers, watched):
-        if time.monotonic() > deadline:
-            held = [len(consumer.queues) for consumer in consumers]
-            raise ClusterError(f"the group did not share its queues in {timeout_s:g} s: {held}")
-        await asyncio.sleep(POLL_S)
+    await wait_until(
+        lambda: shared_out(consumers, watched),
+        timeout_s,
+        lambda: f"the group did not share its queues: {[len(c.queues) for c in consumers]}",
+    )
     return consumers
 
 
 def shared_out(consumers: Sequence[PushConsumer], watched: Watched) -> bool:
     """Every queue of the topic has exactly one consumer, and none has nothing it should have."""
-    held = [
-        [queue.queue_id for queue in consumer.queues if queue.topic == watched.topic]
-        for consumer in consumers
-    ]
-    everything = sorted(queue for queues in held for queue in queues)
-    fair = min(len(queues) for queues in held) >= watched.queue_count // len(consumers)
-    return everything == list(range(watched.queue_count)) and fair
+    held = [[q for q in consumer.queues if q.topic == watched.topic] for consumer in consumers]
+    brokers = {queue.broker_name for queues in held for queue in queues}
+    numbers = range(watched.queue_count)
+    everything = [MessageQueue(watched.topic, b, n) for b in sorted(brokers) for n in numbers]
+    return bool(brokers) and fairly_shared(held, everything)
 
 
 async def drain(
@@ -77,13 +218,5 @@ async def drain(
         complete = await observer.lag() == 0
         if not complete:
             await asyncio.sleep(POLL_S)
-    history.event(
-        "ok",
-        "drain",
-        "runner",
-        history.next_op(),
-        topic=watched.topic,
-        group=watched.group,
-        complete=complete,
-    )
+    _write_drain(history, watched.topic, watched.group, complete)
     return complete

@@ -1,0 +1,241 @@
+"""Workloads of messages: `log`, `ordered` and `group`. Each has a topic and a group of its own.
+
+log      ordered sends of several producers, open loop; a group that consumes them
+ordered  many keys, several producers, consumers that promise the order of each queue
+group    a little traffic, consumers that leave and come back, commits, and reads of offsets
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from chaos.workloads.base import Environment, Tally, Tasks, sum_tallies
+from chaos.workloads.consumers import ConsumerGroup, drain_group
+from chaos.workloads.log import KeyedSender, random_items
+from client import Admin, ClientError, MessageQueue, Producer
+
+ROUTE_POLL_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class MessagesConfig:
+    """One workload of messages. `rate_per_s` of all producers together, 0: a closed loop."""
+
+    name: str
+    topic: str
+    group: str
+    queues: int = 8  # in each broker group
+    producers: int = 2
+    consumers: int = 2
+    rate_per_s: float = 4000.0
+    window: int = 256  # per producer
+    keys: int = 1000  # order keys per producer
+    body_bytes: int = 128
+    send_timeout_ms: int = 10_000
+    orderly: bool = False
+
+
+LOG = MessagesConfig("log", "Chaos", "chaos-consumers")
+ORDERED = MessagesConfig(
+    "ordered", "ChaosOrdered", "chaos-ordered", producers=4, rate_per_s=1000.0, keys=2500,
+    orderly=True,
+)  # fmt: skip
+GROUP = MessagesConfig(
+    "group", "ChaosGroup", "chaos-group", producers=1, consumers=3, rate_per_s=200.0, keys=100
+)
+
+
+class MessagesWorkload:
+    """Sends and consumes; see chaos.workloads.base for the order of calls."""
+
+    def __init__(self, config: MessagesConfig = LOG) -> None:
+        self.config = config
+        self.name = config.name
+        self.consumers: ConsumerGroup | None = None
+        self.queues: tuple[MessageQueue, ...] = ()
+        self._env: Environment | None = None
+        self._admin: Admin | None = None
+        self._senders: list[KeyedSender] = []
+        self._loads = Tasks()
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        return (self.config.topic,)
+
+    @property
+    def groups(self) -> tuple[tuple[str, str], ...]:
+        return ((self.config.topic, self.config.group),)
+
+    @property
+    def tally(self) -> Tally:
+        return sum_tallies(sender.tally for sender in self._senders)
+
+    @property
+    def env(self) -> Environment:
+        assert self._env is not None, "prepare comes first"
+        return self._env
+
+    @property
+    def admin(self) -> Admin:
+        assert self._admin is not None, "start comes first"
+        return self._admin
+
+    async def prepare(self, env: Environment) -> None:
+        """Create the topic in every broker group."""
+        self._env = env
+        async with Admin(env.namesrv) as admin:
+            await admin.create_topic(self.config.topic, self.config.queues)
+            self.queues = await all_queues(
+                admin, self.config.topic, self.config.queues, env.join_timeout_s
+            )
+
+    async def start(self, stack: AsyncExitStack) -> None:
+        """Consumers join, then the load begins."""
+        config, env = self.config, self.env
+        self._admin = await stack.enter_async_context(Admin(env.namesrv))
+        group = ConsumerGroup(
+            env.namesrv, env.history, config.topic, config.group, orderly=config.orderly
+        )
+        self.consumers = await stack.enter_async_context(group)
+        for number in range(config.consumers):
+            await group.join(f"{config.name}-consumer-{number}")
+        await group.wait_shared_out(self.queues, env.join_timeout_s)
+        stack.push_async_callback(self._loads.cancel)
+        for number in range(config.producers):
+            await self._start_sender(stack, f"{config.name}-producer-{number}")
+
+    async def _start_sender(self, stack: AsyncExitStack, name: str) -> None:
+        config, env = self.config, self.env
+        producer = Producer(f"{config.name}-producers", env.namesrv)
+        await stack.enter_async_context(producer)
+        sender = KeyedSender(
+            producer,
+            env.history,
+            name,
+            self.queues,
+            window=config.window,
+            timeout_ms=config.send_timeout_ms,
+            rate_per_s=config.rate_per_s / config.producers or None,
+        )
+        self._senders.append(sender)
+        rng = random.Random(env.rng.random())
+        items = random_items(config.topic, name, config.keys, config.body_bytes, rng)
+        self._loads.spawn(sender.run(items), name)
+
+    def stop(self) -> None:
+        for sender in self._senders:
+            sender.stop()
+
+    async def drain(self) -> bool:
+        await self._loads.finish()
+        assert self.consumers is not None
+        return await drain_group(
+            self.admin, self.env.history, self.consumers, self.queues, self.env.drain_timeout_s
+        )
+
+    def failure(self) -> BaseException | None:
+        return self._loads.failure()
+
+
+class GroupWorkload(MessagesWorkload):
+    """Members leave and come back under a new name; offsets are read all the while."""
+
+    def __init__(
+        self,
+        config: MessagesConfig = GROUP,
+        *,
+        restart_every_s: float = 5.0,
+        read_every_s: float = 0.2,
+    ) -> None:
+        super().__init__(config)
+        self._restart_every_s = restart_every_s
+        self._read_every_s = read_every_s
+        self._churn = Tasks()
+        self._stopping = asyncio.Event()
+        self.restarts = 0
+
+    async def start(self, stack: AsyncExitStack) -> None:
+        await super().start(stack)
+        stack.push_async_callback(self._churn.cancel)
+        rng = random.Random(self.env.rng.random())
+        self._churn.spawn(self._restart_members(rng), "restart consumers")
+        self._churn.spawn(self._read_offsets(), "read offsets")
+
+    def stop(self) -> None:
+        super().stop()
+        self._stopping.set()
+
+    async def drain(self) -> bool:
+        await self._churn.finish()  # whoever is out comes back first
+        return await super().drain()
+
+    def failure(self) -> BaseException | None:
+        return super().failure() or self._churn.failure()
+
+    async def _restart_members(self, rng: random.Random) -> None:
+        assert self.consumers is not None
+        while not await self._stopped_within(self._restart_every_s * rng.uniform(0.5, 1.5)):
+            name = rng.choice(self.consumers.members)
+            await self.consumers.leave(name)
+            await self._stopped_within(rng.uniform(0.1, 1.0))
+            self.restarts += 1
+            await self.consumers.join(f"{name.partition('.')[0]}.{self.restarts}")
+
+    async def _read_offsets(self) -> None:
+        while not await self._stopped_within(self._read_every_s):
+            for queue in self.queues:
+                await self._read_offset(queue)
+                if self._stopping.is_set():
+                    return
+
+    async def _read_offset(self, queue: MessageQueue) -> None:
+        history, group = self.env.history, self.config.group
+        invoked_ns = time.monotonic_ns()
+        try:
+            offset = await self.admin.consumer_offset(group, queue)
+        except ClientError:
+            return  # nobody answered: nothing is known, and nothing is claimed
+        history.event(
+            "ok",
+            "fetch",
+            f"{self.name}-reader",
+            history.next_op(),
+            topic=queue.topic,
+            group=group,
+            broker=queue.broker_name,
+            queue=queue.queue_id,
+            offset=offset,
+            invoked_ns=invoked_ns,
+        )
+
+    async def _stopped_within(self, seconds: float) -> bool:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._stopping.wait()
+        except TimeoutError:
+            return False
+        return True
+
+
+async def all_queues(
+    admin: Admin, topic: str, queues: int, timeout_s: float
+) -> tuple[MessageQueue, ...]:
+    """The topic's queues once every broker group has them. Raises ClientError after `timeout_s`.
+
+    A name server learns of a new topic from each group's own registration, one after the other.
+    """
+    deadline = time.monotonic() + timeout_s
+    groups = (await admin.cluster_info()).brokers
+    while True:
+        try:
+            found = tuple(sorted((await admin.route(topic)).write_queues(topic)))
+            if len(found) >= queues * len(groups) or time.monotonic() > deadline:
+                return found
+        except ClientError:
+            if time.monotonic() > deadline:
+                raise
+        await asyncio.sleep(ROUTE_POLL_S)

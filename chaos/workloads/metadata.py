@@ -1,0 +1,238 @@
+"""The metadata workload: topics and subscription groups created, changed and read back.
+
+Every object has one writer, which raises its version: a topic's is the number of its queues, a
+group's its retryMaxTimes. An operation is one request to whoever the name servers say leads, never
+repeated, so its outcome is exactly what that broker answered: ok, refused, or not answered. A read
+asks for a consumer offset first, which only a proven leader answers (a classic master always): what
+it then says about topics is at least as new as that. Nothing is deleted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from chaos.history.events import Outcome
+from chaos.history.files import HistoryWriter
+from chaos.workloads.base import Environment, Tally, Tasks
+from client import Admin, BrokerRefused, ClientError
+from remoting.admin_headers import TopicHeader
+from remoting.codes import RequestCode, ResponseCode
+from remoting.errors import RemotingError
+from remoting.fastjson import loads_object
+from remoting.headers import ConsumerOffsetHeader
+
+PREFIX = "ChaosMeta"
+VERSION_MAX = 1_000  # of one object; a topic's version is a number of queues
+TIMEOUT_MS = 2_000
+PERM_READ_WRITE = 6
+NO_TOPIC = "ChaosMetaNone"  # asked for an offset of it; it need not exist
+OUTCOME_UNKNOWN = "[OUTCOME_UNKNOWN]"
+
+
+@dataclass(slots=True)
+class MetaObject:
+    """One topic or group of one broker group; `version` is the last one that was tried."""
+
+    broker: str
+    what: str  # "topic" or "group"
+    name: str
+    version: int = 0
+
+
+class MetadataWorkload:
+    """See the module. `rate_per_s` operations a second, half of them reads."""
+
+    name = "metadata"
+
+    def __init__(self, objects: int = 4, rate_per_s: float = 20.0) -> None:
+        """`objects` topics and as many groups, for each broker group."""
+        self._objects_each = objects
+        self._pause_s = 1 / rate_per_s
+        self._objects: list[MetaObject] = []
+        self._env: Environment | None = None
+        self._admin: Admin | None = None
+        self._tally = Tally()
+        self._tasks = Tasks()
+        self._stopping = asyncio.Event()
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        return ()  # it sends nothing
+
+    @property
+    def groups(self) -> tuple[tuple[str, str], ...]:
+        return ()
+
+    @property
+    def tally(self) -> Tally:
+        return self._tally
+
+    async def prepare(self, env: Environment) -> None:
+        """Find out which broker groups there are; objects are created by the load itself."""
+        self._env = env
+        async with Admin(env.namesrv) as admin:
+            brokers = (await admin.cluster_info()).brokers
+        self._objects = [
+            MetaObject(broker, what, f"{PREFIX}-{what}-{number}")
+            for broker in sorted(brokers)
+            for what in ("topic", "group")
+            for number in range(self._objects_each)
+        ]
+
+    async def start(self, stack: AsyncExitStack) -> None:
+        env = self._environment
+        self._admin = await stack.enter_async_context(Admin(env.namesrv))
+        stack.push_async_callback(self._tasks.cancel)
+        self._tasks.spawn(self._operate(random.Random(env.rng.random())), "metadata")
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    async def drain(self) -> bool:
+        """Ends the load, then reads every object once more, as long as that takes: True if all
+        could be read."""
+        await self._tasks.finish()
+        deadline = asyncio.get_running_loop().time() + self._environment.drain_timeout_s
+        for found in self._objects:
+            while found.version and not await self._read(found):
+                if asyncio.get_running_loop().time() > deadline:
+                    return False
+                await asyncio.sleep(self._pause_s)
+        return True
+
+    def failure(self) -> BaseException | None:
+        return self._tasks.failure()
+
+    @property
+    def _environment(self) -> Environment:
+        assert self._env is not None, "prepare comes first"
+        return self._env
+
+    @property
+    def _history(self) -> HistoryWriter:
+        return self._environment.history
+
+    async def _operate(self, rng: random.Random) -> None:
+        while not self._stopping.is_set():
+            found = rng.choice(self._objects)
+            if rng.random() < 0.5 and found.version < VERSION_MAX:
+                await self._write(found)
+            else:
+                await self._read(found)
+            try:
+                async with asyncio.timeout(self._pause_s):
+                    await self._stopping.wait()
+            except TimeoutError:
+                pass  # the load goes on
+
+    async def _write(self, found: MetaObject) -> None:
+        found.version += 1
+        fields = {"what": found.what, "name": found.name, "broker": found.broker}
+        fields_now = {**fields, "version": found.version}
+        op = self._history.next_op()
+        self._tally.invoked += 1
+        self._history.event("invoke", "meta_write", self.name, op, **fields_now)
+        outcome, error = await self._send(found)
+        why = {"error": error} if error else {}
+        self._history.event(outcome.value, "meta_write", self.name, op, **fields_now, **why)
+        if outcome is Outcome.OK:
+            self._tally.ok += 1
+        elif outcome is Outcome.UNKNOWN:
+            self._tally.unknown += 1
+        else:
+            self._tally.fail += 1
+
+    async def _send(self, found: MetaObject) -> tuple[Outcome, str]:
+        """The write itself, once; how it ended, and why if not well."""
+        try:
+            address = await self._leader(found.broker)
+        except ClientError as error:
+            return Outcome.FAIL, str(error)  # nothing was sent
+        code, ext, body = write_request(found)
+        try:
+            await self._ask(address, code, ext, body)
+        except BrokerRefused as error:
+            vague = error.remark.startswith(OUTCOME_UNKNOWN)
+            return (Outcome.UNKNOWN if vague else Outcome.FAIL), str(error)
+        except ClientError as error:
+            return (Outcome.UNKNOWN if error.outcome_unknown else Outcome.FAIL), str(error)
+        return Outcome.OK, ""
+
+    async def _read(self, found: MetaObject) -> bool:
+        """Read one object back; whether there was an answer."""
+        fields = {"what": found.what, "name": found.name, "broker": found.broker}
+        op = self._history.next_op()
+        self._tally.invoked += 1
+        self._history.event("invoke", "meta_read", self.name, op, **fields)
+        try:
+            version = await self._version(found)
+        except (ClientError, RemotingError) as error:
+            self._tally.fail += 1
+            self._history.event("fail", "meta_read", self.name, op, **fields, error=str(error))
+            return False
+        self._tally.ok += 1
+        self._history.event("ok", "meta_read", self.name, op, **fields, version=version)
+        return True
+
+    async def _version(self, found: MetaObject) -> int | None:
+        address = await self._leader(found.broker)
+        await self._prove_leader(address)
+        if found.what == "topic":
+            try:
+                body = await self._ask(address, RequestCode.GET_TOPIC_CONFIG, {"topic": found.name})
+            except BrokerRefused as refused:
+                if refused.code == ResponseCode.TOPIC_NOT_EXIST:
+                    return None
+                raise
+            return int(loads_object(body)["writeQueueNums"])
+        body = await self._ask(address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, {})
+        group = loads_object(body)["subscriptionGroupTable"].get(found.name)
+        return None if group is None else int(group["retryMaxTimes"])
+
+    async def _prove_leader(self, address: str) -> None:
+        """Raises BrokerRefused (14) from whoever does not lead (any more)."""
+        header = ConsumerOffsetHeader(PREFIX, NO_TOPIC, 0, zero_if_not_found=False)
+        assert self._admin is not None
+        answer = await self._admin.invoke(
+            address, RequestCode.QUERY_CONSUMER_OFFSET, header.to_ext(), timeout_ms=TIMEOUT_MS
+        )
+        if answer.code not in (ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND):
+            raise BrokerRefused(answer.code, answer.remark or "", address)
+
+    async def _leader(self, broker: str) -> str:
+        """Address of the group's brokerId 0. Raises ClientError if there is none."""
+        assert self._admin is not None
+        known = (await self._admin.cluster_info()).brokers.get(broker)
+        address = known.addresses.get(0) if known is not None else None
+        if address is None:
+            code = ResponseCode.SERVICE_NOT_AVAILABLE
+            raise BrokerRefused(code, f"nobody leads {broker}", "name server")
+        return address
+
+    async def _ask(
+        self, address: str, code: int, ext: Mapping[str, str], body: bytes = b""
+    ) -> bytes:
+        assert self._admin is not None
+        answer = await self._admin.ask(address, code, ext, body, timeout_ms=TIMEOUT_MS)
+        return answer.body
+
+
+def write_request(found: MetaObject) -> tuple[int, dict[str, str], bytes]:
+    """The request that gives an object its version: code, ext, body."""
+    if found.what == "topic":
+        header = TopicHeader(found.name, found.version, found.version, PERM_READ_WRITE)
+        return RequestCode.UPDATE_AND_CREATE_TOPIC, header.to_ext(), b""
+    group: dict[str, Any] = {
+        "groupName": found.name,
+        "consumeEnable": True,
+        "retryQueueNums": 1,
+        "retryMaxTimes": found.version,
+    }
+    return RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, {}, orjson.dumps(group)

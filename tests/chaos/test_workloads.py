@@ -1,0 +1,208 @@
+"""All workloads at once on a real cluster, through a leader's death; each alone on stand-ins."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from chaos.checks.suite import Suite
+from chaos.checks.verdict import Verdict
+from chaos.cluster.cluster import Cluster
+from chaos.cluster.clusterfile import ClusterError
+from chaos.history.files import HistoryWriter, follow, read_history
+from chaos.workloads import consumers
+from chaos.workloads.base import Environment, Tally, Tasks, sum_tallies
+from chaos.workloads.catalogue import WORKLOADS, make_workloads
+from chaos.workloads.consumers import fairly_shared, wait_until
+from chaos.workloads.messages import GROUP, LOG, ORDERED, GroupWorkload, MessagesWorkload
+from chaos.workloads.metadata import MetadataWorkload, MetaObject, write_request
+from client import BrokerRefused, BrokerUnreachable, MessageQueue
+from remoting.codes import RequestCode
+
+SETTINGS = {"mappedFileSizeCommitLog": str(8 * 1024 * 1024)}
+
+
+async def test_all_workloads_at_once_through_a_leaders_death(tmp_path: Path) -> None:
+    workloads = [
+        MessagesWorkload(replace(LOG, rate_per_s=300, keys=50, window=64, queues=4)),
+        MessagesWorkload(replace(ORDERED, rate_per_s=200, keys=50, producers=2, queues=4)),
+        GroupWorkload(replace(GROUP, rate_per_s=100, keys=10, queues=4), restart_every_s=0.7),
+        MetadataWorkload(objects=1, rate_per_s=50),
+    ]
+    cluster = Cluster(tmp_path / "cluster")
+    path = tmp_path / "history.jsonl"
+    try:
+        state = await cluster.up(settings=SETTINGS)
+        with HistoryWriter(path) as history:
+            env = Environment(state.namesrv, history, random.Random(3))
+            async with AsyncExitStack() as stack:
+                for workload in workloads:
+                    await workload.prepare(env)
+                for workload in workloads:
+                    await workload.start(stack)
+                await asyncio.sleep(1.5)
+                leader = await cluster.find("leader")
+                await cluster.wait_dead(cluster.signal(leader.name, signal.SIGKILL))
+                await asyncio.sleep(1.5)
+                cluster.start(leader.name)
+                await cluster.wait_serving()
+                await asyncio.sleep(0.5)
+                assert [workload.failure() for workload in workloads] == [None] * 4
+                for workload in workloads:
+                    workload.stop()
+                drained = await asyncio.gather(*(workload.drain() for workload in workloads))
+    finally:
+        await cluster.down()
+        await cluster.close()
+    assert drained == [True] * 4
+    suite = Suite()
+    for batch in follow(path, ended=lambda: True):
+        for record in batch:
+            suite.feed(record)
+    by_name = {check.name: check for check in suite.results()}
+    assert suite.verdict() is Verdict.PASS, by_name
+    assert {"order as consumed", "consumer offsets going back", "metadata going back"} <= {*by_name}
+    found = read_history(path)
+    assert found.joins and found.leaves and workloads[2].restarts > 0
+    assert any(commit.fetched for commit in found.commits)
+    assert {consume.broker for consume in found.consumes} == {"broker-a"}
+    assert {consume.topic for consume in found.consumes if consume.orderly} == {"ChaosOrdered"}
+    assert {send.topic for send in found.sends} == {t for w in workloads for t in w.topics}
+    assert workloads[3].tally.ok > 20
+    assert sum(w.tally.ok for w in workloads[:3]) == sum(s.promised for s in found.sends) > 500
+
+
+def queue(number: int, broker: str = "b") -> MessageQueue:
+    return MessageQueue("T", broker, number)
+
+
+@pytest.mark.parametrize(
+    ("held", "shared"),
+    [
+        ([[0, 1], [2, 3]], True),
+        ([[0, 1, 2], [3]], False),  # one has fewer than its share
+        ([[0, 1], [2]], False),  # 3 has nobody
+        ([[0, 1], [1, 2, 3]], False),  # 1 has two
+        ([], False),
+    ],
+)
+def test_when_a_groups_queues_are_shared_out(held: list[list[int]], shared: bool) -> None:
+    queues = [queue(number) for number in range(4)]
+    assert fairly_shared([[queue(n) for n in numbers] for numbers in held], queues) is shared
+
+
+async def test_waiting_ends_with_a_complaint(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consumers, "POLL_S", 0.001)
+    with pytest.raises(ClusterError, match=r"not yet after 0\.01 s"):
+        await wait_until(lambda: False, 0.01, lambda: "not yet")
+
+
+class StandInAdmin:
+    """Offsets by queue; a queue that is not there is one nobody answers for."""
+
+    def __init__(self, ends: dict[int, int], committed: dict[int, int]) -> None:
+        self.ends, self.committed = ends, committed
+
+    async def max_offset(self, of: MessageQueue) -> int:
+        if of.queue_id not in self.ends:
+            raise BrokerUnreachable("silence")
+        return self.ends[of.queue_id]
+
+    async def consumer_offset(self, group: str, of: MessageQueue) -> int | None:
+        return self.committed.get(of.queue_id)
+
+
+@pytest.mark.parametrize(
+    ("ends", "committed", "lag"),
+    [
+        ({0: 5, 1: 7}, {0: 5, 1: 7}, 0),
+        ({0: 5, 1: 7}, {0: 5}, 7),
+        ({0: 5, 1: 3}, {0: 4, 1: 7}, 1),  # queue 1 has lost its end
+        ({0: 5}, {0: 5}, None),
+    ],
+)
+async def test_lag_of_a_group(
+    ends: dict[int, int], committed: dict[int, int], lag: int | None
+) -> None:
+    admin = StandInAdmin(ends, committed)
+    assert await consumers.group_lag(admin, "G", [queue(0), queue(1)]) == lag
+
+
+async def test_tasks_show_and_raise_what_ended_one_and_end_the_others() -> None:
+    async def fail() -> None:
+        raise ClusterError("no leader")
+
+    tasks = Tasks()
+    tasks.spawn(asyncio.sleep(3600), "sleeper")
+    assert tasks.failure() is None
+    tasks.spawn(fail(), "failing")
+    with pytest.raises(ClusterError, match="no leader"):
+        await tasks.finish()
+    assert isinstance(tasks.failure(), ClusterError)
+    await tasks.cancel()
+
+
+def test_tallies_add_up() -> None:
+    assert sum_tallies([Tally(5, 1, 1, 1, 2, 1), Tally(1, 1)]) == Tally(6, 2, 1, 1, 2, 1)
+    assert Tally(5, 1, 1, 1, 2, 1).decided == 5
+
+
+def test_workloads_by_name() -> None:
+    made = make_workloads(["metadata", "log", "log", "group", "ordered"], replace(LOG, queues=3))
+    assert [workload.name for workload in made] == ["metadata", "log", "group", "ordered"]
+    assert made[1].config.queues == 3
+    assert sorted(w.name for w in made) == sorted(WORKLOADS)
+    topics = [topic for workload in made for topic in workload.topics]
+    assert len(set(topics)) == len(topics) == 3
+    assert [workload.groups for workload in made][1] == (("Chaos", "chaos-consumers"),)
+    for names in ([], ["nonsense"]):
+        with pytest.raises(ClusterError, match="there are log, ordered, group, metadata"):
+            make_workloads(names)
+
+
+def test_a_version_is_written_where_it_can_be_read() -> None:
+    code, ext, _ = write_request(MetaObject("b", "topic", "X", 7))
+    assert code == RequestCode.UPDATE_AND_CREATE_TOPIC
+    assert (ext["readQueueNums"], ext["writeQueueNums"]) == ("7", "7")
+    code, _, body = write_request(MetaObject("b", "group", "X", 7))
+    assert code == RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
+    assert b'"retryMaxTimes":7' in body
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (None, "ok"),
+        (BrokerRefused(14, "[NOT_LEADER] n1", "x"), "fail"),
+        (BrokerRefused(1, "[OUTCOME_UNKNOWN] no answer", "x"), "unknown"),
+        (BrokerUnreachable("no answer", outcome_unknown=True), "unknown"),
+        (BrokerUnreachable("no connection"), "fail"),
+    ],
+)
+async def test_how_a_metadata_write_ends(
+    tmp_path: Path, error: Exception | None, outcome: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workload = MetadataWorkload()
+
+    async def leader(broker: str) -> str:
+        return "address"
+
+    async def ask(*request: object) -> bytes:
+        if error is not None:
+            raise error
+        return b""
+
+    monkeypatch.setattr(workload, "_leader", leader)
+    monkeypatch.setattr(workload, "_ask", ask)
+    with HistoryWriter(tmp_path / "h.jsonl") as history:
+        workload._env = Environment("", history, random.Random(1))
+        await workload._write(MetaObject("b", "topic", "X"))
+    (write,) = read_history(tmp_path / "h.jsonl").meta_writes
+    assert (write.outcome.value, write.version, write.broker) == (outcome, 1, "b")
+    assert getattr(workload.tally, outcome) == workload.tally.decided == 1

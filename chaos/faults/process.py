@@ -10,6 +10,7 @@ import asyncio
 import signal
 import time
 
+from chaos.cluster.cluster import GONE_TIMEOUT_S
 from chaos.cluster.clusterfile import ClusterError, ClusterState, Node
 from chaos.cluster.process import ProcessId, state
 from chaos.cluster.topology import MODES, RAFT
@@ -66,19 +67,16 @@ class Term(Kill):
     words = "kill -15 of"
 
     async def wait_gone(self, process: ProcessId) -> None:
-        deadline = time.monotonic() + ORDERLY_S
-        while state(process) != "dead":
-            if time.monotonic() > deadline:
-                raise ClusterError(f"process {process.pid} did not end within {ORDERLY_S:g} s")
-            await asyncio.sleep(POLL_S)  # there is no event for another session's process
+        await _until(process, "dead", ORDERLY_S)
 
 
 class Pause(Deed):
     """SIGSTOP: sockets stay open and nothing moves; SIGCONT."""
 
     async def do(self, hit: Hit) -> None:
-        for node in hit.nodes:
-            self.context.cluster.signal(node.name, signal.SIGSTOP)
+        frozen = [self.context.cluster.signal(node.name, signal.SIGSTOP) for node in hit.nodes]
+        for process in frozen:
+            await _until(process, "stopped", GONE_TIMEOUT_S)
 
     async def undo(self, hit: Hit) -> None:
         for name in hit.names:
@@ -134,6 +132,15 @@ class Transfer(Deed):
 
     def describe(self) -> str:
         return f"leadership taken from {self.targets()}" + (f" to {self.to}" if self.to else "")
+
+
+async def _until(process: ProcessId, wanted: str, timeout_s: float) -> None:
+    """Return once it is in this state. Raises ClusterError."""
+    deadline = time.monotonic() + timeout_s
+    while state(process) != wanted:
+        if time.monotonic() > deadline:
+            raise ClusterError(f"process {process.pid} was not {wanted} within {timeout_s:g} s")
+        await asyncio.sleep(POLL_S)  # there is no event for another session's process
 
 
 def alive(node: Node) -> bool:

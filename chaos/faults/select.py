@@ -59,7 +59,8 @@ def select(whom: str, statuses: Sequence[NodeStatus], choice: float) -> list[Nod
             raise ClusterError("there is no leader now")
         return [pick(leading, choice)]
     if whom in ("minority", "majority"):
-        members = [s.node for s in brokers if s.node.group == _group(brokers, choice)]
+        group = _group(brokers, choice)
+        members = [s.node for s in brokers if s.node.group == group]
         count = (len(members) - 1) // 2 if whom == "minority" else len(members) // 2 + 1
         if count == 0:
             raise ClusterError(f"a group of {len(members)} has no minority")

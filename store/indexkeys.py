@@ -153,10 +153,10 @@ class KeyWalker:
                         if key:
                             add((hash_of(prefix + key), position, store_ms))
             offset = stop
-        if offset + BLANK_SIZE_BYTES <= end:  # too short for a record, not for these two
-            size, magic = BLANK.unpack_from(data, offset)
-            if magic in (MAGIC_BLANK, FRAME_MAGIC):
-                return int(offset + size)
+        while offset + BLANK_SIZE_BYTES <= end:  # too short for a record, not for these two
+            if BLANK.unpack_from(data, offset)[1] not in (MAGIC_BLANK, FRAME_MAGIC):
+                break
+            offset = self._unusual(data, offset, base, found)
         return offset
 
     def _unusual(self, data: bytes, offset: int, base: int, found: list[IndexKey]) -> int:

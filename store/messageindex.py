@@ -11,8 +11,8 @@ but the last is full, and each begins at the first key behind the one before. Wh
 dropped with all behind it, and made again: a damaged or missing file costs time, nothing else.
 
 The checkpoint's indexMsgTimestamp (`full_until_ms`) is the store time up to which full, durable
-files reach. After an unclean stop Apache drops every file that goes beyond it; here such a file
-is read through and its slots are made anew.
+files reach. After an unclean stop Apache drops every file that goes beyond it; here such a file,
+and one that is not full, is read through and its slots are made anew.
 
 Not done: an index of messages that the log no longer has; files wholly below its beginning go.
 """
@@ -27,7 +27,7 @@ from store.commitlog import CommitLog
 from store.disk import Disk
 from store.indexfile import FileFlush, IndexFile, IndexLimits
 from store.indexkeys import IndexKey, KeyWalker, WalkError, has_key, key_hash
-from store.record import RecordError, decode_record, store_timestamp_at
+from store.record import HEAD_SIZE_BYTES, RecordError, decode_record, store_timestamp_at
 
 log = logging.getLogger("store.index")
 
@@ -119,9 +119,9 @@ class MessageIndex:
             return False
         if self.files and file.begin_offset < self.files[-1].end_offset:
             return False
-        if not clean and file.end_ms > self.full_until_ms and not file.drop_bad():
-            if file.end_offset < bound:  # else `truncate` does it
-                file.rebuild()
+        trusted = clean or (file.full and file.end_ms <= self.full_until_ms)
+        if not trusted and not file.drop_bad() and file.end_offset < bound:
+            file.rebuild()  # else `truncate` does it
         return file.count > 1 or file.end_offset > 0
 
     def _first_key_behind(self, bound: int) -> int | None:
@@ -141,7 +141,8 @@ class MessageIndex:
         assert not self._flushing
         while self.files and self.files[-1].end_offset >= offset:
             file = self.files[-1]
-            if file.count > 1 and file.entry(1)[1] < offset:
+            # A full one is durable as it is, and trusted: it goes whole, and is made again.
+            if not file.full and file.count > 1 and file.entry(1)[1] < offset:
                 file.cut(offset)
                 if file.end_offset < offset:
                     break
@@ -199,7 +200,7 @@ class MessageIndex:
         """Move `position` on by one slice, its keys to `found`. Raises WalkError with `at` as a
         CommitLog offset, `found` holding what is before it."""
         base, commitlog = self.position, self._commitlog
-        data = commitlog.read(base, min(budget_bytes, limit - base))
+        data = commitlog.read(base, min(max(budget_bytes, HEAD_SIZE_BYTES), limit - base))
         try:
             walked = self._walker.walk(data, base, found)
             if walked == 0:  # one record is larger than the slice

@@ -1,0 +1,181 @@
+import random
+
+import pytest
+
+from store.frame import FrameKind, seal_frame
+from store.indexkeys import _PARTS_MAX, KeyWalker, WalkError, has_key, key_hash, keys_of
+from store.properties import decode_properties, java_string_hash
+from store.record import BLANK, MAGIC_BLANK, MessageRecord, encode_record
+from tests.store.make import PLAIN, record
+
+LONG_TOPIC = "t" * 200  # a V2 record
+V6 = ("2001:db8::1", 10911)
+
+
+def slowly(item: MessageRecord) -> list[tuple[int, int, int]]:
+    """The keys of a record by the rules, without any of the walker's shortcuts."""
+    hashes = []
+    for key in keys_of(decode_properties(item.properties)):
+        value = abs(java_string_hash(f"{item.topic}#{key}"))
+        hashes.append(0 if value == 1 << 31 else value)
+    return [(h, item.physical_offset, item.store_timestamp_ms) for h in hashes]
+
+
+def row(items: list[MessageRecord], base: int) -> tuple[bytes, list[tuple[int, int, int]]]:
+    """The records one behind the other, and their keys."""
+    data, keys = b"", []
+    for item in items:
+        placed = record(
+            **{name: getattr(item, name) for name in item.__slots__}
+            | {"physical_offset": base + len(data)}
+        )
+        data += encode_record(placed)
+        keys += slowly(placed)
+    return data, keys
+
+
+def walk(data: bytes, base: int = 0) -> tuple[int, list[tuple[int, int, int]]]:
+    found: list[tuple[int, int, int]] = []
+    return KeyWalker().walk(data, base, found), found
+
+
+@pytest.mark.parametrize(
+    ("topic", "key", "hashed"),
+    [
+        ("TopicTest", "KEY1", 1656969516),  # the protocol sheet's
+        ("T", "k", abs(java_string_hash("T#k"))),
+        ("标签", "emoji 😀", abs(java_string_hash("标签#emoji 😀"))),
+    ],
+)
+def test_hash(topic: str, key: str, hashed: int) -> None:
+    assert key_hash(topic, key) == hashed
+
+
+def test_javas_abs_of_the_smallest_int_is_0() -> None:
+    text = "polygenelubricants"  # hashes to -2147483648
+    assert java_string_hash(text) == -(1 << 31)
+    # topic#key with that hash: the part behind `T#` made up for what the prefix adds
+    prefix = java_string_hash("T#") & 0xFFFFFFFF
+    wanted = (1 << 31) - prefix * 31**7 & 0xFFFFFFFF
+    characters = []
+    for power in (6, 5, 4, 3, 2, 1, 0):  # digits base 31, kept printable by borrowing 33 of each
+        wanted -= 33 * 31**power
+    wanted %= 1 << 32
+    for power in (6, 5, 4, 3, 2, 1, 0):
+        digit, wanted = divmod(wanted, 31**power)
+        characters.append(chr(33 + digit))
+    key = "".join(characters)
+    assert java_string_hash("T#" + key) == -(1 << 31)
+    assert key_hash("T", key) == 0
+    item = record(properties=f"UNIQ_KEY\x01{key}\x02".encode())
+    assert walk(encode_record(item))[1][0][0] == 0
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        "",
+        "UNIQ_KEY\x017F0000010ABC18B4AAC2000000000001\x02",
+        "KEYS\x01a b  c\x02UNIQ_KEY\x01u\x02TAGS\x01t\x02",
+        "UNIQ_KEY\x01u\x02KEYS\x01only",  # no closing separator
+        "KEYS\x01a\x02UNIQ_KEY\x01u",
+        "XKEYS\x01no\x02",
+        "XUNIQ_KEY\x01no\x02UNIQ_KEY\x01u\x02",
+        "UNIQ_KEY\x01u\x02XUNIQ_KEY\x01no\x02",
+        "note\x01see KEYS\x01x\x02KEYS\x01k\x02",
+        "KEYS\x01k\x02note\x01see KEYS\x01x\x02",
+        "KEYS\x01first\x02KEYS\x01second\x02",
+        "KEYS\x01kept\x02KEYS\x01\x02",
+        "UNIQ_KEY\x01\x02KEYS\x01 \x02",
+        "UNIQ_KEY\x01same\x02KEYS\x01same same\x02",
+        "KEYS\x01标签 😀 ascii\x02UNIQ_KEY\x01ключ\x02",
+        "UNIQ_KEY\x01" + "0" * 56 + "\x02",  # of an IPv6 producer
+        "UNIQ_KEY\x01abcdefghijkl\x02KEYS\x01abcdefghijk x\x02",  # twelve, eleven characters
+    ],
+)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"topic": "标签"},
+        {"topic": LONG_TOPIC},
+        {"born_host": V6, "sys_flag": 0x10},
+        {"store_host": V6, "born_host": V6, "sys_flag": 0x30},
+        {"sys_flag": 0x4},  # prepared, and committed: indexed
+        {"sys_flag": 0x8},
+        {"body": b"UNIQ_KEY\x01in the body\x02KEYS\x01too\x02"},
+    ],
+)
+def test_every_form_of_record(properties: str, changes: dict[str, object]) -> None:
+    item = record(properties=properties.encode(), **changes)
+    data, keys = row([PLAIN, item, PLAIN], 4096)
+    assert walk(data, 4096) == (len(data), keys)
+
+
+def test_rolled_back_records_have_no_keys() -> None:
+    item = record(properties=b"UNIQ_KEY\x01u\x02", sys_flag=0xC)
+    assert walk(encode_record(item)) == (len(encode_record(item)), [])
+
+
+def test_a_slice_that_ends_anywhere_is_taken_up_again_there() -> None:
+    items = [
+        record(properties=b"UNIQ_KEY\x01u%d\x02" % n, body=b"x" * n, topic=topic)
+        for n, topic in enumerate(["T", LONG_TOPIC, "T", "U"])
+    ]
+    data, keys = row(items, 0)
+    for end in range(len(data) + 1):
+        found: list[tuple[int, int, int]] = []
+        walker = KeyWalker()
+        at = walker.walk(data[:end], 0, found)
+        assert at <= end
+        assert walker.walk(data[at:], at, found) == len(data) - at
+        assert found == keys
+
+
+def test_frames_commands_and_blanks_are_hopped_over() -> None:
+    first, keys = row([record(properties=b"UNIQ_KEY\x01u\x02")], 60)
+    frame = seal_frame(1, 1, 0, 5, FrameKind.MESSAGES, 1, first).data
+    command = seal_frame(2, 1, len(frame), 5, FrameKind.COMMAND, 0, b"UNIQ_KEY\x01no\x02").data
+    noop = seal_frame(3, 1, len(frame + command), 5, FrameKind.NOOP, 0, b"").data
+    data = frame + command + noop
+    assert walk(data) == (len(data), keys)
+    blank = BLANK.pack(50, MAGIC_BLANK)
+    assert walk(data + blank) == (len(data) + 50, keys)
+    # A command that goes beyond the slice: go on behind it.
+    assert walk(data[: len(frame) + 60]) == (len(frame + command), keys)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [bytes(100), b"\xff" * 100, BLANK.pack(4, MAGIC_BLANK) + bytes(92)],
+)
+def test_what_is_nothing_of_ours_is_said_to_be_there(damage: bytes) -> None:
+    data, keys = row([record(properties=b"UNIQ_KEY\x01u\x02")], 0)
+    found: list[tuple[int, int, int]] = []
+    with pytest.raises(WalkError) as caught:
+        KeyWalker().walk(data + damage, 0, found)
+    assert caught.value.at == len(data)
+    assert found == keys
+
+
+def test_remembered_parts_are_bounded_and_always_right() -> None:
+    walker = KeyWalker()
+    rng = random.Random(1)
+    found: list[tuple[int, int, int]] = []
+    items = []
+    for n in range(_PARTS_MAX + 100):
+        items.append(record(topic="T", properties=f"UNIQ_KEY\x01{n:09d}\x02".encode()))
+    for first in range(0, len(items), 1000):
+        walker.walk(b"".join(map(encode_record, items[first : first + 1000])), 0, found)
+    for parts in (walker._heads, walker._middles, walker._tails):
+        assert 0 < len(parts) <= _PARTS_MAX
+    for n in rng.sample(range(len(items)), 300):
+        assert found[n][0] == key_hash("T", f"{n:09d}")
+
+
+def test_has_key() -> None:
+    item = record(properties=b"KEYS\x01a b\x02UNIQ_KEY\x01u\x02")
+    assert [has_key(item, "T", key) for key in ("a", "b", "u", "a b", "")] == [True] * 3 + [
+        False
+    ] * 2
+    assert not has_key(item, "U", "a")

@@ -1,0 +1,599 @@
+import errno
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from store.config import StoreConfig, StoreMode
+from store.disk import Disk, File, OsDisk
+from store.frame import Frame
+from store.indexfile import ENTRY, IndexFile, IndexLimits
+from store.indexkeys import keys_of
+from store.messageindex import CHAIN_ENTRIES_MAX, UNMARKED_BYTES
+from store.messagestore import MessageStore
+from store.properties import decode_properties
+from store.record import MessageRecord, decode_record, encode_record, walk_records
+from tests.simulator import disk as simulated
+from tests.simulator.disk import SimCrash, SimDisk
+from tests.store.make import FrameWriter, record, sync
+
+LIMITS = IndexLimits(slots=11, entries=16)
+SEGMENT = 4096
+ALWAYS = (0, 1 << 60)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> OsDisk:
+    return OsDisk(str(tmp_path))
+
+
+def open_store(
+    disk: Disk, mode: StoreMode = StoreMode.RAFT, limits: IndexLimits = LIMITS, **changes: object
+) -> MessageStore:
+    options: dict[str, object] = {"segment_size_bytes": SEGMENT, **changes}
+    config = StoreConfig(mode=mode, units_per_file=50, index_limits=limits, **options)  # type: ignore[arg-type]
+    store = MessageStore(disk, config)
+    store.open()
+    if mode is StoreMode.RAFT:
+        recovered = store.recover_frames()
+        store.redispatch(recovered.end_offset)
+    return store
+
+
+def keyed(n: int, **changes: object) -> MessageRecord:
+    """Message n: a key of its own, one in ten, one of all; a second and a half after the last."""
+    properties = f"UNIQ_KEY\x01u{n}\x02KEYS\x01ten-{n % 10} all\x02".encode()
+    stamp = 1_700_000_000_000 + 1500 * n
+    return record(body=b"%d" % n, properties=properties, store_timestamp_ms=stamp, **changes)
+
+
+def write(store: MessageStore, count: int, writer: FrameWriter | None = None) -> FrameWriter:
+    """So many messages, four a frame, dispatched; a command between frames."""
+    writer = writer or FrameWriter(store.commitlog)
+    done = sum(writer.offsets.values())
+    for first in range(done, done + count, 4):
+        writer.messages([keyed(n) for n in range(first, min(first + 4, done + count))])
+        writer.command()
+    for frame in writer.frames:
+        store.dispatch_frame(frame)
+    return writer
+
+
+def append(store: MessageStore, first: int, count: int) -> None:
+    for n in range(first, first + count):
+        item = keyed(n)
+        store.append_classic([item], item.store_timestamp_ms)
+
+
+def numbers(
+    store: MessageStore, key: str, count: int = 64, span: tuple[int, int] = ALWAYS
+) -> list[int]:
+    return [int(decode_record(data).body) for data in store.query("T", key, count, *span).records]
+
+
+def contents(root: Path) -> list[bytes]:
+    return [path.read_bytes() for path in sorted((root / "index").iterdir())]
+
+
+def kill(store: MessageStore) -> None:
+    store.close_unclean()
+
+
+# -- following the log -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", StoreMode)
+@pytest.mark.parametrize("budget", [1, 100, 700, 1 << 20])
+def test_every_message_is_found_whatever_the_steps(
+    disk: OsDisk, mode: StoreMode, budget: int
+) -> None:
+    store = open_store(disk, mode)
+    if mode is StoreMode.RAFT:
+        write(store, 40)
+    else:
+        append(store, 0, 40)
+    assert numbers(store, "u7") == []  # nothing was done for the index yet
+    left = store.index_step(budget)
+    while left:
+        now = store.index_step(budget)
+        assert now < left
+        left = now
+    for n in range(40):
+        assert numbers(store, f"u{n}") == [n]
+    assert numbers(store, "ten-3") == [3, 13, 23, 33]
+    assert numbers(store, "all") == list(range(40))
+    assert store.query("U", "all", 64, *ALWAYS).records == []
+    assert len(disk.listdir("index")) == 8 + (120 % 15 > 0)  # 15 entries a file
+    store.close()
+
+
+def test_the_index_sees_what_is_dispatched_only(disk: OsDisk) -> None:
+    store = open_store(disk)
+    writer = write(store, 4)
+    writer.messages([keyed(4)])
+    store.index_all()
+    assert numbers(store, "all") == [0, 1, 2, 3]
+    store.dispatch_frame(writer.frames[-1])
+    store.index_all()
+    assert numbers(store, "u4") == [4]
+    kill(store)
+
+
+def test_names_are_times_and_always_rise(disk: OsDisk) -> None:
+    store = open_store(disk)
+    writer = FrameWriter(store.commitlog)
+    for n in range(12):  # 36 entries in three files, all of one millisecond
+        writer.messages([record(properties=keyed(n).properties, body=b"%d" % n)])
+        store.dispatch_frame(writer.frames[-1])
+    store.index_all()
+    names = disk.listdir("index")
+    assert len(names) == 3
+    assert all(len(name) == 17 and name.isdecimal() for name in names)
+    assert names[0][2:6] == "2311"  # November 2023, wherever this runs
+    assert [int(name) - int(names[0]) for name in names] == [0, 1, 2]
+    kill(store)
+
+
+# -- lookups ---------------------------------------------------------------------------------------
+
+
+def test_the_newest_that_fit_oldest_first(disk: OsDisk) -> None:
+    store = open_store(disk, segment_size_bytes=1 << 20, limits=IndexLimits(11, 1000))
+    write(store, 100)
+    store.index_all()
+    assert numbers(store, "all", 3) == [97, 98, 99]
+    assert numbers(store, "all", 64) == list(range(36, 100))
+    assert numbers(store, "all", 1000) == list(range(36, 100))  # maxMsgsNumBatch
+    assert numbers(store, "all", 0) == numbers(store, "all", -5) == []
+    size = len(encode_record(keyed(99)))
+    assert store.index is not None
+    for max_bytes, count in ((1, 1), (size, 1), (2 * size, 2), (3 * size - 1, 2)):
+        found = store.index.query("T", "all", 64, *ALWAYS, max_bytes=max_bytes)
+        assert len(found.records) == count
+    kill(store)
+
+
+def test_times_are_exact_to_the_millisecond(disk: OsDisk) -> None:
+    store = open_store(disk)
+    write(store, 40)
+    store.index_all()
+    start = 1_700_000_000_000
+    for first, last in ((0, 39), (3, 3), (10, 20), (39, 39)):
+        span = (start + 1500 * first, start + 1500 * last)
+        assert numbers(store, "all", 64, span) == list(range(first, last + 1))
+        assert numbers(store, "all", 64, (span[0] - 1, span[1] + 1)) == list(range(first, last + 1))
+        assert numbers(store, "all", 64, (span[0] + 1, span[1] - 1)) == list(range(first + 1, last))
+    assert numbers(store, "all", 64, (0, start - 1)) == []
+    assert numbers(store, "all", 64, (start + 100_000, 1 << 60)) == []
+    kill(store)
+
+
+def test_a_hash_that_is_anothers_is_not_an_answer(disk: OsDisk) -> None:
+    assert hash_twins()
+    store = open_store(disk)
+    writer = FrameWriter(store.commitlog)
+    for n, key in enumerate(hash_twins()):
+        writer.messages([record(properties=f"KEYS\x01{key}\x02".encode(), body=b"%d" % n)])
+        store.dispatch_frame(writer.frames[-1])
+    store.index_all()
+    for n, key in enumerate(hash_twins()):
+        assert numbers(store, key) == [n]
+    kill(store)
+
+
+def hash_twins() -> list[str]:
+    """Different keys of one hash: Aa and BB are such a pair in Java."""
+    return ["AaAa", "AaBB", "BBAa", "BBBB"]
+
+
+def test_a_message_whose_keys_repeat_is_answered_once(disk: OsDisk) -> None:
+    store = open_store(disk)
+    writer = FrameWriter(store.commitlog)
+    writer.messages([record(properties=b"UNIQ_KEY\x01k\x02KEYS\x01k k\x02", body=b"1")])
+    store.dispatch_frame(writer.frames[-1])
+    store.index_all()
+    assert numbers(store, "k") == [1]
+    kill(store)
+
+
+def test_a_key_that_everybody_has_ends_a_search(disk: OsDisk) -> None:
+    limits = IndexLimits(slots=11, entries=CHAIN_ENTRIES_MAX + 1000)
+    store = open_store(disk, limits=limits, segment_size_bytes=1 << 20)
+    write(store, 1)
+    store.index_all()
+    assert store.index is not None
+    (file,) = store.index.files
+    (hashed, _, _, _) = file.entry(3)
+    offset = store.commitlog.max_offset  # no message of ours: each is looked at in vain
+    spare = CHAIN_ENTRIES_MAX - 1
+    file.append([(hashed, offset, 1_700_000_000_000)] * (spare - 1))
+    assert numbers(store, "all") == [0]
+    file.append([(hashed, offset, 1_700_000_000_000)] * 2)
+    assert numbers(store, "all") == []
+    kill(store)
+
+
+# -- restarts --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", StoreMode)
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize("indexed", [0, 1, 30, 100])
+def test_it_goes_on_where_it_ended(
+    disk: OsDisk, tmp_path: Path, mode: StoreMode, clean: bool, indexed: int
+) -> None:
+    """Stopped at any point, flushed or not, it is in the end what it would have been."""
+    store = open_store(disk, mode)
+    if mode is StoreMode.RAFT:
+        writer = write(store, 30)
+    else:
+        append(store, 0, 30)
+    for _ in range(indexed):
+        store.index_step(1)
+    store.flush()
+    for _ in range(3):
+        store.index_step(1)
+    if clean:
+        store.close()
+    else:
+        kill(store)
+    store = open_store(disk, mode)
+    assert store.last_stop_clean is clean
+    if mode is StoreMode.RAFT:
+        writer.log = store.commitlog
+        write(store, 10, writer)
+    else:
+        append(store, 30, 10)
+    store.index_all()
+    store.flush()
+    assert numbers(store, "all") == list(range(40))
+    kill(store)
+    assert contents(tmp_path) == made_anew(disk, tmp_path, mode)
+
+
+def made_anew(disk: OsDisk, root: Path, mode: StoreMode) -> list[bytes]:
+    """What an index of this log looks like that was made in one go."""
+    for name in disk.listdir("index"):
+        disk.remove(f"index/{name}")
+    store = open_store(disk, mode)
+    store.index_all()
+    store.flush()
+    kill(store)
+    return contents(root)
+
+
+def test_a_lost_tail_takes_its_entries_along(disk: OsDisk, tmp_path: Path) -> None:
+    """The index was flushed, the log behind it was not; then other messages take its place."""
+    store = open_store(disk)
+    writer = write(store, 20)
+    sync(store.commitlog)
+    end = store.commitlog.max_offset
+    state = dict(writer.offsets)
+    write(store, 20, writer)
+    store.index_all()
+    flush = store.begin_flush()
+    flush.run()
+    store.finish_flush(flush, synced=True)
+    assert numbers(store, "all") == list(range(40))
+    store.commitlog.truncate(end)  # as recovery after a power cut does
+    kill(store)
+    store = open_store(disk)
+    assert numbers(store, "all", 64) == list(range(20))
+    writer = FrameWriter(store.commitlog, index=store.recover_frames().last.index)  # type: ignore[union-attr]
+    writer.offsets = state
+    writer.messages([keyed(n + 100) for n in range(4)])
+    store.dispatch_frame(writer.frames[-1])
+    store.index_all()
+    assert numbers(store, "all") == [*range(20), 100, 101, 102, 103]
+    store.flush()
+    kill(store)
+    assert contents(tmp_path) == made_anew(disk, tmp_path, StoreMode.RAFT)
+
+
+DAMAGES = ["first gone", "middle gone", "last gone", "all gone", "header", "entry", "short", "huge"]
+
+
+@pytest.mark.parametrize("mode", StoreMode)
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_and_missing_files_are_made_again(
+    disk: OsDisk, tmp_path: Path, mode: StoreMode, damage: str
+) -> None:
+    store = open_store(disk, mode)
+    if mode is StoreMode.RAFT:
+        write(store, 39)
+    else:
+        append(store, 0, 39)
+    store.index_all()
+    store.close()
+    before = contents(tmp_path)
+    names = sorted((tmp_path / "index").iterdir())
+    assert len(names) == 8
+    data = names[4].read_bytes()
+    match damage:
+        case "first gone":
+            names[0].unlink()
+        case "middle gone":
+            names[4].unlink()
+        case "last gone":
+            names[-1].unlink()
+        case "all gone":
+            for name in names:
+                name.unlink()
+        case "header":
+            names[4].write_bytes(b"\xff" * 40 + data[40:])
+        case "entry":
+            last, at = names[-1].read_bytes(), 40 + LIMITS.slots * 4 + 5 * 20
+            names[-1].write_bytes(last[:at] + b"\xff" * 20 + last[at + 20 :])
+            (tmp_path / "abort").touch()  # else nobody looks
+        case "short":
+            names[4].write_bytes(data[:-1])
+        case "huge":
+            names[4].write_bytes(data + b"\0")
+    store = open_store(disk, mode)
+    store.index_all()
+    assert numbers(store, "all") == list(range(39))
+    store.close()
+    assert contents(tmp_path) == before
+
+
+def test_other_sizes_in_the_configuration_make_another_index(disk: OsDisk) -> None:
+    store = open_store(disk)
+    write(store, 20)
+    store.index_all()
+    store.close()
+    store = open_store(disk, limits=IndexLimits(17, 100))
+    store.index_all()
+    assert numbers(store, "all") == list(range(20))
+    assert len(disk.listdir("index")) == 1
+    store.close()
+
+
+def test_strange_names_are_left_alone(disk: OsDisk, caplog: pytest.LogCaptureFixture) -> None:
+    disk.makedirs("index")
+    disk.open("index/notes.txt").close()
+    store = open_store(disk)
+    write(store, 4)
+    store.index_all()
+    store.close()
+    assert "notes.txt" in disk.listdir("index")
+    assert "notes.txt" in caplog.text
+
+
+def test_a_log_without_keys_is_not_walked_again(disk: OsDisk) -> None:
+    store = open_store(disk, segment_size_bytes=1 << 20)
+    writer = FrameWriter(store.commitlog)
+    for _ in range(24):
+        writer.messages([record(body=b"x" * 100_000)])
+        store.dispatch_frame(writer.frames[-1])
+    store.index_all()
+    end = store.dispatched_offset
+    store.close()
+    store = open_store(disk, segment_size_bytes=1 << 20)
+    assert store.index is not None
+    assert store.index.position > end - UNMARKED_BYTES - 200_000
+    writer = FrameWriter(store.commitlog, index=24)
+    writer.offsets = {("T", 0): 24}
+    writer.messages([keyed(1)])
+    store.dispatch_frame(writer.frames[-1])
+    store.index_all()
+    assert numbers(store, "u1") == [1]
+    store.close()
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_power_cuts(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a power cut leaves, the index made complete is the log's, no more and no less."""
+    # The checkpoint's record lies in one sector; this is not about how it tears otherwise.
+    monkeypatch.setattr(simulated, "WHOLE_BYTES", 48)
+    rng = random.Random(seed)
+    disk = SimDisk(rng)
+    limits = IndexLimits(slots=rng.choice([3, 1500]), entries=rng.choice([9, 40]))
+    store = open_store(disk, limits=limits)
+    writer = FrameWriter(store.commitlog)
+    number = 0
+    for _ in range(rng.randrange(2, 5)):
+        disk.crash_after(rng.randrange(20, 200))
+        try:
+            while True:
+                number = act(rng, store, writer, number)
+        except SimCrash:
+            disk.lose_power()
+        store = open_store(disk, limits=limits)
+        last = store.recovered.last if store.recovered else None  # type: ignore[union-attr]
+        writer = FrameWriter(store.commitlog, index=last.index if last else 0)
+        writer.offsets = {(q.topic, q.queue_id): q.max_offset for q in store.queues.queues()}
+        store.index_all()
+        check(store)
+
+
+def act(rng: random.Random, store: MessageStore, writer: FrameWriter, number: int) -> int:
+    match rng.randrange(6):
+        case 0 | 1 | 2:
+            count = rng.randrange(1, 5)
+            frame: Frame = writer.messages([keyed(n) for n in range(number, number + count)])
+            store.dispatch_frame(frame)
+            return number + count
+        case 3:
+            store.index_step(rng.choice([1, 500]))
+        case 4:
+            sync(store.commitlog)
+        case 5:
+            if rng.random() < 0.5:
+                sync(store.commitlog)
+            flush = store.begin_flush()
+            flush.run()
+            store.finish_flush(flush, synced=True)
+    return number
+
+
+def check(store: MessageStore) -> None:
+    """The index holds exactly the keys of the log, in order, and each is found."""
+    wanted = [(key, data) for data in records(store) for key in keys_in(data)]
+    assert store.index is not None
+    entries = [file.entry(n)[:2] for file in store.index.files for n in range(1, file.count)]
+    assert [offset for _, offset in entries] == [
+        decode_record(data).physical_offset for _, data in wanted
+    ]
+    for key, data in wanted:
+        found = store.query("T", key, 1000, *ALWAYS).records
+        assert data in found or len(found) == 64
+    for file in store.index.files:
+        assert not file.drop_bad()
+        before = file.slots
+        file.rebuild()
+        assert before is None or before == file.slots
+
+
+def keys_in(data: bytes) -> list[str]:
+    return keys_of(decode_properties(decode_record(data).properties))
+
+
+def records(store: MessageStore) -> Iterator[bytes]:
+    for segment in store.commitlog.segments():
+        data = store.commitlog.read(segment.start, SEGMENT)
+        for offset, size in walk_records(data, segment.start):
+            yield data[offset : offset + size]
+
+
+# -- retention and trouble -------------------------------------------------------------------------
+
+
+def test_retention_takes_whole_files_but_never_the_last(disk: OsDisk) -> None:
+    store = open_store(disk)
+    write(store, 63)
+    store.index_all()
+    store.flush()
+    assert store.index is not None
+    ends = [file.end_offset for file in store.index.files]
+    assert len(store.commitlog.segments()) >= 3, "there is something to remove"
+    flush = store.begin_flush()
+    store.delete_before(store.commitlog.segments()[-1].start)
+    minimum = store.commitlog.min_offset
+    assert len(store.index.files) == len(ends)  # not while a flush may hold them
+    flush.run()
+    store.finish_flush(flush, synced=True)
+    store.correct_min_offset()
+    assert [f.end_offset for f in store.index.files] == [end for end in ends if end >= minimum]
+    assert len(disk.listdir("index")) == len(store.index.files)
+    left = [int(decode_record(data).body) for data in records(store)]
+    assert left[0] > 0
+    assert numbers(store, "all") == left
+    store.close()
+    store = open_store(disk)
+    store.index_all()
+    assert numbers(store, "all") == left
+    assert store.index is not None
+    store.index.delete_before(1 << 60)
+    assert len(store.index.files) == 1
+    store.close()
+
+
+def test_the_checkpoint_tells_how_far_full_files_are_durable(disk: OsDisk) -> None:
+    store = open_store(disk)
+    write(store, 4)  # 12 entries of 15
+    store.index_all()
+    store.flush()
+    assert store.checkpoint.fields.index_timestamp_ms == 0
+    write(store, 4, FrameWriterAt(store))
+    store.index_all()
+    assert store.checkpoint.fields.index_timestamp_ms == 0  # full, but not durable yet
+    store.flush()
+    assert store.checkpoint.fields.index_timestamp_ms == keyed(4).store_timestamp_ms
+    store.close()
+
+
+def FrameWriterAt(store: MessageStore) -> FrameWriter:
+    """A writer that goes on where the store's log ends."""
+    last = store.recover_frames().last
+    writer = FrameWriter(store.commitlog, index=last.index if last else 0)
+    writer.offsets = {(q.topic, q.queue_id): q.max_offset for q in store.queues.queues()}
+    return writer
+
+
+class FullDisk(OsDisk):
+    """No room for index files while `full`."""
+
+    full = False
+
+    def open(self, path: str, *, allocate_bytes: int | None = None) -> File:  # type: ignore[override]
+        if self.full and path.startswith("index/") and not self.exists(path):
+            raise OSError(errno.ENOSPC, "full")
+        file = super().open(path, allocate_bytes=allocate_bytes)
+        real = file.pwrite
+
+        def pwrite(offset: int, data: bytes | memoryview) -> None:
+            if self.full and path.startswith("index/"):
+                raise OSError(errno.ENOSPC, "full")
+            real(offset, data)
+
+        file.pwrite = pwrite  # type: ignore[method-assign]
+        return file
+
+
+@pytest.mark.parametrize("before", [0, 2, 4, 8])
+def test_a_full_disk_stops_the_index_only(tmp_path: Path, before: int) -> None:
+    disk = FullDisk(str(tmp_path))
+    store = open_store(disk)
+    writer = write(store, before) if before else FrameWriter(store.commitlog)
+    store.index_all()
+    disk.full = True
+    write(store, 20, writer)
+    for _ in range(3):
+        with pytest.raises(OSError, match="full"):
+            store.index_all()
+    assert numbers(store, "all") == list(range(before))
+    disk.full = False
+    store.index_all()
+    assert numbers(store, "all") == list(range(before + 20))
+    store.flush()
+    kill(store)
+    assert contents(tmp_path) == made_anew(disk, tmp_path, StoreMode.RAFT)
+
+
+def test_damage_in_the_log_leaves_a_gap_and_no_more(
+    disk: OsDisk, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = open_store(disk)
+    write(store, 63)
+    assert len(store.commitlog.segments()) >= 3
+    second = store.commitlog.segments()[1]
+    (first, _), (position, _) = list(walk_records(store.commitlog.read(second.start, SEGMENT)))[:2]
+    file = disk.open(second.path)
+    file.pwrite(position, b"\xff" * 8)
+    file.close()
+    store.index_all()
+    assert f"index_gap from={second.start + position} to={second.end}" in caplog.text
+    found = numbers(store, "all")
+    kept = [int(decode_record(store.commitlog.record_at(second.start + first) or b"").body)]
+    following = [
+        int(decode_record(data).body)
+        for data in records(store)
+        if decode_record(data).physical_offset >= second.end
+    ]
+    assert found == [*range(kept[0] + 1), *following]
+    kill(store)
+
+
+def test_an_entry_is_verified_before_its_record_is_served(disk: OsDisk) -> None:
+    store = open_store(disk)
+    write(store, 4)
+    store.index_all()
+    assert store.index is not None
+    file: IndexFile = store.index.files[0]
+    hashed, offset, seconds, before = file.entry(1)
+    at = 40 + LIMITS.slots * 4 + 20
+    for wrong in (offset + 1, 1 << 40, 0):
+        file.file.pwrite(at, ENTRY.pack(hashed, wrong, seconds, before))
+        assert numbers(store, "u0") == []
+    kill(store)
+
+
+def test_no_index_if_it_is_not_wanted(disk: OsDisk) -> None:
+    store = open_store(disk, index_enable=False)
+    write(store, 4)
+    assert store.index_step() == 0
+    assert store.query("T", "all", 64, *ALWAYS).records == []
+    store.flush()
+    store.close()
+    assert not disk.exists("index")

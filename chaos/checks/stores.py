@@ -1,0 +1,219 @@
+"""Compares the CommitLogs of a group's replicas as files, stopped or running. Blocking.
+
+`compare_replicas` hashes the same log positions in every store and gives what a "replicas" record
+of the history holds (`write_replicas` writes it; chaos.checks.replicas judges it). Compared is from
+the first position that all of them still have, to
+
+- Raft: the end of frame `commit_index`, which every node must have committed; without it the
+  lowest commit position of the nodes' checkpoints (each may be stale, none is too large);
+- classic: the end of the last record that all of them hold whole. A slave is a copy of its
+  master's bytes, so nothing below that may differ.
+
+The rest of a segment behind a blank record is garbage and left out. Files are only read. Store
+files are found by RocketMQ's names: DIR/commitlog/<20 digits>, DIR/checkpoint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from chaos.history.files import HistoryWriter
+from store.frame import FRAME_MAGIC, HEADER_SIZE_BYTES, FrameError, parse_header
+from store.record import BLANK_SIZE_BYTES, MAGIC_BLANK, MAGIC_V1, MAGIC_V2
+
+NAME_DIGITS = 20
+CHECKPOINT_CONFIRM_AT = 32  # int64 confirmPhyOffset
+RECORD_SIZE_BYTES_MIN = 91
+_SIZE_MAGIC = struct.Struct(">ii")
+_PHYSICAL_OFFSET = struct.Struct(">q")
+_PHYSICAL_OFFSET_AT = 28
+
+
+class StoreUnreadable(Exception):
+    """A directory that is no store, or a log that ends before it should."""
+
+
+@dataclass(slots=True)
+class LogShape:
+    """One store's log: its segments, where items end, where frames end by index."""
+
+    segments: dict[int, Path]
+    begin: int
+    end: int = 0  # behind the last whole item
+    tails: list[tuple[int, int]] = field(default_factory=list)  # garbage behind blanks
+    frame_ends: dict[int, int] = field(default_factory=dict)  # Raft index → position behind it
+    framed: bool = False
+    term: int = 0  # of the last frame
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """See chaos.history.events.Replicas."""
+
+    begin: int
+    end: int
+    parts: dict[str, dict[int, str]]
+    errors: dict[str, str]
+
+
+def compare_replicas(stores: Mapping[str, Path], commit_index: int | None = None) -> Comparison:
+    """Compare the stores (node → store directory). What cannot be read is among the errors."""
+    shapes: dict[str, LogShape] = {}
+    errors: dict[str, str] = {}
+    for node, directory in stores.items():
+        try:
+            shapes[node] = shape_of(directory)
+        except (StoreUnreadable, OSError) as error:
+            errors[node] = str(error)
+    if not shapes:
+        return Comparison(0, 0, {}, errors)
+    begin = max(shape.begin for shape in shapes.values())
+    ends = {}
+    for node, shape in shapes.items():
+        try:
+            ends[node] = _end_of(shape, stores[node], commit_index)
+        except StoreUnreadable as error:
+            errors[node] = str(error)
+    end = min(ends.values(), default=begin)
+    # A log that ends before what its node has committed is hashed as far as it goes: it differs.
+    parts = {node: _digests(shape, begin, min(end, shape.end)) for node, shape in shapes.items()}
+    return Comparison(begin, max(begin, end), parts, errors)
+
+
+def write_replicas(
+    history: HistoryWriter,
+    group: str,
+    stores: Mapping[str, Path],
+    commit_index: int | None = None,
+) -> Comparison:
+    """Compare and write the record."""
+    found = compare_replicas(stores, commit_index)
+    parts = {
+        node: {str(position): digest for position, digest in digests.items()}
+        for node, digests in found.parts.items()
+    }
+    history.event(
+        "ok",
+        "replicas",
+        "runner",
+        history.next_op(),
+        group=group,
+        begin=found.begin,
+        end=found.end,
+        parts=parts,
+        errors=found.errors,
+    )
+    return found
+
+
+def shape_of(store: Path) -> LogShape:
+    """Walk a store's log. Raises StoreUnreadable, OSError."""
+    directory = store / "commitlog"
+    if not directory.is_dir():
+        raise StoreUnreadable(f"{store} has no commitlog directory")
+    segments = {
+        int(path.name): path
+        for path in sorted(directory.iterdir())
+        if len(path.name) == NAME_DIGITS and path.name.isdigit() and path.stat().st_size
+    }
+    if not segments:
+        raise StoreUnreadable(f"{store} has no CommitLog segment")
+    shape = LogShape(segments, min(segments))
+    for base, path in segments.items():
+        if base > shape.begin and base != shape.end:
+            break  # a gap, or the log ended in the segment before
+        with path.open("rb") as file:
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                _walk(shape, base, data)
+    return shape
+
+
+def _walk(shape: LogShape, base: int, data: mmap.mmap) -> None:
+    """Hop over the items of one segment."""
+    total = len(data)
+    at = 0
+    while at + BLANK_SIZE_BYTES <= total:
+        size, magic = _SIZE_MAGIC.unpack_from(data, at)
+        if magic == FRAME_MAGIC:
+            length = _frame_length(shape, base, data, at)
+            if length is None:
+                break
+            at += length
+        elif magic in (MAGIC_V1, MAGIC_V2):
+            if size < RECORD_SIZE_BYTES_MIN or at + size > total:
+                break
+            if _PHYSICAL_OFFSET.unpack_from(data, at + _PHYSICAL_OFFSET_AT)[0] != base + at:
+                break
+            at += size
+        elif magic == MAGIC_BLANK and size == total - at:
+            shape.tails.append((base + at + BLANK_SIZE_BYTES, base + total))
+            at = total
+        else:
+            break
+    shape.end = base + at
+
+
+def _frame_length(shape: LogShape, base: int, data: mmap.mmap, at: int) -> int | None:
+    """Bytes of the frame at `at` with its payload, noted in `shape`; None if there is none."""
+    try:
+        fields = parse_header(data[at : at + HEADER_SIZE_BYTES], 0)
+    except FrameError:
+        return None
+    index, term, position, length = fields[2], fields[3], fields[4], fields[6]
+    whole = HEADER_SIZE_BYTES + length
+    # A lower term stands behind a truncation: it is left over, and belongs to nothing.
+    if position != base + at or at + whole > len(data) or term < shape.term:
+        return None
+    shape.framed, shape.term = True, term
+    shape.frame_ends[index] = base + at + whole
+    return int(whole)
+
+
+def _end_of(shape: LogShape, store: Path, commit_index: int | None) -> int:
+    """How far this store's log can be held to its promise. Raises StoreUnreadable."""
+    if not shape.framed:
+        return shape.end
+    if commit_index is None:
+        confirmed = confirmed_position(store)
+        if confirmed > shape.end:
+            raise StoreUnreadable(f"committed up to {confirmed}, but the log ends at {shape.end}")
+        return confirmed
+    end = shape.frame_ends.get(commit_index)
+    if end is None:
+        raise StoreUnreadable(f"frame {commit_index}, which was committed, is not in the log")
+    return end
+
+
+def confirmed_position(store: Path) -> int:
+    """confirmPhyOffset of the checkpoint; 0 if there is none (killed before it wrote one)."""
+    try:
+        content = (store / "checkpoint").read_bytes()
+    except FileNotFoundError:
+        return 0
+    part = content[CHECKPOINT_CONFIRM_AT : CHECKPOINT_CONFIRM_AT + 8]
+    if len(part) < 8:
+        raise StoreUnreadable(f"{store / 'checkpoint'} is cut short")
+    return int.from_bytes(part, "big", signed=True)
+
+
+def _digests(shape: LogShape, begin: int, end: int) -> dict[int, str]:
+    """SHA-256 of log positions [begin, end) by segment, garbage left out."""
+    found = {}
+    for base, path in sorted(shape.segments.items()):
+        with path.open("rb") as file:
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                low, high = max(begin, base), min(end, base + len(data))
+                for tail_low, tail_high in shape.tails:
+                    if tail_low <= high <= tail_high:
+                        high = max(low, tail_low)
+                if low < high:
+                    view = memoryview(data)
+                    digest = hashlib.sha256(view[low - base : high - base]).hexdigest()
+                    view.release()
+                    found[low] = digest
+    return found

@@ -1,0 +1,207 @@
+"""Replicas' files compared, logs searched: equal stores pass, what is planted is found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from chaos.checks import logs as logs_module
+from chaos.checks.logs import FINDINGS_MAX, search, write_findings
+from chaos.checks.stores import StoreUnreadable, compare_replicas, shape_of, write_replicas
+from chaos.checks.suite import suite_of
+from chaos.checks.verdict import Verdict
+from chaos.history.files import HistoryWriter, read_history
+from store.frame import FrameKind
+from tests.audit.stores import Log, Message, write_store
+
+NODES = ("n0", "n1", "n2")
+
+
+def some_log(framed: bool = True, count: int = 60) -> Log:
+    """A log of three segments."""
+    log = Log(framed=framed)
+    if framed:
+        log.other(1, FrameKind.NOOP)
+    for number in range(count):
+        log.frame(1 + number // 20, [Message(f"{number:032X}", b"x" * 500)])
+    assert len(log.segments) >= 3
+    return log
+
+
+def written(root: Path, logs: dict[str, Log], commits: dict[str, int] | None = None) -> dict:
+    return {
+        node: write_store(root / node / "store", log, (commits or {}).get(node))
+        for node, log in logs.items()
+    }
+
+
+def verdict(root: Path, stores: dict, commit_index: int | None = None) -> tuple[Verdict, str]:
+    """What the check says of the record that is written for these stores."""
+    path = root / "history.jsonl"
+    with HistoryWriter(path) as history:
+        write_replicas(history, "broker-a", stores, commit_index)
+    by_name = {c.name: c for c in suite_of(read_history(path)).results()}
+    check = by_name["replicas differ"]
+    return check.verdict, "; ".join([check.detail, *check.examples])
+
+
+@pytest.mark.parametrize("framed", [True, False])
+def test_equal_stores_pass_whatever_stands_behind_blanks(tmp_path: Path, framed: bool) -> None:
+    log = some_log(framed)
+    other = log.copy()
+    first = min(log.segments)
+    shape = shape_of(written(tmp_path / "probe", {"n0": log})["n0"])
+    tail_low, tail_high = shape.tails[0]
+    assert first < tail_low < tail_high <= first + log.segment_size_bytes
+    other.patch(tail_low, bytes(tail_high - tail_low))
+    stores = written(tmp_path, {"n0": log, "n1": other, "n2": log})
+    found = compare_replicas(stores)
+    assert (found.begin, found.end, found.errors) == (0, log.end, {})
+    assert len(found.parts["n0"]) == len(log.segments)
+    assert verdict(tmp_path, stores)[0] is Verdict.PASS
+
+
+@pytest.mark.parametrize("framed", [True, False])
+def test_one_changed_byte_is_found_in_its_segment(tmp_path: Path, framed: bool) -> None:
+    log = some_log(framed)
+    damaged = log.copy()
+    placed = log.placed[40]
+    damaged.flip(placed.position + 200)  # in a body: the walk does not notice
+    stores = written(tmp_path, {"n0": log, "n1": damaged, "n2": log})
+    answer, words = verdict(tmp_path, stores)
+    assert answer is Verdict.FAIL
+    base = placed.position - placed.position % log.segment_size_bytes
+    assert f"n1 is unlike n0, n2 from the part at {base} on" in words
+
+
+def test_only_what_all_have_committed_is_compared(tmp_path: Path) -> None:
+    log = some_log()
+    position, _ = log.frames[40]
+    behind = log.copy()
+    behind.patch(position, bytes(60))  # what a deposed leader left there
+    stores = written(tmp_path, {"n0": log, "n1": behind}, {"n1": position})
+    assert compare_replicas(stores).end == position
+    assert verdict(tmp_path, stores)[0] is Verdict.PASS
+    (tmp_path / "history.jsonl").unlink()
+    # Told that frame 40 was committed by all: the frames' indexes count from 1.
+    assert verdict(tmp_path, stores, commit_index=40)[0] is Verdict.PASS
+    (tmp_path / "history.jsonl").unlink()
+    answer, words = verdict(tmp_path, stores, commit_index=41)
+    assert answer is Verdict.FAIL
+    assert "frame 41, which was committed, is not in the log" in words
+
+
+def test_frames_left_over_behind_a_truncation_do_not_count(tmp_path: Path) -> None:
+    log = some_log()
+    end = log.end
+    log.other(9, FrameKind.NOOP)
+    log.other(2, FrameKind.NOOP)
+    shape = shape_of(written(tmp_path, {"n0": log})["n0"])
+    assert shape.end == end + 60
+
+
+def test_a_log_that_starts_later_is_compared_from_there(tmp_path: Path) -> None:
+    stores = written(tmp_path, dict.fromkeys(NODES, some_log()))
+    first = min((stores["n1"] / "commitlog").iterdir())
+    size = first.stat().st_size
+    first.unlink()
+    assert compare_replicas(stores).begin == size
+    assert verdict(tmp_path, stores)[0] is Verdict.PASS
+
+
+def test_a_slave_that_lags_is_compared_as_far_as_it_goes(tmp_path: Path) -> None:
+    log = some_log(framed=False)
+    slave = log.copy()
+    last = log.placed[-3]
+    slave.patch(last.position, bytes(log.end - last.position))
+    stores = written(tmp_path, {"m0": log, "s0": slave})
+    assert compare_replicas(stores).end == last.position
+    assert verdict(tmp_path, stores)[0] is Verdict.PASS
+
+
+def test_stores_that_cannot_be_read_leave_it_undecided(tmp_path: Path) -> None:
+    stores = written(tmp_path, {"n0": some_log(), "n1": some_log()})
+    stores["n2"] = tmp_path / "nowhere"
+    answer, words = verdict(tmp_path, stores)
+    assert answer is Verdict.UNKNOWN
+    assert "n2" in words and "no commitlog" in words
+    empty = tmp_path / "empty"
+    (empty / "commitlog").mkdir(parents=True)
+    with pytest.raises(StoreUnreadable, match="no CommitLog segment"):
+        shape_of(empty)
+    assert compare_replicas({"n2": empty}).parts == {}
+
+
+def test_a_log_shorter_than_its_own_commit_differs(tmp_path: Path) -> None:
+    log = some_log()
+    position, _ = log.frames[30]
+    short = log.copy()
+    short.patch(position, bytes(60))
+    stores = written(tmp_path, {"n0": log, "n1": short, "n2": log})  # n1 says: all committed
+    answer, words = verdict(tmp_path, stores)
+    assert answer is Verdict.FAIL
+    assert f"the log ends at {position}" in words
+
+
+# ---- logs
+
+TRACEBACK = """\
+2026-01-01 00:00:00,000 ERROR broker callback_failed peer=x
+Traceback (most recent call last):
+  File "a.py", line 1, in f
+    g()
+ValueError: no such thing
+2026-01-01 00:00:01,000 INFO broker role_changed term=7
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("2026 INFO broker started\n", []),
+        (
+            TRACEBACK,
+            [
+                "2026-01-01 00:00:00,000 ERROR broker callback_failed peer=x | "
+                "ValueError: no such thing"
+            ],
+        ),
+        (
+            "x CRITICAL dledger member_failed node=n0\n",
+            ["x CRITICAL dledger member_failed node=n0"],
+        ),
+        ("x ERROR broken invariant: 7\n", ["x ERROR broken invariant: 7"]),
+        ("AssertionError: next_pull\n", ["AssertionError: next_pull"]),
+        ("store.errors.StoreDamaged: frame 7", ["store.errors.StoreDamaged: frame 7"]),
+        ("Traceback (most recent call last):\n  torn", ["a traceback without an end"]),
+    ],
+)
+def test_what_is_found_in_a_log(text: str, found: list[str]) -> None:
+    assert [finding.line for finding in search(text.splitlines(keepends=True))] == found
+
+
+def test_findings_have_line_number_and_level() -> None:
+    (finding,) = search(TRACEBACK.splitlines(keepends=True))
+    assert (finding.number, finding.level) == (2, "ERROR")
+
+
+def test_findings_and_lines_are_bounded() -> None:
+    endless = ["AssertionError " + "x" * 2_000] * (FINDINGS_MAX + 5)
+    found = list(search(endless))
+    assert len(found) == FINDINGS_MAX
+    assert {len(finding.line) for finding in found} == {logs_module.LINE_LENGTH_MAX}
+
+
+def test_findings_are_written_and_judged(tmp_path: Path) -> None:
+    (tmp_path / "n0.txt").write_text(TRACEBACK)
+    (tmp_path / "n1.txt").write_text("all is well\n")
+    logs = {node: tmp_path / f"{node}.txt" for node in NODES}
+    with HistoryWriter(tmp_path / "h.jsonl") as history:
+        assert write_findings(history, logs) == 1
+    history = read_history(tmp_path / "h.jsonl")
+    assert history.logs[0].lines == {"n0": 6, "n1": 1, "n2": 0}
+    (line,) = history.log_lines
+    assert (line.node, line.level) == ("n0", "ERROR")
+    by_name = {c.name: c for c in suite_of(history).results()}
+    assert by_name["failures in server logs"].verdict is Verdict.FAIL

@@ -193,6 +193,7 @@ class Standing(CoreState):
         self.whole = True
         if self.voted_for is None:
             self._vote_for(leader, 0)
+        self._voted_incarnation = 0  # a grant given while recovering is not repeated as a whole one
         self._out_hard_state = True
         self._dirty = True
 

@@ -7,6 +7,9 @@
 - state machine safety: every replica applies the same frame at an index;
 - acknowledged is never lost: acknowledged frames are committed ones, and see above;
 - nothing is acknowledged that a majority would not have after a power cut (durable on disk);
+- a replica that lost promises says so until it is whole, and never votes, as a whole one, for
+  another than it may have voted for in that term before;
+- a replica whose disk is bad neither leads nor tries to;
 - a confirmed read sees everything that was acknowledged before it was asked for;
 - term, commit index and vote of one process never go back.
 """
@@ -16,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from dledger.messages import Role, RoleEvent
+from dledger.messages import Role, RoleEvent, VoteResponse
 from dledger.quorum import majority
 from store.frame import Frame
 
@@ -41,6 +44,8 @@ class Checker:
         self._seen: dict[str, tuple[int, int, str | None]] = {}  # term, commit, vote
         self.acked_max = 0  # highest acknowledged index
         self.elections = 0
+        self._votes: dict[tuple[str, int], str] = {}  # (whole voter, term) -> candidate
+        self._whole_since: dict[str, int] = {}  # the term in which it became whole last
 
     def fail(self, reason: str) -> NoReturn:
         world = self._world
@@ -55,6 +60,11 @@ class Checker:
         """A recovered log is made of frames that somebody wrote."""
         term, vote = node.core.term, node.core.voted_for
         old_term, _, old_vote = self._seen.get(node.name, (0, 0, None))
+        if node.lost and node.core.whole:
+            self.fail(f"{node.name} lost promises and believes that it is whole")
+        if node.votes_lost:
+            old_term, old_vote = 0, None
+            self._seen.pop(node.name, None)
         if term < old_term:
             self.fail(f"{node.name} forgot its term {old_term}: {term}")
         if term == old_term and old_vote is not None and vote != old_vote:
@@ -91,7 +101,23 @@ class Checker:
 
     # -- roles ------------------------------------------------------------------------------------
 
+    def whole(self, node: SimNode) -> None:
+        """From now on it votes as if it had never lost anything."""
+        self._whole_since[node.name] = node.core.term
+
+    def voted(self, node: SimNode, vote: VoteResponse) -> None:
+        """A promise that counts, if its giver is whole."""
+        if vote.recovering:
+            return
+        before = self._votes.setdefault((node.name, vote.request_term), vote.to)
+        if before != vote.to and vote.request_term <= self._whole_since[node.name]:
+            self.fail(
+                f"{node.name} votes for {vote.to} in term {vote.request_term} as for {before}"
+            )
+
     def role_changed(self, node: SimNode, event: RoleEvent) -> None:
+        if (node.stalled or node.full) and event.role is not Role.FOLLOWER:
+            self.fail(f"{node.name} is {event.role.value} with a bad disk")
         if event.role is not Role.LEADER:
             return
         me = (node.name, node.incarnation)
@@ -163,5 +189,5 @@ class Checker:
             if node.core.role is Role.LEADER:
                 self._leader_complete(node)
             progress = node.core.progress.values()
-            if any(p.regressions for p in progress):
+            if not self._world.losses and any(p.regressions for p in progress):
                 self.fail(f"{node.name} thinks that a follower forgot: {list(progress)}")

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-WHOLE_BYTES = 8  # never torn: they lie in one sector, as the checkpoint's numbers do
+WHOLE_BYTES = 24  # never torn: they lie in one sector, as a checkpoint's mark and checksum do
 ALLOCATED = -1  # stands for the offset of a pending change of size
 
 
@@ -191,6 +191,18 @@ class SimDisk:
             source, target = path.split("\0")
             self._durable_names.pop(source, None)
             self._durable_names[target] = other
+
+    def image(self, durable: bool) -> dict[str, bytes]:
+        """Every file's bytes: all, or what a power cut leaves for sure."""
+        names = self._durable_names if durable else self._names
+        return {p: bytes(i.durable if durable else i.data) for p, i in names.items()}
+
+    def rot(self, path: str, offset: int) -> None:
+        """A bit flips where it lies, of a file that nobody has open."""
+        inode = self._names[path]
+        for data in {id(d): d for d in (inode.data, inode.durable)}.values():
+            if offset < len(data):
+                data[offset] ^= 1 << self.rng.randrange(8)
 
     def holds(self, path: str, offset: int, content: bytes, durable: bool) -> bool:
         """Whether these bytes are in that file: what a power cut leaves for sure if `durable`."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from dledger.messages import Role
+from dledger.messages import Role, VoteResponse
+from dledger.quorum import majority
 
 if TYPE_CHECKING:
     from tests.simulator.node import SimNode
@@ -32,9 +33,14 @@ class FaultPlan:
             self._transfer,
             self._step_down,
             self._relapse,
+            self._lose_disk,
+            self._rot_votes,
+            self._stall_disk,
+            self._fill_disk,
+            self._power_cut,
         ]
         if world.profile.durable:
-            faults += [self._power_cut, self._power_cut_all]
+            faults += [self._power_cut_all]
         self._faults = rng.sample(faults, rng.randint(1, 5))
         if rng.random() < 0.6:
             self._faults.append(self._kill_leader)
@@ -43,6 +49,8 @@ class FaultPlan:
         # figure 8. In most worlds nobody is.
         self._relapsing: dict[str, str] = {}  # who is to lead again: who shall not hear of it
         self._ambush = rng.choice((0.0, 0.0, 0.3, 0.7))
+        # Voters lose their disks while their votes are on the way.
+        self._amnesia = rng.choice((0.0, 0.0, 0.0, 0.2, 0.5))
         self._ambushes = [self._kill_leader, self._isolate_leader, self._split]
 
     def elected(self, node: SimNode) -> None:
@@ -58,6 +66,21 @@ class FaultPlan:
             delay_ms = (world.profile.delay_ms * 2 + world.profile.sync_ms) * 2
             fault = world.rng.choice(self._ambushes)
             world.after(delay_ms * world.rng.random(), self._spring, fault, node)
+
+    def voted(self, node: SimNode, vote: VoteResponse) -> None:
+        """`node` grants a vote: it may forget it at once, and the vote may take its time."""
+        world = self._world
+        if world.healed or world.rng.random() >= self._amnesia or not self._may_lose(node):
+            return
+        world.after(0.0, self._forget, node)
+        if not world.profile.ordered:
+            for beats in (2, 6, 12):
+                world.after(beats * world.unit_ms * world.rng.random(), world.deliver, vote)
+
+    def _forget(self, node: SimNode) -> None:
+        if node.up and not self._world.healed and self._may_lose(node):
+            node.wipe()
+            self.restart_later(node)
 
     def _replay(self, name: str) -> None:
         """Old messages to a new leader arrive once more: words of its earlier leaderships."""
@@ -128,7 +151,10 @@ class FaultPlan:
         self._stop(self._leader(), power=False)
 
     def _power_cut(self) -> None:
-        self._stop(self._victim(), power=True)
+        """With frames acknowledged before they were durable, it costs promises."""
+        node = self._victim()
+        if self._world.profile.durable or self._may_lose(node):
+            self._stop(node, power=True)
 
     def _power_cut_all(self) -> None:
         for node in self._world.nodes.values():
@@ -154,12 +180,46 @@ class FaultPlan:
         if node.incarnation == incarnation:
             node.resume()
 
+    # -- memories -------------------------------------------------------------------------------
+
+    def _may_lose(self, node: SimNode) -> bool:
+        """Whether the promise holds if `node` loses some, too: a minority at a time."""
+        nodes = self._world.nodes.values()
+        others = sum(other.lost for other in nodes if other is not node)
+        return others + 1 <= len(nodes) - majority(len(nodes))
+
+    def _lose_disk(self) -> None:
+        node = self._victim()
+        if self._may_lose(node):
+            was_up = node.up
+            node.wipe()
+            if was_up:
+                self.restart_later(node)
+
+    def _rot_votes(self) -> None:
+        """In one slot, which costs nothing; or in both."""
+        node = self._victim()
+        both = self._world.rng.random() < 0.3
+        if node.up and (not both or self._may_lose(node)):
+            self._stop(node, power=False)
+            node.rot_votes((0, 1) if both else (self._world.rng.randrange(2),))
+
     # -- disks ------------------------------------------------------------------------------------
 
     def _slow_disk(self) -> None:
         node = self._victim()
         node.slow_sync = self._world.rng.choice((5.0, 50.0))
         self._world.after(self._soon(), setattr, node, "slow_sync", 1.0)
+
+    def _stall_disk(self) -> None:
+        node = self._victim()
+        node.stall()
+        self._world.after(self._soon(), node.disk_works, node.incarnation)
+
+    def _fill_disk(self) -> None:
+        node = self._victim()
+        node.fill()
+        self._world.after(self._soon(), node.disk_works, node.incarnation)
 
     # -- links ------------------------------------------------------------------------------------
 

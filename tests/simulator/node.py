@@ -12,8 +12,17 @@ from typing import TYPE_CHECKING
 from dledger.core import RaftCore
 from dledger.errors import Busy, NotLeader
 from dledger.log import LogSyncTicket, RaftLog
-from dledger.messages import AppendOrder, AppendRequest, Message, Outgoing, Ready, Role
+from dledger.messages import (
+    AppendOrder,
+    AppendRequest,
+    Message,
+    Outgoing,
+    Ready,
+    Role,
+    VoteResponse,
+)
 from dledger.promises import Promises
+from dledger.slots import SLOT_SIZE_BYTES
 from store.checkpoint import Checkpoint
 from store.commitlog import CommitLog
 from store.frame import Frame, FrameKind, seal_frame
@@ -22,6 +31,7 @@ from tests.simulator.disk import SimCrash, SimDisk
 if TYPE_CHECKING:
     from tests.simulator.world import World
 
+VOTES = "raft/hardstate"
 SEGMENT_SIZE_BYTES = 4096  # small, so that frames roll over segments all the time
 
 
@@ -37,6 +47,12 @@ class SimNode:
         self.up = False
         self.paused = False  # SIGSTOP: it neither hears nor ticks, its connections stay open
         self.slow_sync = 1.0
+        self.stalled = False  # its syncs do not return
+        self.full = False
+        self.lost = True  # whether it may have lost promises, as the simulator knows it
+        self.made_good = False  # it may note that it is whole, and may have done so
+        self.votes_lost = False  # and its votes among them, since its last start
+        self.before_loss: dict[str, bytes] = {}  # what its disk held when it lost that
         self.incarnation = 0
         self.applied = 0
         self.core: RaftCore
@@ -78,6 +94,7 @@ class SimNode:
         )
         self.up = True
         self.paused = False
+        self.stalled = self.full = False
         self.applied = 0
         self._proposals = {}
         self._reads = {}
@@ -86,11 +103,15 @@ class SimNode:
         self._tick_at = 0.0
         self._syncing = False
         world.note(f"{self.name} starts, {self.log.index}, {hard_state}")
+        self._note_whole()  # it died just behind noting it
         world.checker.started(self)
+        self.votes_lost = False
         self._work()
 
     def crash(self, power: bool) -> None:
         """The process dies; with `power`, the page cache goes with it."""
+        if power and not self.world.profile.durable:
+            self._lose_promises()
         self.world.note(f"{self.name} {'loses power' if power else 'is killed'}")
         self.up = False
         self.paused = False
@@ -104,8 +125,54 @@ class SimNode:
                     self.world.profile.delay_ms, self.world.tell_closed, self.name, peer
                 )
 
+    def _lose_promises(self) -> None:
+        self.lost, self.made_good = True, False
+        self.world.losses += 1
+        self.before_loss = self.disk.image(self.world.profile.durable)
+
+    def wipe(self) -> None:
+        """The disk is lost with the process, and replaced by a blank one."""
+        if self.up:
+            self.crash(power=self.world.profile.durable)
+        self.world.note(f"{self.name} loses its disk")
+        self._lose_promises()
+        self.votes_lost = True
+        self.disk = SimDisk(self.world.rng)
+
+    def rot_votes(self, slots: tuple[int, ...]) -> None:
+        """Bits flip in the vote file: in one of its two slots, or in both."""
+        if not self.disk.exists(VOTES):
+            return
+        self.world.note(f"{self.name} {VOTES} rots in {slots}")
+        if len(slots) == 2:
+            self._lose_promises()
+            self.votes_lost = True
+        for slot in slots:
+            self.disk.rot(VOTES, slot * SLOT_SIZE_BYTES + self.world.rng.randrange(28))
+
+    def stall(self) -> None:
+        """fdatasync does not return any more, and the shell has noticed."""
+        if self.up and not self.paused:
+            self.stalled = True
+            self.core.disk_fails("fdatasync hangs")
+            self._work()
+
+    def fill(self) -> None:
+        if self.up and not self.paused:
+            self.full = True
+            self.core.disk_fails("no room", takes_frames=False)
+            self._work()
+
+    def disk_works(self, incarnation: int) -> None:
+        if incarnation == self.incarnation and self.up:
+            self.stalled = self.full = False
+            self.core.disk_works()
+            if not self.paused:
+                self._work()
+
     def heal(self) -> None:
         self.slow_sync = 1.0
+        self.disk_works(self.incarnation)
         if not self.up:
             self.start()
         self.resume()
@@ -258,7 +325,16 @@ class SimNode:
 
     def _save_hard_state(self, ready: Ready) -> None:
         assert ready.hard_state is not None
+        self.made_good = self.made_good or ready.hard_state.whole
         self.promises.hard_state.save(ready.hard_state)
+        self._note_whole()
+
+    def _note_whole(self) -> None:
+        if self.lost and self.made_good and self.core.whole:
+            self.world.recoveries += 1
+            self.world.note(f"{self.name} is whole")
+            self.world.checker.whole(self)
+            self.lost = False
 
     def _send(self, message: Outgoing) -> None:
         if isinstance(message, AppendOrder):
@@ -273,6 +349,9 @@ class SimNode:
                 message.commit_index,
                 frames,
             )
+        if isinstance(message, VoteResponse) and message.granted and not message.pre_vote:
+            self.world.checker.voted(self, message)
+            self.world.plan.voted(self, message)
         self.world.send(message)
 
     def _apply(self, commit_index: int) -> None:
@@ -320,7 +399,7 @@ class SimNode:
     def _end_sync(self, incarnation: int, ticket: LogSyncTicket, horizon: int) -> None:
         if incarnation != self.incarnation or not self.up:
             return
-        if self.paused:
+        if self.paused or self.stalled:
             self.world.after(5.0, self._end_sync, incarnation, ticket, horizon)
             return
         self._syncing = False
@@ -343,7 +422,11 @@ class SimNode:
         """Whether the frame's bytes stand in the file, read past everything of ours."""
         at = frame.position % SEGMENT_SIZE_BYTES
         path = f"commitlog/{frame.position - at:020d}"
-        return self.disk.holds(path, at, frame.data, durable)
+        if self.disk.holds(path, at, frame.data, durable):
+            return True
+        # An acknowledgement that was on its way when it was lost is worth what it was.
+        before = self.before_loss.get(path, b"")
+        return self.lost and before[at : at + len(frame.data)] == frame.data
 
     def __str__(self) -> str:
         if not self.up:

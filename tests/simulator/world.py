@@ -110,6 +110,8 @@ class World:
         self.acknowledged = 0
         self.acknowledged_before_healing = 0
         self.reads = 0
+        self.losses = 0  # times a replica lost promises
+        self.recoveries = 0  # and became whole again, or for the first time
 
     # -- time -------------------------------------------------------------------------------------
 
@@ -152,6 +154,8 @@ class World:
             "proposed": self.proposed,
             "acknowledged": self.acknowledged,
             "reads": self.reads,
+            "losses": self.losses,
+            "recoveries": self.recoveries,
             "elections": self.checker.elections,
         }
 
@@ -181,7 +185,7 @@ class World:
     def _all_caught_up(self) -> bool:
         commit = max(node.applied for node in self.nodes.values())
         return commit >= self.checker.acked_max and all(
-            node.applied == commit for node in self.nodes.values()
+            node.applied == commit and not node.lost for node in self.nodes.values()
         )
 
     # -- clients ----------------------------------------------------------------------------------

@@ -200,11 +200,16 @@ class Follower:
         self._file.close()
 
     def poll(self) -> list[dict[str, Any]]:
-        """The records of at most READ_BYTES_MAX new bytes. Raises HistoryError, OSError."""
-        content = self._half + (self._file.read(READ_BYTES_MAX) or b"")
-        whole, newline, self._half = content.rpartition(b"\n")
-        if not newline:
-            return []
+        """The records of about READ_BYTES_MAX new bytes, none if there is no whole one yet.
+
+        Raises HistoryError, OSError.
+        """
+        newline = b""
+        while not newline:
+            new = self._file.read(READ_BYTES_MAX)
+            if not new:
+                return []
+            whole, newline, self._half = (self._half + new).rpartition(b"\n")
         found = []
         for line in whole.split(b"\n"):
             self._line += 1

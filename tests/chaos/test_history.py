@@ -13,8 +13,9 @@ import pytest
 
 from chaos.history import files as module
 from chaos.history.assembly import assemble
-from chaos.history.events import HistoryError, Outcome
-from chaos.history.files import HistoryWriter, read_history, read_records
+from chaos.history.events import HistoryError, Kind, Outcome
+from chaos.history.files import Follower, HistoryWriter, follow, read_history, read_records
+from tests.chaos.builder import HistoryBuilder, clean
 
 
 def test_round_trip_of_every_kind_of_event(tmp_path: Path) -> None:
@@ -91,13 +92,142 @@ def test_killed_writer_leaves_a_readable_history(tmp_path: Path) -> None:
     assert len(read_history(path).leaders) >= 1
 
 
+def test_round_trip_of_offsets_metadata_faults_and_what_the_observer_finds(tmp_path: Path) -> None:
+    path = tmp_path / "h.jsonl"
+    with HistoryWriter(path) as writer:
+        place = {"topic": "T", "group": "G", "broker": "broker-a", "queue": 2}
+        op = writer.next_op()
+        begun_ns = writer.event("invoke", "commit", "c", op, **place, offset=7)
+        writer.event("ok", "commit", "c", op, **place, offset=7)
+        writer.event("invoke", "commit", "c", writer.next_op(), **place, offset=8)
+        op = writer.next_op()
+        writer.event("invoke", "commit", "c", op, **place, offset=9)
+        writer.event("unknown", "commit", "c", op, **place, offset=9)
+        writer.event("ok", "fetch", "o", writer.next_op(), **place, offset=None, invoked_ns=3)
+        writer.event("ok", "reset", "a", writer.next_op(), **place, offset=0)
+        writer.event("ok", "join", "c.1", writer.next_op(), group="G")
+        writer.event("ok", "leave", "c.1", writer.next_op(), group="G")
+        fault = {"fault": 4, "kind": "pause", "whom": "leader", "nodes": ["n0", "n1"]}
+        fault |= {"role": "leader", "pid": 0, "detail": "frozen"}
+        for function in ("inject", "heal"):
+            op = writer.next_op()
+            writer.event("invoke", function, "nemesis", op, **fault)
+            writer.event("ok", function, "nemesis", op, **fault)
+        op = writer.next_op()
+        writer.event("invoke", "inject", "nemesis", op, **(fault | {"fault": 5}))
+        writer.event("fail", "inject", "nemesis", op, **(fault | {"fault": 5}), error="no leader")
+        meta = {"what": "topic", "name": "X", "broker": "broker-a"}
+        op = writer.next_op()
+        writer.event("invoke", "meta_write", "m", op, **meta, version=3)
+        writer.event("unknown", "meta_write", "m", op, **meta, version=3)
+        op = writer.next_op()
+        writer.event("invoke", "meta_read", "m", op, **meta)
+        writer.event("ok", "meta_read", "m", op, **meta, version=None)
+        writer.event("ok", "leader", "o", writer.next_op(), node="n1", term=2, group="broker-a")
+        writer.event("ok", "log_line", "o", writer.next_op(), node="n1", line="x", level="ERROR")
+        writer.event("ok", "logs", "o", writer.next_op(), lines={"n1": 5})
+        parts = {"n0": {"0": "aa"}, "n1": {"0": "bb"}}
+        found = {"group": "broker-a", "begin": 0, "end": 9, "parts": parts, "errors": {}}
+        writer.event("ok", "replicas", "r", writer.next_op(), **found)
+        writer.event("ok", "note", "r", writer.next_op(), text="anything")
+    history = read_history(path)
+    commit, fetch = history.commits
+    assert (commit.invoked_ns, commit.broker, commit.offset) == (begun_ns, "broker-a", 7)
+    assert commit.t_ns > begun_ns
+    assert (fetch.fetched, fetch.offset, fetch.invoked_ns) == (True, None, 3)
+    assert [c.offset for c in history.unanswered] == [8, 9]
+    assert [c.offset for c in history.resets] == [0]
+    assert (history.joins[0].process, history.leaves[0].group) == ("c.1", "G")
+    (pause,) = history.faults
+    assert (pause.number, pause.kind, pause.nodes, pause.node) == (4, "pause", ("n0", "n1"), "n0")
+    assert pause.invoked_ns < pause.done_ns < pause.healed_ns
+    (write,), (read,) = history.meta_writes, history.meta_reads
+    assert (write.outcome, write.version) == (Outcome.UNKNOWN, 3)
+    assert (read.outcome, read.version, read.name) == (Outcome.OK, None, "X")
+    assert history.leaders[0].group == "broker-a"
+    assert (history.log_lines[0].line, history.logs[0].lines) == ("x", {"n1": 5})
+    assert history.replicas[0].parts == {"n0": {0: "aa"}, "n1": {0: "bb"}}
+    kinds = [kind for kind, _ in history.timeline()]
+    assert sorted(set(kinds)) == sorted(
+        set(Kind) - {Kind.SEND_INVOKED, Kind.SEND_DECIDED, Kind.CONSUMED, Kind.DRAINED}
+    )
+
+
+def test_an_old_kill_is_healed_by_the_start_of_its_node(tmp_path: Path) -> None:
+    builder = HistoryBuilder()
+    builder.kill("n0")
+    builder.kill("n1")
+    op = builder.add("invoke", "start", "nemesis", node="n0", pid=0)
+    builder.add("ok", "start", "nemesis", op, node="n0", pid=8)
+    first, second = builder.build().kills()
+    assert (first.healed_ns, second.healed_ns) == (6_000_000, 0)
+    assert first.number == -1
+
+
+def test_old_commits_and_sends_without_the_newer_fields_are_read() -> None:
+    builder = clean()
+    history = builder.build()
+    assert {send.broker for send in history.sends} == {""}
+    assert all(send.due_ns == send.invoked_ns and send.promised for send in history.sends)
+    assert [c.invoked_ns == c.t_ns for c in history.commits] == [True, True]
+
+
+def test_following_a_history_while_it_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "h.jsonl"
+    with HistoryWriter(path) as writer, Follower(path) as follower:
+        writer.flush()
+        assert [r["type"] for r in follower.poll()] == ["meta"]
+        assert follower.poll() == []
+        for number in range(3):
+            writer.event("ok", "leader", "o", number, node="n0", term=number)
+        writer.flush()
+        assert [r["term"] for r in follower.poll()] == [0, 1, 2]
+
+
+def test_following_waits_for_the_end_of_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "h.jsonl"
+    line = b'{"type":"ok","f":"leader"}\n'
+    with path.open("wb", buffering=0) as file:
+        with Follower(path) as follower:
+            for cut in range(1, len(line)):
+                file.write(line[cut - 1 : cut])
+                assert follower.poll() == []
+            file.write(line[-1:] + b"nonsense\n")
+            with pytest.raises(HistoryError, match=r"h\.jsonl:2"):
+                follower.poll()
+
+
+def test_following_ends_with_everything_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "READ_BYTES_MAX", 20)  # a part of the file at a time
+    path = tmp_path / "h.jsonl"
+    writer = HistoryWriter(path)
+    turns = 0
+
+    def ended() -> bool:
+        nonlocal turns
+        turns += 1
+        if turns == 3:
+            for number in range(50):
+                writer.event("ok", "leader", "o", number, node="n0", term=number)
+            writer.close()
+        return turns >= 3
+
+    found = [record for batch in follow(path, ended, poll_s=0.001) for record in batch]
+    assert [record.get("term") for record in found] == [None, *range(50)]
+
+
 def test_torn_last_line_is_left_out_and_a_torn_middle_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "h.jsonl"
     meta = b'{"type":"meta","version":1,"t_ns":0}\n'
     line = b'{"type":"ok","f":"leader","op":1,"t_ns":1,"p":"o","node":"n0","term":1}\n'
     for cut in range(1, len(line)):
         path.write_bytes(meta + line[:cut])
-        assert len(list(read_records(path))) in (1, 2)  # 2: only the newline is missing
+        records = read_records(path)
+        assert len(list(records)) in (1, 2)  # 2: only the newline is missing
+        assert records.torn is (cut < len(line) - 1)
+        assert read_history(path).torn is records.torn
     path.write_bytes(meta + line[:20] + b"\n" + line)
     with pytest.raises(HistoryError, match=r"h\.jsonl:2"):
         list(read_records(path))
@@ -124,6 +254,12 @@ def test_failed_write_surfaces_at_every_later_call(tmp_path: Path) -> None:
         writer.close()
 
 
+META_READ = {
+    "type": "invoke", "f": "meta_read", "op": 1, "t_ns": 1, "p": "m", "what": "topic", "name": "X"
+}  # fmt: skip
+SEND_OK = {"type": "ok", "f": "send", "op": 1, "t_ns": 2, "queue": 0, "offset": 0}
+
+
 @pytest.mark.parametrize(
     ("records", "words"),
     [
@@ -136,6 +272,8 @@ def test_failed_write_surfaces_at_every_later_call(tmp_path: Path) -> None:
         ),
         ([{"type": "meta", "version": 1}, {"type": "ok", "f": "commit"}], "commit record without"),
         ([{"type": "meta", "version": 1}, {"type": "ok", "f": "x"}], "unknown kind"),
+        ([{"type": "meta", "version": 1}, META_READ, META_READ], "invoked twice"),
+        ([{"type": "meta", "version": 1}, META_READ, SEND_OK], "ends as another kind"),
     ],
 )
 def test_histories_that_prove_nothing(records: list[dict[str, object]], words: str) -> None:

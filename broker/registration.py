@@ -1,7 +1,8 @@
 """Registration with the name servers: who this replica is, its role, its term, its topics.
 
 One task per name server, so that one that is down delays nobody: at start, every
-`registerNameServerPeriod`, and at once whenever `trigger` says that the role or a topic changed.
+`registerNameServerPeriod`, at once whenever `trigger` says that the role or a topic changed, and
+soon after a name server's connection was lost: with the connection it forgets the broker.
 The ready leader registers as brokerId 0, every other replica with its own id; `raftTerm` lets a
 name server refuse a deposed leader's claim. A failed attempt is repeated after RETRY_MS.
 """
@@ -14,9 +15,10 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from remoting.client import RemotingClient
+from remoting.client import ClientConnection, RemotingClient
 from remoting.codes import RequestCode, ResponseCode
 from remoting.command import RemotingCommand
+from remoting.connection import Connection
 from remoting.errors import RemotingError
 from remoting.fields import text_or
 from remoting.registration import (
@@ -31,6 +33,7 @@ from remoting.registration import (
 log = logging.getLogger("broker.registration")
 
 RETRY_MS = 1_000  # a name server that comes back knows us a second later
+LOST_PAUSE_MS = 100  # one that closes every connection is not dialled more often than that
 UNREGISTER_TIMEOUT_MS = 500
 
 
@@ -75,6 +78,7 @@ class Registrar:
         self._period_ms = period_ms
         self._timeout_ms = timeout_ms
         self._client = RemotingClient(connect_timeout_ms=timeout_ms)
+        self._client.on_close(self._connection_lost)
         self._wanted = {server: asyncio.Event() for server in self._name_servers}
         self._tasks: list[asyncio.Task[None]] = []
         self._body: tuple[DataVersion, bytes] | None = None  # of the last topic table
@@ -89,6 +93,13 @@ class Registrar:
         """Something changed: tell every name server now."""
         for event in self._wanted.values():
             event.set()
+
+    def _connection_lost(self, connection: Connection, reason: str) -> None:
+        assert isinstance(connection, ClientConnection), connection
+        server = connection.address
+        if self.registered.pop(server, None) is not None:  # else RETRY_MS is running
+            loop = asyncio.get_running_loop()
+            loop.call_later(LOST_PAUSE_MS / 1000, self._wanted[server].set)
 
     async def stop(self) -> None:
         """Stop, and take this replica's address out of the routes (104)."""

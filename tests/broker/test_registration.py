@@ -1,0 +1,50 @@
+"""A name server that loses our connection is told again soon, not only a period later."""
+
+from broker import registration
+from remoting.command import RemotingCommand
+from remoting.server import RemotingServer
+from tests.broker.cluster import Group, until
+
+
+class NameServer:
+    """Counts registrations; may close each connection behind its answer."""
+
+    def __init__(self):
+        self.heard = 0
+        self.closing = False
+        self.server = RemotingServer(
+            {103: self._register, 104: lambda _, c: RemotingCommand.response_to(c)}
+        )
+
+    def _register(self, connection, command):
+        self.heard += 1
+        if self.closing:
+            connection.abort("test")
+            return None
+        return RemotingCommand.response_to(command)
+
+    def cut(self):
+        for connection in list(self.server.connections):
+            connection.abort("test")
+
+
+async def test_a_lost_connection_is_followed_by_a_registration(tmp_path, monkeypatch):
+    names = NameServer()
+    await names.server.start("127.0.0.1", 0)
+    monkeypatch.setattr(registration, "RETRY_MS", 60_000)  # not what brings it back
+    try:
+        async with Group(tmp_path, namesrvAddr=f"127.0.0.1:{names.server.port}") as group:
+            broker = await group.leading()
+            await until(lambda: broker.registrar.registered != {})
+            for _ in range(3):
+                before = names.heard
+                names.cut()
+                await until(lambda b=before: names.heard > b and broker.registrar.registered != {})
+            names.closing = True  # an attempt that fails waits for its time
+            before = names.heard
+            names.cut()
+            await until(lambda: names.heard > before)
+            await until(lambda: not names.server.connections)
+            assert broker.registrar.registered == {} and names.heard == before + 1
+    finally:
+        await names.server.stop()

@@ -14,7 +14,9 @@ from typing import Any
 
 import orjson
 
-from chaos.cluster.clusterfile import ClusterError, ClusterState
+from chaos.cluster.cluster import Cluster
+from chaos.cluster.clusterfile import ClusterError
+from chaos.cluster.launch import control_path
 from chaos.cluster.linkmap import CLIENT, NAMES, Link, links_of
 from chaos.faults.rules import Rule, to_json
 from chaos.faults.unixpath import connect_to
@@ -34,11 +36,12 @@ class Links:
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     @classmethod
-    def of(cls, state: ClusterState, control: Path) -> Links:
+    def of(cls, cluster: Cluster) -> Links:
         """Those of a cluster. Raises ClusterError if it was made without."""
+        state = cluster.state()
         if not state.links:
             raise ClusterError("this cluster's traffic takes no proxies: make one with links")
-        return cls(links_of(state), control)
+        return cls(links_of(state), control_path(cluster.directory))
 
     async def __aenter__(self) -> Links:
         try:

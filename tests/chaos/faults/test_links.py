@@ -1,0 +1,234 @@
+"""Links of a real cluster: three brokers, one proxy, faults between them, seen past the proxy."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from chaos.cluster.cluster import Cluster
+from chaos.cluster.clusterfile import ClusterError
+from chaos.cluster.probe import RemotingProbe, ReplicaView, leader_of
+from chaos.cluster.topology import Shape
+from chaos.cluster.whole import wait_whole
+from chaos.faults.base import Context, Fault, Planned
+from chaos.faults.catalogue import make
+from chaos.faults.links import Links
+from chaos.history.files import HistoryWriter
+from client import Admin, ClientError, Message, Producer
+from remoting.client import RemotingClient
+from remoting.codes import RequestCode
+from remoting.command import RemotingCommand
+from remoting.errors import RemotingError
+
+PATIENCE_S = 30.0  # nothing here takes so long unless it is broken
+SETTINGS = {"mappedFileSizeCommitLog": str(8 << 20)}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A cluster that all tests here use, one after the other; each leaves it whole."""
+    directory = tmp_path_factory.mktemp("linked")
+
+    async def do(work: Callable[[Cluster], Awaitable[object]]) -> None:
+        cluster = Cluster(directory)
+        try:
+            await work(cluster)
+        finally:
+            await cluster.close()
+
+    asyncio.run(do(lambda cluster: cluster.up(Shape(links=True), SETTINGS)))
+    yield directory
+    asyncio.run(do(lambda cluster: cluster.down()))
+
+
+class Scene:
+    """The cluster, its links, a history, and eyes that look past the proxy."""
+
+    def __init__(self, cluster: Cluster, links: Links, history: HistoryWriter) -> None:
+        self.cluster = cluster
+        self.links = links
+        self.context = Context(cluster, history, links)
+        self._number = 0
+
+    def fault(self, kind: str, whom: str, **params: float) -> Fault:
+        self._number += 1
+        planned = Planned(self._number, 0.0, 1.0, kind, whom, 0.0, params)
+        return make(planned, self.context)
+
+    async def views(self) -> dict[str, ReplicaView]:
+        found = await self.cluster.status()
+        return {s.node.name: s.view for s in found if s.view is not None}
+
+    async def leader(self) -> ReplicaView:
+        view = leader_of(list((await self.views()).values()), "broker-a")
+        assert view is not None
+        return view
+
+    async def until_led_by_another(self, old: ReplicaView) -> ReplicaView:
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                view = leader_of(list((await self.views()).values()), "broker-a")
+                if view is not None and view.node != old.node and view.leader_ready:
+                    return view
+                await asyncio.sleep(0.02)
+
+    async def ask(self, node: str, timeout_ms: int, *, as_client: bool = True) -> bool:
+        """Whether a broker answers, at the address that clients are told or at its own."""
+        state = self.cluster.state()
+        found = state.node(node)
+        address = state.client_address(found) if as_client else found.address
+        client = RemotingClient(connect_timeout_ms=timeout_ms)
+        try:
+            command = RemotingCommand.request(RequestCode.GET_BROKER_RUNTIME_INFO)
+            return (await client.invoke(address, command, timeout_ms)).code == 0
+        except RemotingError:
+            return False
+        finally:
+            await client.close()
+
+
+@pytest.fixture
+async def scene(home: Path, tmp_path: Path) -> AsyncIterator[Scene]:
+    async with AsyncExitStack() as stack:
+        cluster = Cluster(home)
+        stack.push_async_callback(cluster.close)
+        history = stack.enter_context(HistoryWriter(tmp_path / "h.jsonl"))
+        links = await stack.enter_async_context(Links.of(cluster))
+        await wait_whole(cluster, PATIENCE_S)
+        yield Scene(cluster, links, history)
+        assert not [name for name, link in (await links.state()).items() if "rules" in link]
+
+
+async def test_an_isolated_leader_is_replaced_and_follows_after_the_heal(scene: Scene) -> None:
+    old = await scene.leader()
+    async with AsyncExitStack() as stack:
+        namesrv = scene.cluster.state().namesrv
+        admin = await stack.enter_async_context(Admin(namesrv))
+        await admin.create_topic("T", 1)
+        producer = await stack.enter_async_context(Producer("links", namesrv))
+        await producer.send(Message("T", b"before"))
+        fault = scene.fault("cut-node", "leader")
+        await fault.inject()
+        assert fault.describe() == f"{old.node}: cut off from everybody"
+        new = await scene.until_led_by_another(old)
+        assert new.term > old.term
+        assert not await scene.ask(old.node, 300)
+        await producer.send(Message("T", b"while the old leader is alone"), timeout_ms=20_000)
+        await fault.heal()
+        await wait_whole(scene.cluster, PATIENCE_S)
+        healed = (await scene.views())[old.node]
+        assert (healed.role, healed.term >= new.term) == ("follower", True)
+        await producer.send(Message("T", b"after"))
+
+
+async def test_a_leader_without_peers_steps_down_though_clients_reach_it(scene: Scene) -> None:
+    old = await scene.leader()
+    fault = scene.fault("cut-peers", "leader")
+    await fault.inject()
+    await scene.until_led_by_another(old)
+    assert await scene.ask(old.node, 5_000)
+    await fault.heal()
+
+
+async def test_a_leader_that_is_not_heard_is_replaced(scene: Scene) -> None:
+    old = await scene.leader()
+    fault = scene.fault("one-way-out", "leader")
+    await fault.inject()
+    cut = {name for name, link in (await scene.links.state()).items() if "rules" in link}
+    others = {"n0", "n1", "n2"} - {old.node}
+    assert cut == {f"{old.node}>{other}" for other in others}
+    new = await scene.until_led_by_another(old)
+    assert new.term > old.term
+    await fault.heal()
+
+
+async def test_clients_only(scene: Scene) -> None:
+    old = await scene.leader()
+    fault = scene.fault("clients-only", "leader")
+    await fault.inject()
+    assert not await scene.ask(old.node, 500)
+    assert await scene.ask(old.node, 5_000, as_client=False)
+    now = await scene.leader()
+    assert (now.node, now.term) == (old.node, old.term)  # the group did not notice
+    await fault.heal()
+    assert await scene.ask(old.node, 5_000)
+
+
+async def test_answers_lost_are_unknown_outcomes_of_what_was_done(scene: Scene) -> None:
+    async with AsyncExitStack() as stack:
+        namesrv = scene.cluster.state().namesrv
+        admin = await stack.enter_async_context(Admin(namesrv))
+        await admin.create_topic("Answers", 1)
+        producer = await stack.enter_async_context(Producer("answers", namesrv))
+        await producer.send(Message("Answers", b"heard"))
+        (queue,) = await producer.queues("Answers")
+        assert await max_offset(scene, "Answers") == 1
+        fault = scene.fault("answers-lost", "leader")
+        await fault.inject()
+        with pytest.raises(ClientError) as failed:
+            await producer.send(Message("Answers", b"not heard"), queue=queue, timeout_ms=800)
+        assert failed.value.outcome_unknown
+        assert await max_offset(scene, "Answers") >= 2
+        await fault.heal()
+
+
+async def max_offset(scene: Scene, topic: str) -> int:
+    """The next queue offset, as the leader says it past the proxy."""
+    leader = (await scene.leader()).node
+    async with RemotingProbe() as probe:
+        found = await probe.max_offset(scene.cluster.state().node(leader).address, topic, 0)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "whom", "params"),
+    [
+        ("halves", "leader", {}),
+        ("bridge", "follower", {}),
+        ("one-way-in", "follower", {}),
+        ("flapping", "follower", {"every_ms": 60}),
+        ("swizzle", "all", {"step_ms": 10}),
+        ("reset", "all", {}),
+        ("connection-loss", "clients", {"lives_s": 0.1}),
+        ("refuse", "leader", {}),
+        ("delay", "all", {"delay_ms": 20, "jitter_ms": 10}),
+        ("slow-link", "leader", {"rate": 100_000}),
+        ("namesrv-cut", "namesrvs", {}),
+    ],
+)
+async def test_after_every_fault_the_cluster_is_whole_again(
+    scene: Scene, kind: str, whom: str, params: dict[str, float]
+) -> None:
+    fault = scene.fault(kind, whom, **params)
+    await fault.inject()
+    assert fault.describe()
+    if kind not in ("reset", "flapping"):
+        assert any("rules" in link for link in (await scene.links.state()).values())
+    await asyncio.sleep(0.2)
+    await fault.heal()
+    await fault.heal()
+    await wait_whole(scene.cluster, PATIENCE_S)
+
+
+async def test_leadership_is_handed_over_on_request(scene: Scene) -> None:
+    old = await scene.leader()
+    fault = scene.fault("transfer", "leader")
+    await fault.inject()
+    new = await scene.leader()
+    assert new.node != old.node
+    assert fault.describe() == f"leadership taken from {old.node} to {new.node}"
+    await fault.heal()
+    back = scene.fault("transfer", old.node)
+    await back.inject()
+    assert (await scene.leader()).node == old.node
+    await back.heal()
+
+
+async def test_faults_that_have_nothing_to_break_are_refused(scene: Scene) -> None:
+    with pytest.raises(ClusterError, match="clients-only: proxy has no such link"):
+        await scene.fault("clients-only", "proxy").inject()

@@ -17,7 +17,8 @@ import orjson
 from chaos.cluster.cluster import Cluster
 from chaos.cluster.clusterfile import ClusterError
 from chaos.cluster.whole import wait_whole
-from chaos.faults.nemesis import Kill
+from chaos.faults.base import Context, Planned
+from chaos.faults.process import Kill
 from chaos.history.events import Outcome
 from chaos.history.files import HistoryWriter
 from chaos.run.observer import Observer, Watched
@@ -184,7 +185,7 @@ async def _kill_leaders(
     send: asyncio.Task[Tally],
     board: Board,
 ) -> None:
-    for fraction in KILLS_AT:
+    for number, fraction in enumerate(KILLS_AT, 1):
         reached = asyncio.create_task(milestones.reached(int(config.total * fraction)))
         try:
             await asyncio.wait((reached, send), return_when=asyncio.FIRST_COMPLETED)
@@ -195,13 +196,14 @@ async def _kill_leaders(
                 "the load was over before the leader could be killed under it: "
                 "take a larger --limit or a lower --rate"
             )
-        kill = Kill(cluster, history, "leader")
+        planned = Planned(number, 0.0, RESTART_AFTER_S, "kill", "leader", 0.0)
+        kill = Kill(planned, Context(cluster, history))
         try:
             await kill.inject()
-            board.say(f"kill -9 of the leader {kill.node} at {milestones.acknowledged:,}")
+            node = kill.targets()
+            board.say(f"kill -9 of the leader {node} at {milestones.acknowledged:,}")
             await asyncio.sleep(RESTART_AFTER_S)
         finally:
-            node = kill.node
             await kill.heal()
         board.say(f"{node} started again")
         await wait_whole(cluster)

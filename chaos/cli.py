@@ -1,4 +1,4 @@
-"""mqchaos: torment a cluster, judge what its clients saw, draw it."""
+"""mqchaos: torment a cluster, judge what its clients saw, draw it, compare engines."""
 
 from __future__ import annotations
 
@@ -6,36 +6,44 @@ import asyncio
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import click
 import uvloop
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from chaos.checks.suite import check_all
-from chaos.checks.verdict import Check, Verdict, merge
+from chaos.checks.verdict import Verdict
 from chaos.cluster.cli import parse_settings
 from chaos.cluster.clusterfile import ClusterError
+from chaos.cluster.topology import MODES, REPLICAS_MAX, Shape
+from chaos.faults.catalogue import rows
 from chaos.history.events import HistoryError
-from chaos.history.files import read_history
-from chaos.report.page import write_report
-from chaos.report.recovery import Recovery, recoveries, spread
-from chaos.run.runner import SCENARIOS, RunConfig, RunResult, run_scenario
+from chaos.report.comparison import HEAD, recovery_rows, summary_rows
+from chaos.report.recovery import Recovery, by_kind, spread
+from chaos.run.compare import ENGINES, CompareConfig, Comparison, compare_engines
+from chaos.run.judge import RunResult, judge
+from chaos.run.runner import RunConfig, run_scenario
+from chaos.run.scenario import MINUTES_MIN, SCENARIOS
+from chaos.run.watch import MARKS, check_table, watch
+from chaos.workloads.catalogue import WORKLOADS, make_workloads
 from chaos.workloads.log import WINDOW_MAX
+from chaos.workloads.messages import LOG, MessagesConfig
 from client import ClientError
+
+T = TypeVar("T")
 
 EXIT_WRONG = 1
 EXIT_UNUSABLE = 2
 EXIT_UNDECIDED = 3
 EXIT_OF = {Verdict.PASS: 0, Verdict.FAIL: EXIT_WRONG, Verdict.UNKNOWN: EXIT_UNDECIDED}
-MARKS = {
-    Verdict.PASS: "[green]pass[/]",
-    Verdict.FAIL: "[bold red]FAIL[/]",
-    Verdict.UNKNOWN: "[yellow]unknown[/]",
-}
+LOST_SHOWN_MAX = 20
+PIPE_COLUMNS = 160  # a file or pipe has no width of its own
 DEFAULT_SETTINGS = {
     "mappedFileSizeCommitLog": str(64 * 1024 * 1024),
     # Apache's default of 32 messages an answer makes consumers wait for round trips under load.
@@ -50,106 +58,155 @@ def main() -> None:
 
     \b
       mqchaos list
-      mqchaos run failover --dir /tmp/run --kills 30 --minutes 3
+      mqchaos run failover --dir /tmp/run --seed 7 --minutes 3
+      mqchaos run "kill:leader delay:follower+pause:leader" --dir /tmp/run2
+      mqchaos watch /tmp/run
+      mqchaos compare --dir /tmp/compare
       mqchaos report /tmp/run/history.jsonl -o page.html
     """
 
 
 @main.command("list")
 def list_scenarios() -> None:
-    """Name the scenarios that can be run."""
+    """Name the scenarios, the faults they are made of, and the workloads.
+
+    A fault that this machine cannot do is listed with the reason.
+    """
+    console = make_console()
+    table = Table(box=SIMPLE_HEAD, title="scenarios", title_justify="left")
+    for heading in ("name", "what it does", "faults"):
+        table.add_column(heading, overflow="fold")
     for scenario in SCENARIOS.values():
-        click.echo(f"{scenario.name:12}{scenario.description}")
+        table.add_row(scenario.name, scenario.description, " ".join(scenario.wishes))
+    console.print(table)
+    table = Table(box=SIMPLE_HEAD, title="faults, as KIND:WHOM", title_justify="left")
+    for heading in ("kind", "family", "what it does", "whom", "here"):
+        table.add_column(heading, overflow="fold")
+    for row in rows():
+        kind = row.kind
+        here = f"[yellow]no: {escape(row.cannot)}[/]" if row.cannot else "yes"
+        table.add_row(kind.name, kind.family, kind.description, ", ".join(kind.whom), here)
+    console.print(table)
+    table = Table(box=SIMPLE_HEAD, title="workloads", title_justify="left")
+    for heading in ("name", "what it does"):
+        table.add_column(heading, overflow="fold")
+    for name, (description, _) in WORKLOADS.items():
+        table.add_row(name, description)
+    console.print(table)
+
+
+def load_options(command: Callable[..., None]) -> Callable[..., None]:
+    """What load a run has."""
+    options = (
+        click.option("--seed", default=1, help="The same seed gives the same schedule."),
+        click.option(
+            "--repeats",
+            type=click.IntRange(1, 1000),
+            help="How often each fault is inflicted (default: as often as the time holds).",
+        ),
+        click.option(
+            "--workload",
+            "workloads",
+            multiple=True,
+            type=click.Choice(list(WORKLOADS)),
+            default=("log",),
+            help="What clients do; may be repeated.",
+        ),
+        click.option(
+            "--rate",
+            default=LOG.rate_per_s,
+            type=click.FloatRange(0),
+            help="Sends a second of the workload `log`, open loop; 0: as fast as can be.",
+        ),
+        click.option(
+            "--window",
+            default=LOG.window,
+            type=click.IntRange(1, WINDOW_MAX),
+            help="Most sends in flight per producer.",
+        ),
+        click.option("--producers", default=LOG.producers, type=click.IntRange(1, 64)),
+        click.option("--consumers", default=LOG.consumers, type=click.IntRange(1, 64)),
+        click.option(
+            "--keys", default=LOG.keys, type=click.IntRange(1), help="Order keys per producer."
+        ),
+        click.option(
+            "--body", default=LOG.body_bytes, type=click.IntRange(0, 4000), help="Bytes a message."
+        ),
+        click.option(
+            "--set",
+            "settings",
+            multiple=True,
+            metavar="KEY=VALUE",
+            help="A broker.conf key for the clusters that are started.",
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def directory_option(command: Callable[..., None]) -> Callable[..., None]:
+    """Where a run puts its files."""
+    return click.option(
+        "--dir",
+        "directory",
+        required=True,
+        type=click.Path(file_okay=False, path_type=Path),
+        help="Where history, verdict, page and the cluster's data go. Must hold no history yet.",
+    )(command)
 
 
 @main.command()
-@click.argument("scenario", type=click.Choice(list(SCENARIOS)))
+@click.argument("scenario")
+@directory_option
 @click.option(
-    "--dir",
-    "directory",
-    required=True,
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Where history, verdict, page and the cluster's data go. Must hold no history yet.",
+    "--minutes", default=1.0, type=click.FloatRange(MINUTES_MIN), help="How long to load."
 )
-@click.option("--seed", default=1, help="The same seed gives the same schedule and messages.")
-@click.option("--kills", default=5, type=click.IntRange(0), help="How many times to kill.")
-@click.option("--minutes", default=1.0, type=click.FloatRange(0.01), help="How long to load.")
-@click.option(
-    "--rate",
-    default=4000.0,
-    type=click.FloatRange(0),
-    help="Sends a second; 0: as fast as can be.",
-)
-@click.option(
-    "--window",
-    default=256,
-    type=click.IntRange(1, WINDOW_MAX),
-    help="Most sends in flight per producer.",
-)
-@click.option("--producers", default=2, type=click.IntRange(1, 64))
-@click.option("--consumers", default=2, type=click.IntRange(1, 64))
-@click.option("--keys", default=1000, type=click.IntRange(1), help="Order keys per producer.")
-@click.option("--body", default=128, type=click.IntRange(0, 4000), help="Bytes per message.")
-@click.option(
-    "--set",
-    "settings",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="A broker.conf key for the cluster that is started.",
-)
+@click.option("--mode", type=click.Choice(list(MODES)), help="The cluster's (raft).")
+@click.option("--groups", type=click.IntRange(1, 16), help="Broker groups.")
+@click.option("--replicas", type=click.IntRange(1, REPLICAS_MAX), help="Brokers in each group.")
 @click.option(
     "--cluster",
     "existing",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Torment this running cluster (of mqcluster) instead of a new one.",
 )
+@load_options
 def run(
     scenario: str,
     directory: Path,
-    seed: int,
-    kills: int,
     minutes: float,
-    rate: float,
-    window: int,
-    producers: int,
-    consumers: int,
-    keys: int,
-    body: int,
-    settings: tuple[str, ...],
+    mode: str | None,
+    groups: int | None,
+    replicas: int | None,
     existing: Path | None,
+    seed: int,
+    repeats: int | None,
+    workloads: tuple[str, ...],
+    settings: tuple[str, ...],
+    **log: float,
 ) -> None:
-    """Run SCENARIO and judge it.
+    """Run SCENARIO (see: list), or faults written as KIND:WHOM, and judge it.
 
+    Several faults separated by spaces are inflicted in turn, those joined by + together.
     Exit status: 0 all promises kept, 1 one was broken, 2 it could not be run, 3 not decided.
     """
+    if (directory / "history.jsonl").exists():
+        raise click.UsageError(f"{directory} holds a history already; name another directory")
     config = RunConfig(
         scenario,
         directory,
+        partial(make_workloads, workloads, log_config(log)),
         seed,
-        kills,
         minutes,
-        producers,
-        consumers,
-        rate,
-        window,
-        keys,
-        body,
-        settings=DEFAULT_SETTINGS | parse_settings(settings),
-        existing=existing,
+        repeats,
+        Shape(mode, groups, replicas),
+        DEFAULT_SETTINGS | parse_settings(settings),
+        existing,
     )
-    if (directory / "history.jsonl").exists():
-        raise click.UsageError(f"{directory} holds a history already; name another directory")
-    console = Console()
-    try:
-        result = uvloop.run(_interruptible(config, repeat_command(), console))
-    except Exception as error:
-        words = operating_words(error)
-        if words is None:
-            raise
-        click.echo(f"mqchaos: {words}", err=True)
-        sys.exit(EXIT_UNUSABLE)
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        raise click.Abort from None
+    console = make_console()
+    say = partial(console.print, highlight=False, markup=False)
+    result = attempt(lambda: run_scenario(config, repeat_command(), say))
     print_result(result, console)
     sys.exit(EXIT_OF[result.verdict])
 
@@ -161,65 +218,185 @@ def run(
     "--output",
     default="report.html",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The page to write.",
+    help="The page to write; verdict.json goes beside it.",
 )
 def report(history: Path, output: Path) -> None:
     """Judge a HISTORY written before and draw its page. Exit status as for run."""
+    console = make_console()
     try:
-        found = read_history(history)
-    except HistoryError as error:
+        result = judge(history, output.absolute().parent, lambda words: None, page=output)
+    except (HistoryError, OSError) as error:
         click.echo(f"mqchaos: {error}", err=True)
         sys.exit(EXIT_UNUSABLE)
-    checks = check_all(found)
-    write_report(found, checks, output)
+    print_result(result, console)
+    sys.exit(EXIT_OF[result.verdict])
+
+
+@main.command("watch")
+@click.argument("path", type=click.Path(path_type=Path))
+def watch_run(path: Path) -> None:
+    """Show a run that goes on, live: PATH is its directory or its history.
+
+    Ends with the run's verdict. Exit status as for run.
+    """
+    history = path if path.suffix == ".jsonl" else path / "history.jsonl"
+    try:
+        scene = watch(history, Console())
+    except (HistoryError, OSError) as error:
+        click.echo(f"mqchaos: {error}", err=True)
+        sys.exit(EXIT_UNUSABLE)
+    sys.exit(EXIT_OF[scene.suite.verdict()])
+
+
+@main.command()
+@directory_option
+@click.option(
+    "--engine",
+    "engines",
+    multiple=True,
+    type=click.Choice(list(ENGINES)),
+    help="What to compare; may be repeated (default: all).",
+)
+@click.option(
+    "--scenario",
+    default="compare",
+    help="A scenario or faults; each engine gets those of its plan that it can have.",
+)
+@click.option(
+    "--minutes",
+    default=0.0,
+    type=click.FloatRange(0),
+    help="How long to load each engine (0: eight seconds for each fault).",
+)
+@click.option(
+    "--calm", "calm_s", default=5.0, type=click.FloatRange(0), help="Seconds at full speed first."
+)
+@load_options
+def compare(
+    directory: Path,
+    engines: tuple[str, ...],
+    scenario: str,
+    minutes: float,
+    calm_s: float,
+    seed: int,
+    repeats: int | None,
+    workloads: tuple[str, ...],
+    settings: tuple[str, ...],
+    **log: float,
+) -> None:
+    """Put engines under the same load and faults: one table, one page.
+
+    Exit status: 0 if every run could be judged, whatever it lost; 2 if one could not be run.
+    """
+    config = CompareConfig(
+        directory,
+        engines or tuple(ENGINES),
+        scenario,
+        partial(make_workloads, workloads, log_config(log)),
+        seed,
+        minutes or None,
+        repeats or 1,
+        calm_s,
+        DEFAULT_SETTINGS | parse_settings(settings),
+    )
+    console = make_console()
+    say = partial(console.print, highlight=False, markup=False)
+    print_comparison(attempt(lambda: compare_engines(config, repeat_command(), say)), console)
+
+
+def log_config(options: dict[str, float]) -> MessagesConfig:
+    """The workload `log` as the options have it."""
+    return MessagesConfig(
+        LOG.name,
+        LOG.topic,
+        LOG.group,
+        producers=int(options["producers"]),
+        consumers=int(options["consumers"]),
+        rate_per_s=options["rate"],
+        window=int(options["window"]),
+        keys=int(options["keys"]),
+        body_bytes=int(options["body"]),
+    )
+
+
+def make_console() -> Console:
+    """Standard output; wide enough for the tables where it is no terminal."""
     console = Console()
-    console.print(check_table(checks))
-    print_recovery(recoveries(found), console)
-    console.print(f"page: {output}", highlight=False)
-    sys.exit(EXIT_OF[merge(checks)])
+    return console if console.is_terminal else Console(width=PIPE_COLUMNS)
+
+
+def attempt(work: Callable[[], Awaitable[T]]) -> T:
+    """Run `work`; an operating error becomes words and exit status 2."""
+    try:
+        return uvloop.run(_interruptible(work))
+    except Exception as error:
+        words = operating_words(error)
+        if words is None:
+            raise
+        click.echo(f"mqchaos: {words}", err=True)
+        sys.exit(EXIT_UNUSABLE)
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        raise click.Abort from None
 
 
 def print_result(result: RunResult, console: Console) -> None:
     """The verdict as a person reads it."""
-    tally = result.tally
+    load = result.load
     console.print(check_table(result.checks))
     console.print(
-        f"sent {tally.invoked:,}: {tally.ok:,} acknowledged, {tally.unknown:,} unknown, "
-        f"{tally.fail:,} failed",
+        f"sent {load.sent:,}: {load.ok:,} acknowledged, {load.unknown:,} unknown, "
+        f"{load.fail:,} failed ({load.shed:,} of them never sent: the backlog was full)",
         highlight=False,
     )
     print_recovery(result.recoveries, console)
+    for message in result.lost[:LOST_SHOWN_MAX]:
+        console.print(
+            f"lost: {message.id} acknowledged at {message.broker}:{message.topic}-"
+            f"{message.queue}@{message.offset}",
+            highlight=False,
+            markup=False,
+        )
+    if len(result.lost) > LOST_SHOWN_MAX:
+        console.print(f"lost: {len(result.lost):,} in all, listed in verdict.json")
+    for words in result.skipped:
+        console.print(f"not done: {words}", highlight=False, markup=False)
     console.print(f"history {result.history}, page {result.page}", highlight=False)
     console.print(f"verdict: {MARKS[result.verdict]}")
 
 
 def print_recovery(found: Sequence[Recovery], console: Console) -> None:
-    """Time from each kill to the next acknowledged send, over all clients and for the slowest."""
-    if not found:
-        return
-    for name, values in (
-        ("any client", [r.everybody_ms for r in found]),
-        ("slowest client", [r.worst_client_ms for r in found]),
+    """Time from each fault to the next acknowledged send, by kind."""
+    table = Table(box=SIMPLE_HEAD, title="fault to next acknowledged send", title_justify="left")
+    table.add_column("fault")
+    for heading in ("times", "any client p50", "p99", "max", "slowest client p50", "p99", "max"):
+        table.add_column(heading, justify="right")
+    for name, of_kind in by_kind(found).items():
+        cells = []
+        for values in ([r.everybody_ms for r in of_kind], [r.worst_client_ms for r in of_kind]):
+            times = spread(value for value in values if value is not None)
+            figures = ("none",) * 3 if times is None else (times.p50, times.p99, times.max)
+            cells += [text if isinstance(text, str) else f"{text:,.0f} ms" for text in figures]
+        table.add_row(name, str(len(of_kind)), *cells)
+    if found:
+        console.print(table)
+
+
+def print_comparison(comparison: Comparison, console: Console) -> None:
+    """Both tables, and what was lost."""
+    for head, body in (
+        (HEAD, summary_rows(comparison.candidates)),
+        recovery_rows(comparison.candidates),
     ):
-        times = spread(value for value in values if value is not None)
-        words = "none recovered"
-        if times is not None:
-            words = f"p50 {times.p50:.0f} ms, p99 {times.p99:.0f} ms, max {times.max:.0f} ms"
-            words += f" over {times.count} of {len(found)} kills"
-        console.print(f"kill to next acknowledged send, {name}: {words}", highlight=False)
-
-
-def check_table(checks: Sequence[Check]) -> Table:
-    """All checks, with examples of what is wrong."""
-    table = Table()
-    table.add_column("check")
-    table.add_column("count", justify="right")
-    table.add_column("verdict")
-    table.add_column("detail", overflow="fold")
-    for check in checks:
-        detail = escape("\n".join((check.detail, *check.examples)))
-        table.add_row(check.name, f"{check.count:,}", MARKS[check.verdict], detail)
-    return table
+        table = Table(box=SIMPLE_HEAD)
+        for heading in head:
+            table.add_column(heading, justify="left" if heading == head[0] else "right")
+        for row in body:
+            table.add_row(*row)
+        console.print(table)
+    for candidate in comparison.candidates:
+        for words in candidate.verdict["skipped"]:
+            console.print(f"{candidate.name}: not done: {words}", highlight=False, markup=False)
+    console.print(f"page {comparison.page}", highlight=False)
 
 
 def repeat_command() -> str:
@@ -236,16 +413,12 @@ def operating_words(error: BaseException) -> str | None:
     return str(error) if isinstance(error, ClusterError | ClientError | OSError) else None
 
 
-async def _interruptible(config: RunConfig, command: str, console: Console) -> RunResult:
+async def _interruptible(work: Callable[[], Awaitable[T]]) -> T:
     """SIGTERM is taken like Ctrl-C: the run is cancelled and stops its cluster."""
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-
-    def say(text: str) -> None:
-        console.print(text, highlight=False)
-
-    return await run_scenario(config, command, say)
+    return await work()
 
 
 if __name__ == "__main__":

@@ -146,7 +146,7 @@ async def _run(
             await admin.create_topic(TOPIC, QUEUES)
         names = ["consumer-0", "consumer-1"]
         await join_group(stack, namesrv, watched, names, consumption, JOIN_TIMEOUT_S)
-        observer = await stack.enter_async_context(Observer(cluster, history, watched))
+        observer = await stack.enter_async_context(Observer(cluster, history, (watched,)))
         producer = await stack.enter_async_context(Producer("flight-producers", namesrv))
         sender = KeyedSender(
             producer,

@@ -1,13 +1,14 @@
 """The page of a run: one HTML file, nothing fetched from elsewhere, readable on a phone.
 
-Throughput and latency over time with the faults drawn in, the time to recover from each kill, the
-verdict, and the command that repeats the run.
+Throughput, latency and each client's availability over time with the faults drawn in, how long it
+took to recover from each kind of fault, what was lost, the verdict, and the command that repeats
+the run.
 """
 
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from plotly.subplots import make_subplots
 
 from chaos.checks.verdict import Check, Verdict, merge
 from chaos.history.events import History, Outcome
-from chaos.report.recovery import Recovery, recoveries, spread
+from chaos.report.recovery import Recovery, Spread, by_kind, recoveries, spread
 from chaos.report.series import Series, series_of
 
 COLOURS = {Outcome.OK: "#1a9850", Outcome.UNKNOWN: "#e6961e", Outcome.FAIL: "#d73027"}
@@ -24,6 +25,8 @@ CONSUMED = "#4575b4"
 LEADER = "#6a51a3"
 DOWN = "rgba(215,48,39,0.13)"
 LABELS_MAX = 8  # faults that get words in the chart; more would lie on each other
+LOST_ROWS_MAX = 200  # the rest is in verdict.json
+STRIP_COLOURS = ((0.0, "#d73027"), (0.5, "#fdae61"), (0.98, "#d9ef8b"), (1.0, "#1a9850"))
 
 STYLE = """
 :root{color-scheme:light;--ink:#1c2733;--soft:#5b6b7b;--line:#dde4ea;--page:#f5f7f9}
@@ -97,10 +100,15 @@ def chaos_page(history: History, checks: Sequence[Check]) -> Page:
     seed = f"seed {meta['seed']}" if "seed" in meta else ""
     return Page(
         f"Chaos: {scenario}",
-        ", ".join(filter(None, (seed, f"{len(history.kills())} kills"))),
+        ", ".join(filter(None, (str(meta.get("mode", "")), seed, f"{len(found)} faults"))),
         merge(checks),
         (*send_tiles(history), *recovery_tiles(found)),
-        (check_table(checks), recovery_table(found, history)),
+        (
+            check_table(checks),
+            kinds_table(found),
+            *lost_tables(checks, history),
+            recovery_table(found, history),
+        ),
         str(meta.get("command", "")),
     )
 
@@ -120,7 +128,7 @@ def send_tiles(history: History) -> tuple[tuple[str, str], ...]:
 
 
 def recovery_tiles(found: Sequence[Recovery]) -> tuple[tuple[str, str], ...]:
-    """Time from a kill to the next acknowledged send; nothing where nothing was killed."""
+    """Time from a fault to the next acknowledged send; nothing where there was none."""
     times = spread(r.everybody_ms for r in found if r.everybody_ms is not None)
     if times is None:
         return ()
@@ -145,31 +153,77 @@ def check_table(checks: Sequence[Check]) -> PageTable:
 
 
 def recovery_table(found: Sequence[Recovery], history: History) -> PageTable:
-    """One line per kill."""
+    """One line per fault."""
     rows = tuple(
         Row(
             (
                 str(number),
-                f"{(r.killed_ns - history.start_ns) / 1e9:.1f} s",
-                f"{r.node} ({r.role or 'role unknown'})",
-                _ms_text(r.everybody_ms),
-                _ms_text(r.worst_client_ms),
-                _ms_text(r.longest_gap_ms),
+                f"{(r.injected_ns - history.start_ns) / 1e9:.1f} s",
+                r.kind,
+                f"{r.node} ({r.role})" if r.role else r.node or "clients",
+                ms_text(r.everybody_ms),
+                ms_text(r.worst_client_ms),
+                ms_text(r.longest_gap_ms),
+                ms_text(r.normal_ms),
             )
         )
         for number, r in enumerate(found, 1)
     )
-    head = ("kill", "at", "node", "next ack", "slowest client", "longest gap")
-    return PageTable("From each kill to the next acknowledged send", head, rows)
+    head = (
+        "fault", "at", "kind", "node", "next ack", "slowest client", "longest gap", "usual rate"
+    )  # fmt: skip
+    return PageTable("From each fault to the next acknowledged send", head, rows)
+
+
+def kinds_table(found: Sequence[Recovery]) -> PageTable:
+    """One line per kind of fault and role it hit."""
+    rows = []
+    for name, of_kind in by_kind(found).items():
+        everybody = spread(r.everybody_ms for r in of_kind if r.everybody_ms is not None)
+        worst = spread(r.worst_client_ms for r in of_kind if r.worst_client_ms is not None)
+        rows.append(
+            Row((name, str(len(of_kind)), *_spread_cells(everybody), *_spread_cells(worst)))
+        )
+    head = (
+        "fault", "times", "any client p50", "p99", "max", "slowest client p50", "p99", "max"
+    )  # fmt: skip
+    return PageTable("Recovery by kind of fault", head, tuple(rows))
+
+
+def lost_tables(checks: Sequence[Check], history: History) -> tuple[PageTable, ...]:
+    """What was acknowledged and is lost, message by message; nothing where nothing is."""
+    lost = [message for check in checks for message in check.lost]
+    if not lost:
+        return ()
+    rows = tuple(
+        Row(
+            (
+                message.id,
+                f"{message.topic}-{message.queue}@{message.offset}",
+                message.broker,
+                f"{(message.acked_ns - history.start_ns) / 1e9:.3f} s",
+            )
+        )
+        for message in lost[:LOST_ROWS_MAX]
+    )
+    title = f"Acknowledged and lost: {len(lost):,} messages"
+    if len(lost) > LOST_ROWS_MAX:
+        title += f" (the first {LOST_ROWS_MAX}; all are in verdict.json)"
+    return (PageTable(title, ("message", "position", "broker", "acknowledged at"), rows),)
+
+
+def _spread_cells(times: Spread | None) -> tuple[str, str, str]:
+    if times is None:
+        return ("none", "none", "none")
+    return (ms_text(times.p50), ms_text(times.p99), ms_text(times.max))
 
 
 def render(page: Page, history: History) -> str:
     """The whole file."""
-    chart = figure(series_of(history)).to_html(
-        full_html=False,
-        include_plotlyjs=True,
-        config={"displaylogo": False, "responsive": True},
-    )
+    charts = [figure(series_of(history))]
+    found = recoveries(history)
+    if any(r.everybody_ms is not None for r in found):
+        charts.append(recovery_figure({"": found}))
     tiles = "".join(
         f'<div class="tile"><b>{html.escape(value)}</b><span>{html.escape(label)}</span></div>'
         for value, label in page.tiles
@@ -187,35 +241,103 @@ def render(page: Page, history: History) -> str:
         f"<h1>{html.escape(page.title)}</h1>"
         f'<p class="soft">{html.escape(page.subtitle)}</p>'
         f'<p><span class="badge {mark}">{words[mark]}</span></p>'
-        f'<div class="tiles">{tiles}</div><section>{chart}</section>'
-        f"{''.join(_table(table) for table in page.tables)}{command}</main></body></html>"
+        f'<div class="tiles">{tiles}</div>{chart_sections(charts)}'
+        f"{''.join(table(part) for part in page.tables)}{command}</main></body></html>"
     )
+
+
+def chart_sections(charts: Sequence[go.Figure]) -> str:
+    """Each chart in a section; the library travels with the first."""
+    parts = []
+    for number, chart in enumerate(charts):
+        body = chart.to_html(
+            full_html=False,
+            include_plotlyjs=number == 0,
+            config={"displaylogo": False, "responsive": True},
+        )
+        parts.append(f"<section>{body}</section>")
+    return "".join(parts)
 
 
 def figure(series: Series) -> go.Figure:
-    """Throughput above, latency (log) below, faults and leaders across both."""
+    """Throughput, latency (log) and availability, faults and leaders across all three."""
     chart = make_subplots(
-        rows=2,
+        rows=3,
         cols=1,
         shared_xaxes=True,
-        vertical_spacing=0.09,
-        subplot_titles=("messages a second", "time to acknowledge, ms"),
+        vertical_spacing=0.07,
+        row_heights=[0.38, 0.44, 0.18],
+        subplot_titles=(
+            "messages a second",
+            "time to acknowledge, ms",
+            "each client: share of sends acknowledged within 1 s",
+        ),
     )
     _add_rates(chart, series)
     _add_latencies(chart, series)
+    _add_strips(chart, series)
     _add_faults(chart, series)
     chart.update_yaxes(rangemode="tozero", row=1, col=1)
     chart.update_yaxes(type="log", row=2, col=1)
-    chart.update_xaxes(title_text="seconds", row=2, col=1, range=[0, series.end_s])
+    chart.update_xaxes(title_text="seconds", row=3, col=1, range=[0, series.end_s])
     chart.update_layout(
         template="plotly_white",
-        height=640,
-        margin={"l": 56, "r": 12, "t": 56, "b": 40},
-        legend={"orientation": "h", "y": -0.1, "yanchor": "top"},
+        height=760 + 18 * len(series.strips),
+        margin={"l": 84, "r": 12, "t": 56, "b": 40},
+        legend={"orientation": "h", "y": -0.08, "yanchor": "top"},
         hovermode="x",
         font={"family": "system-ui, sans-serif", "size": 13},
     )
     return chart
+
+
+def recovery_figure(found: Mapping[str, Sequence[Recovery]]) -> go.Figure:
+    """Every recovery time as a dot, by kind of fault; one colour per name (of a mode, or "")."""
+    chart = go.Figure()
+    for name, of_name in found.items():
+        for label, values in (
+            ("any client", [(r, r.everybody_ms) for r in of_name]),
+            ("slowest client", [(r, r.worst_client_ms) for r in of_name]),
+        ):
+            known = [(r, ms) for r, ms in values if ms is not None]
+            if known:
+                chart.add_box(
+                    x=[f"{r.kind} ({r.role})" if r.role else r.kind for r, _ in known],
+                    y=[ms for _, ms in known],
+                    name=f"{name}: {label}" if name else label,
+                    boxpoints="all",
+                    jitter=0.5,
+                    pointpos=0,
+                    marker={"size": 4},
+                )
+    chart.update_yaxes(type="log", title_text="ms")
+    chart.update_layout(
+        title="From each fault to the next acknowledged send",
+        template="plotly_white",
+        boxmode="group",
+        height=460,
+        margin={"l": 56, "r": 12, "t": 56, "b": 40},
+        legend={"orientation": "h", "y": -0.2, "yanchor": "top"},
+        font={"family": "system-ui, sans-serif", "size": 13},
+    )
+    return chart
+
+
+def _add_strips(chart: go.Figure, series: Series) -> None:
+    if not series.strips:
+        return
+    chart.add_heatmap(
+        x=series.strips[0].at_s,
+        y=[strip.client for strip in series.strips],
+        z=[strip.share for strip in series.strips],
+        zmin=0,
+        zmax=1,
+        colorscale=STRIP_COLOURS,
+        showscale=False,
+        ygap=2,
+        row=3,
+        col=1,
+    )
 
 
 def _add_rates(chart: go.Figure, series: Series) -> None:
@@ -265,21 +387,21 @@ def _add_latencies(chart: go.Figure, series: Series) -> None:
 
 
 def _add_faults(chart: go.Figure, series: Series) -> None:
-    worded = len(series.downtimes) <= LABELS_MAX
-    for down in series.downtimes:
-        words = f"{down.node} killed" if worded else ""
+    worded = len(series.bands) <= LABELS_MAX
+    for band in series.bands:
         chart.add_vrect(
-            x0=down.from_s,
-            x1=max(down.to_s, down.from_s + series.end_s / 400),
+            x0=band.from_s,
+            x1=max(band.to_s, band.from_s + series.end_s / 400),
             fillcolor=DOWN,
             line_width=0,
             row="all",
             col=1,
         )
         line = {"color": COLOURS[Outcome.FAIL], "width": 1.5}
-        chart.add_vline(x=down.from_s, line=line, row="all", col=1)
-        if words:
-            _add_words(chart, down.from_s, words, COLOURS[Outcome.FAIL], 1.0)
+        chart.add_vline(x=band.from_s, line=line, row="all", col=1)
+        if worded:
+            words = f"{band.kind} {band.nodes}".strip()
+            _add_words(chart, band.from_s, words, COLOURS[Outcome.FAIL], 1.0)
     for at_s, node, term in series.leaders:
         line = {"color": LEADER, "width": 1, "dash": "dash"}
         chart.add_vline(x=at_s, line=line, row="all", col=1)
@@ -302,25 +424,27 @@ def _add_words(chart: go.Figure, at_s: float, words: str, colour: str, height: f
     )
 
 
-def _table(table: PageTable) -> str:
-    head = "".join(f"<th>{html.escape(text)}</th>" for text in table.head)
-    if table.marked:
+def table(part: PageTable) -> str:
+    """A table in a section of its own."""
+    head = "".join(f"<th>{html.escape(text)}</th>" for text in part.head)
+    if part.marked:
         head += "<th>verdict</th>"
     rows = []
-    for row in table.rows:
+    for row in part.rows:
         cells = [html.escape(text) for text in row.cells]
         if row.note:
             note = html.escape(row.note).replace("\n", "<br>")
             cells[0] += f"<small>{note}</small>"
-        if table.marked:
+        if part.marked:
             mark = row.mark
             cells.append(f'<span class="badge {mark}">{mark}</span>' if mark else "")
         rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
     return (
-        f"<section><h2>{html.escape(table.title)}</h2><table><thead><tr>{head}</tr></thead>"
+        f"<section><h2>{html.escape(part.title)}</h2><table><thead><tr>{head}</tr></thead>"
         f"<tbody>{''.join(rows)}</tbody></table></section>"
     )
 
 
-def _ms_text(value: float | None) -> str:
+def ms_text(value: float | None) -> str:
+    """A time for a table."""
     return "none" if value is None else f"{value:,.0f} ms"

@@ -1,15 +1,17 @@
-"""How long writes stood still after each kill, from the history alone. Pure.
+"""How long writes stood still after each fault, from the history alone. Pure.
 
-Recovery of a kill, for a set of clients: from the moment the nemesis began to kill (before the
-signal, so nothing is flattered) to the first acknowledgement that the dead leader cannot have
-given: of a send invoked after the kill, or of one that needed another attempt. An answer that was
-already on its way when the leader died therefore does not count. The client's own retries are
-inside. `everybody` takes all clients as one (a lucky client ends it); `per_client` does not, and
-its worst is the honest figure for a user.
+Recovery of a fault, for a set of clients: from the moment the nemesis began to inject it (before
+the signal, so nothing is flattered) to the first acknowledgement that a leader it took away cannot
+have given: of a send invoked after that moment, or of one that needed another attempt. An answer
+that was already on its way does not count. The client's own retries are inside. `everybody` takes
+all clients as one (a lucky client ends it); `per_client` does not, and its worst is the honest
+figure for a user. `normal` is when acknowledgements came at the rate of before again.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,18 +19,23 @@ from typing import Any
 from chaos.history.events import Fault, History, Outcome, Send
 
 NS_PER_MS = 1_000_000
+NORMAL_SHARE = 0.99  # of the acknowledgements a second of before
+BEFORE_NS = 2_000_000_000  # what counts as before
+WINDOW_NS = 500_000_000  # over which the rate is taken
 
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """One kill and what followed. Milliseconds; None: no such acknowledgement in this history."""
+    """One fault and what followed. Milliseconds; None: no such acknowledgement in this history."""
 
+    kind: str
     node: str
     role: str
-    killed_ns: int
+    injected_ns: int
     everybody_ms: float | None
     per_client_ms: dict[str, float | None]
-    longest_gap_ms: float  # longest time between two acknowledgements until the next kill
+    longest_gap_ms: float  # longest time between two acknowledgements until the next fault
+    normal_ms: float | None  # None: the rate of before did not come back until then
 
     @property
     def worst_client_ms(self) -> float | None:
@@ -49,18 +56,36 @@ class Spread:
 
 
 def recoveries(history: History) -> list[Recovery]:
-    """One Recovery for each kill, in the order of the kills."""
+    """One Recovery for each fault, in the order of their injection; starts are no faults."""
     acknowledged = sorted(
         (send for send in history.sends if send.outcome is Outcome.OK),
         key=lambda send: send.done_ns,
     )
+    done = [send.done_ns for send in acknowledged]
     clients = sorted({send.process for send in history.sends})
-    kills = history.kills()
+    faults = sorted(inflicted(history), key=lambda fault: fault.invoked_ns)
     found = []
-    for number, kill in enumerate(kills):
-        until = kills[number + 1].invoked_ns if number + 1 < len(kills) else None
-        found.append(_recovery(kill, until, acknowledged, clients))
+    for number, fault in enumerate(faults):
+        following = faults[number + 1].invoked_ns if number + 1 < len(faults) else None
+        begin = bisect_left(done, fault.invoked_ns)
+        end = len(done) if following is None else bisect_left(done, following)
+        normal_ms = _normal_ms(done, fault.invoked_ns, begin, end)
+        found.append(_recovery(fault, acknowledged[begin:end], clients, normal_ms))
     return found
+
+
+def inflicted(history: History) -> list[Fault]:
+    """What the nemesis did to the cluster; old histories list starts beside it."""
+    return [fault for fault in history.faults if fault.kind != "start"]
+
+
+def by_kind(found: Iterable[Recovery]) -> dict[str, list[Recovery]]:
+    """The recoveries of each kind of fault and role it hit, sorted by that name."""
+    groups: dict[str, list[Recovery]] = defaultdict(list)
+    for recovery in found:
+        role = f" ({recovery.role})" if recovery.role else ""
+        groups[f"{recovery.kind}{role}"].append(recovery)
+    return dict(sorted(groups.items()))
 
 
 def spread(values: Iterable[float]) -> Spread | None:
@@ -78,15 +103,21 @@ def percentile(ordered: Sequence[float], fraction: float) -> float:
 
 
 def summary(found: Sequence[Recovery]) -> dict[str, Any]:
-    """The figures as plain data for verdict.json: all raw values kept."""
+    """The figures as plain data for verdict.json, of all and of each kind: raw values kept."""
+    kinds = {name: _summary(of_kind) for name, of_kind in by_kind(found).items()}
+    return _summary(found) | {"kinds": kinds}
+
+
+def _summary(found: Sequence[Recovery]) -> dict[str, Any]:
     everybody = [r.everybody_ms for r in found if r.everybody_ms is not None]
     worst = [r.worst_client_ms for r in found if r.worst_client_ms is not None]
     return {
-        "kills": len(found),
+        "faults": len(found),
         "recovered": len(everybody),
         "everybody_ms": [r.everybody_ms for r in found],
         "worst_client_ms": [r.worst_client_ms for r in found],
         "longest_gap_ms": [r.longest_gap_ms for r in found],
+        "normal_ms": [r.normal_ms for r in found],
         "everybody": _plain(spread(everybody)),
         "worst_client": _plain(spread(worst)),
     }
@@ -99,27 +130,40 @@ def _plain(found: Spread | None) -> dict[str, float] | None:
 
 
 def _recovery(
-    kill: Fault, until_ns: int | None, acknowledged: Sequence[Send], clients: Sequence[str]
+    fault: Fault, until_next: Sequence[Send], clients: Sequence[str], normal_ms: float | None
 ) -> Recovery:
     first: dict[str, float] = {}
     gap_ns = 0
-    last_ns = kill.invoked_ns
-    for send in acknowledged:
-        if send.done_ns < kill.invoked_ns:
-            continue
-        if until_ns is not None and send.done_ns >= until_ns:
-            break
+    last_ns = fault.invoked_ns
+    for send in until_next:
         gap_ns = max(gap_ns, send.done_ns - last_ns)
         last_ns = send.done_ns
         if send.process in first:
             continue
-        if send.invoked_ns >= kill.invoked_ns or send.attempts > 1:
-            first[send.process] = (send.done_ns - kill.invoked_ns) / NS_PER_MS
+        if send.invoked_ns >= fault.invoked_ns or send.attempts > 1:
+            first[send.process] = (send.done_ns - fault.invoked_ns) / NS_PER_MS
     return Recovery(
-        kill.node,
-        kill.role,
-        kill.invoked_ns,
+        fault.kind,
+        fault.node,
+        fault.role,
+        fault.invoked_ns,
         min(first.values()) if first else None,
         {client: first.get(client) for client in clients},
         gap_ns / NS_PER_MS,
+        normal_ms,
     )
+
+
+def _normal_ms(done: Sequence[int], injected_ns: int, begin: int, end: int) -> float | None:
+    """From the injection to the end of the last silence or slack before the rate was back.
+
+    The rate is back at the first acknowledgement from which on as many come within the window as
+    before the fault, on average, did."""
+    before = begin - bisect_left(done, injected_ns - BEFORE_NS)
+    wanted = NORMAL_SHARE * before * WINDOW_NS / BEFORE_NS
+    if before == 0:
+        return None
+    for at in range(begin, end):
+        if bisect_left(done, done[at] + WINDOW_NS, at, end) - at >= wanted:
+            return (done[at] - injected_ns) / NS_PER_MS
+    return None

@@ -1,6 +1,7 @@
-"""Chart series out of a history: rates and latencies per interval, downtimes. Pure.
+"""Chart series out of a history: rates, latencies and availability per interval, faults. Pure.
 
-Seconds are relative to the meta line's clock; latencies are milliseconds. Bounded whatever the size
+Seconds are relative to the meta line's clock; latencies are milliseconds, from the moment a send
+was due (an open loop's latency counts what it had to wait for its turn). Bounded whatever the size
 of the history: at most `BUCKETS_MAX` intervals and `DOTS_PER_BUCKET` single sends in each.
 """
 
@@ -11,13 +12,14 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from chaos.history.events import History, Outcome, Send
-from chaos.report.recovery import percentile
+from chaos.history.events import Fault, History, Outcome, Send
+from chaos.report.recovery import inflicted, percentile
 
 BUCKETS_MAX = 400
 BUCKET_SIZES_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
 DOTS_PER_BUCKET = 3
 NS_PER_S = 1_000_000_000
+AVAILABLE_WITHIN_NS = 1_000_000_000  # a send acknowledged later counts as not served
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +48,23 @@ class Dots:
 
 
 @dataclass(frozen=True, slots=True)
-class Downtime:
-    """A node that was killed, until it was started again (or the end of the history)."""
+class Band:
+    """A fault, until it was healed (or the end of the history)."""
 
-    node: str
-    role: str
+    kind: str
+    nodes: str
     from_s: float
     to_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Strip:
+    """One client's availability: of the sends due in each interval, the share acknowledged within
+    a second; None where none was due."""
+
+    client: str
+    at_s: list[float]
+    share: list[float | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +77,8 @@ class Series:
     consumed: Rate
     latency: Latency
     dots: dict[Outcome, Dots]
-    downtimes: list[Downtime]
+    strips: list[Strip]
+    bands: list[Band]
     leaders: list[tuple[float, str, int]]  # seconds, node, term
 
 
@@ -89,7 +102,8 @@ def series_of(history: History) -> Series:
         _rate(((c.t_ns - zero, len(c.offsets)) for c in history.consumes), bucket_s, end_s),
         _latency(by_outcome[Outcome.OK], zero, bucket_s),
         {outcome: _dots(sends, zero, bucket_s) for outcome, sends in by_outcome.items()},
-        _downtimes(history, end_s),
+        _strips(history.sends, zero, bucket_s, end_s),
+        _bands(history, end_s),
         [((x.t_ns - zero) / NS_PER_S, x.node, x.term) for x in history.leaders],
     )
 
@@ -106,7 +120,7 @@ def _last_ns(history: History) -> int:
     times = [history.start_ns]
     times += [max(send.done_ns, send.invoked_ns) for send in history.sends]
     times += [consume.t_ns for consume in history.consumes]
-    times += [fault.done_ns for fault in history.faults]
+    times += [max(fault.done_ns, fault.healed_ns) for fault in history.faults]
     times += [drain.t_ns for drain in history.drains]
     return max(times)
 
@@ -127,12 +141,12 @@ def _rate(events: Iterable[tuple[int, int]], bucket_s: float, end_s: float) -> R
 def _by_bucket(sends: Iterable[Send], zero: int, bucket_s: float) -> dict[int, list[Send]]:
     buckets: dict[int, list[Send]] = defaultdict(list)
     for send in sends:
-        buckets[int((send.invoked_ns - zero) / NS_PER_S / bucket_s)].append(send)
+        buckets[int((send.due_ns - zero) / NS_PER_S / bucket_s)].append(send)
     return buckets
 
 
 def _ms(send: Send) -> float:
-    return (send.done_ns - send.invoked_ns) / 1_000_000
+    return (send.done_ns - send.due_ns) / 1_000_000
 
 
 def _latency(sends: Iterable[Send], zero: int, bucket_s: float) -> Latency:
@@ -149,21 +163,43 @@ def _dots(sends: Iterable[Send], zero: int, bucket_s: float) -> Dots:
     dots = Dots([], [])
     for _, members in sorted(_by_bucket(sends, zero, bucket_s).items()):
         for send in heapq.nlargest(DOTS_PER_BUCKET, members, key=_ms):
-            dots.at_s.append((send.invoked_ns - zero) / NS_PER_S)
+            dots.at_s.append((send.due_ns - zero) / NS_PER_S)
             dots.ms.append(_ms(send))
     return dots
 
 
-def _downtimes(history: History, end_s: float) -> list[Downtime]:
+def _strips(sends: Iterable[Send], zero: int, bucket_s: float, end_s: float) -> list[Strip]:
+    served: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(lambda: [0, 0]))
+    for send in sends:
+        counts = served[send.process][int((send.due_ns - zero) / NS_PER_S / bucket_s)]
+        counts[0] += 1
+        if send.outcome is Outcome.OK and send.done_ns - send.due_ns <= AVAILABLE_WITHIN_NS:
+            counts[1] += 1
+    strips = []
+    span = range(int(end_s / bucket_s) + 1)
+    for client, buckets in sorted(served.items()):
+        counts_of = [buckets.get(number) for number in span]
+        share = [None if counts is None else counts[1] / counts[0] for counts in counts_of]
+        strips.append(Strip(client, [(number + 0.5) * bucket_s for number in span], share))
+    return strips
+
+
+def _bands(history: History, end_s: float) -> list[Band]:
     zero = history.start_ns
     found = []
-    for kill in history.kills():
-        back = (
-            fault.done_ns
-            for fault in history.faults
-            if fault.kind == "start" and fault.node == kill.node and fault.done_ns > kill.done_ns
-        )
-        back_ns = min(back, default=None)
+    for fault in inflicted(history):
+        back_ns = fault.healed_ns or _started_again_ns(history, fault)
         to_s = end_s if back_ns is None else (back_ns - zero) / NS_PER_S
-        found.append(Downtime(kill.node, kill.role, (kill.invoked_ns - zero) / NS_PER_S, to_s))
+        nodes = ", ".join(fault.nodes)
+        found.append(Band(fault.kind, nodes, (fault.invoked_ns - zero) / NS_PER_S, to_s))
     return found
+
+
+def _started_again_ns(history: History, fault: Fault) -> int | None:
+    """Old histories: when the node that was killed was started."""
+    back = (
+        other.done_ns
+        for other in history.faults
+        if other.kind == "start" and other.node == fault.node and other.done_ns > fault.done_ns
+    )
+    return min(back, default=None)

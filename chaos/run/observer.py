@@ -1,17 +1,19 @@
 """Watches a cluster while it is tormented, and writes what changes into the history.
 
-Two light polls: every replica's role and term (28), and what the leader holds as the group's
-consumer offsets (14). The second is written as `fetch`: an offset that once was answered and later
-is smaller went back, whoever was told. One request at a time per poll, so answers are in order.
+Two light polls: every broker's role and term (28), and what each group's leader holds as consumer
+offsets (14). The second is written as `fetch`: an offset that once was answered and later is
+smaller went back, whoever was told. One request at a time per queue, so answers are in order.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from chaos.cluster.cluster import Cluster
-from chaos.cluster.probe import RemotingProbe, leader_of, replicas
+from chaos.cluster.probe import RemotingProbe, ReplicaView, leader_of, replicas
 from chaos.history.files import HistoryWriter
 
 PROCESS = "observer"
@@ -21,33 +23,34 @@ OFFSETS_EVERY_S = 0.5
 
 @dataclass(slots=True)
 class Watched:
-    """A group's consumption of a topic."""
+    """A consumer group's consumption of a topic, which has `queue_count` queues in each broker
+    group."""
 
     topic: str
     group: str
     queue_count: int
-    last: dict[int, int] = field(default_factory=dict)  # queue → offset last written
+    last: dict[tuple[str, int], int] = field(default_factory=dict)  # broker, queue → last written
 
 
 class Observer:
     """`async with Observer(…):` polls until left; its tasks end with it."""
 
     def __init__(
-        self, cluster: Cluster, history: HistoryWriter, watched: Watched | None = None
+        self, cluster: Cluster, history: HistoryWriter, watched: Sequence[Watched] = ()
     ) -> None:
         self._cluster = cluster
         self._history = history
-        self._watched = watched
+        self._watched = tuple(watched)
         self._probe = RemotingProbe()
         self._seen: set[tuple[str, int]] = set()
         self._tasks: list[asyncio.Task[None]] = []
-        self.leader_address: str | None = None
+        self.leaders: dict[str, str] = {}  # broker group → its leader's address, while one leads
 
     async def __aenter__(self) -> Observer:
         self._tasks.append(asyncio.create_task(self._watch_roles(), name="watch roles"))
-        if self._watched is not None:
+        for watched in self._watched:
             self._tasks.append(
-                asyncio.create_task(self._watch_offsets(self._watched), name="watch offsets")
+                asyncio.create_task(self._watch_offsets(watched), name="watch offsets")
             )
         return self
 
@@ -60,58 +63,60 @@ class Observer:
             if isinstance(result, Exception):
                 raise result
 
-    async def lag(self) -> int | None:
+    async def lag(self, watched: Watched) -> int | None:
         """Messages that the group has not committed yet; None while nobody can say."""
-        watched, address = self._watched, self.leader_address
-        if watched is None or address is None:
+        groups = self._cluster.state().groups
+        if any(group not in self.leaders for group in groups):
             return None
         lag = 0
-        for queue in range(watched.queue_count):
-            end = await self._probe.max_offset(address, watched.topic, queue)
-            if end is None:
-                return None
-            done = await self._probe.consumer_offset(address, watched.group, watched.topic, queue)
-            lag += end - (done or 0)
+        for address in (self.leaders[group] for group in groups):
+            for queue in range(watched.queue_count):
+                end = await self._probe.max_offset(address, watched.topic, queue)
+                if end is None:
+                    return None
+                done = await self._probe.consumer_offset(
+                    address, watched.group, watched.topic, queue
+                )
+                lag += end - (done or 0)
         return lag
 
     async def _watch_roles(self) -> None:
         state = self._cluster.state()
-        brokers = state.brokers
         while True:
-            views = await replicas(self._probe, brokers)
+            views = await replicas(self._probe, state.brokers)
             for view in views:
-                if view is not None and view.leads and (view.node, view.term) not in self._seen:
-                    self._seen.add((view.node, view.term))
-                    op = self._history.next_op()
-                    self._history.event(
-                        "ok",
-                        "leader",
-                        PROCESS,
-                        op,
-                        node=view.node,
-                        term=view.term,
-                        group=view.group,
-                    )
-            leader = leader_of(views, state.groups[0])
-            self.leader_address = next(
-                (n.address for n in brokers if leader is not None and n.name == leader.node), None
-            )
+                if view is not None and view.leads:
+                    self._led(view)
+            leading = {group: leader_of(views, group) for group in state.groups}
+            self.leaders = {
+                group: state.node(view.node).address
+                for group, view in leading.items()
+                if view is not None
+            }
             await asyncio.sleep(ROLES_EVERY_S)
+
+    def _led(self, view: ReplicaView) -> None:
+        if (view.node, view.term) in self._seen:
+            return
+        self._seen.add((view.node, view.term))
+        op = self._history.next_op()
+        self._history.event(
+            "ok", "leader", PROCESS, op, node=view.node, term=view.term, group=view.group
+        )
 
     async def _watch_offsets(self, watched: Watched) -> None:
         while True:
-            for queue in range(watched.queue_count):
-                address = self.leader_address
-                if address is None:
-                    break
-                await self._watch_offset(watched, queue, address)
+            for broker, address in list(self.leaders.items()):
+                for queue in range(watched.queue_count):
+                    await self._watch_offset(watched, broker, queue, address)
             await asyncio.sleep(OFFSETS_EVERY_S)
 
-    async def _watch_offset(self, watched: Watched, queue: int, address: str) -> None:
+    async def _watch_offset(self, watched: Watched, broker: str, queue: int, address: str) -> None:
+        invoked_ns = time.monotonic_ns()
         offset = await self._probe.consumer_offset(address, watched.group, watched.topic, queue)
-        if offset is None or watched.last.get(queue) == offset:
+        if offset is None or watched.last.get((broker, queue)) == offset:
             return
-        watched.last[queue] = offset
+        watched.last[broker, queue] = offset
         self._history.event(
             "ok",
             "fetch",
@@ -119,6 +124,8 @@ class Observer:
             self._history.next_op(),
             topic=watched.topic,
             group=watched.group,
+            broker=broker,
             queue=queue,
             offset=offset,
+            invoked_ns=invoked_ns,
         )

@@ -215,7 +215,7 @@ async def drain(
     deadline = time.monotonic() + timeout_s
     complete = False
     while not complete and time.monotonic() < deadline:
-        complete = await observer.lag() == 0
+        complete = await observer.lag(watched) == 0
         if not complete:
             await asyncio.sleep(POLL_S)
     _write_drain(history, watched.topic, watched.group, complete)

@@ -12,9 +12,13 @@ from click.testing import CliRunner
 from chaos.checks.suite import check_all
 from chaos.cli import main, operating_words
 from chaos.cluster.clusterfile import ClusterError
+from chaos.faults.catalogue import REGISTRY
 from chaos.history.events import Outcome
+from chaos.report.figures import load_of
 from chaos.report.page import write_report
 from chaos.report.series import BUCKETS_MAX, DOTS_PER_BUCKET, bucket_size, series_of
+from chaos.run.scenario import SCENARIOS
+from chaos.workloads.catalogue import WORKLOADS
 from tests.chaos.builder import HistoryBuilder, clean
 
 
@@ -37,9 +41,12 @@ def test_series_of_a_small_history() -> None:
     assert series.consumed.per_s == [4 / 0.05]
     assert series.latency.p50_ms == series.latency.p99_ms == [1.0]
     assert len(series.dots[Outcome.OK].ms) == DOTS_PER_BUCKET
-    (down,) = series.downtimes
-    assert (down.node, down.role) == ("n0", "leader")
-    assert down.from_s < down.to_s < series.end_s
+    (band,) = series.bands
+    assert (band.kind, band.nodes) == ("kill", "n0")
+    assert band.from_s < band.to_s < series.end_s
+    (strip,) = series.strips
+    assert strip.client == "producer-0"
+    assert strip.share == [4 / 5]  # the fifth ended unknown
     assert [(node, term) for _, node, term in series.leaders] == [("n0", 1), ("n1", 2)]
 
 
@@ -48,7 +55,7 @@ def test_node_that_never_came_back_is_down_to_the_end() -> None:
     builder.kill("n0")
     builder.sent("z", 0, 2)
     series = series_of(builder.build())
-    assert series.downtimes[0].to_s == series.end_s
+    assert series.bands[0].to_s == series.end_s
 
 
 @pytest.mark.parametrize("seconds", [0.0, 1.0, 20.1, 3600.0, 10.0**7])
@@ -64,7 +71,7 @@ def test_page_is_self_contained_and_says_everything(tmp_path: Path) -> None:
     write_report(history, check_all(history), path)
     text = path.read_text(encoding="utf-8")
     assert not re.search(r"<(script|link|img)[^>]+(src|href)=", text)  # nothing from elsewhere
-    for words in ("Chaos: failover", "seed 7", "mqchaos run &amp; more", "n0 killed"):
+    for words in ("Chaos: failover", "seed 7", "mqchaos run &amp; more", "kill n0"):
         assert words in text
     assert "n1 leads term 2" in text
     assert 'name="viewport"' in text
@@ -93,11 +100,45 @@ def test_report_command_judges_and_draws(tmp_path: Path) -> None:
     assert CliRunner().invoke(main, ["report", str(path), "-o", str(page)]).exit_code == 2
 
 
-def test_help_and_list() -> None:
+def test_lost_messages_are_listed_one_by_one(tmp_path: Path) -> None:
+    builder = clean()
+    builder.fault("disk-loss", "m0")
+    builder.sent("gone", 0, 2)
+    builder.sent("later", 0, 3)
+    builder.consumed(0, (3, "later"))
+    builder.drained()
+    lines = b"\n".join(map(orjson.dumps, builder.records)) + b"\n"
+    path = tmp_path / "h.jsonl"
+    path.write_bytes(lines)
+    page = tmp_path / "page.html"
+    result = CliRunner().invoke(main, ["report", str(path), "-o", str(page)])
+    assert result.exit_code == 1, result.output
+    assert "lost: gone acknowledged at" in result.output
+    assert "Acknowledged and lost: 1 messages" in page.read_text(encoding="utf-8")
+    verdict = orjson.loads((tmp_path / "verdict.json").read_bytes())
+    assert verdict["counts"]["lost"] == 1
+    assert [message["id"] for message in verdict["lost"]] == ["gone"]
+
+
+def test_latency_counts_from_when_a_send_was_due() -> None:
+    builder = HistoryBuilder()
+    op = builder.add(
+        "invoke", "send", "producer-0", id="a", topic="T", key="a", order="", seq=0, crc=1, due_ns=0
+    )
+    builder.ok(op, 0, 0)  # invoked at 1 ms, acknowledged at 2 ms, due at 0
+    load = load_of(builder.build())
+    assert load.latency_ms.p50 == load.latency_ms.max == 2.0
+    assert (load.sent, load.ok, load.fail, load.unknown) == (1, 1, 0, 0)
+
+
+def test_list_names_scenarios_faults_and_workloads() -> None:
     listed = CliRunner().invoke(main, ["list"]).output
-    assert [line.split()[0] for line in listed.splitlines()] == ["failover", "followers", "anybody"]
+    for word in (*SCENARIOS, *REGISTRY, *WORKLOADS):
+        assert word in listed
     assert "mqchaos run failover" in CliRunner().invoke(main, ["--help"]).output
-    assert CliRunner().invoke(main, ["run", "nonsense", "--dir", "x"]).exit_code == 2
+    refused = CliRunner().invoke(main, ["run", "nonsense", "--dir", "x"])
+    assert refused.exit_code == 2
+    assert "no scenario 'nonsense'" in refused.output
 
 
 def test_operating_errors_are_told_apart_from_bugs() -> None:

@@ -41,8 +41,36 @@ def test_kill_without_recovery_before_the_next_says_so() -> None:
     assert first.everybody_ms is None and first.worst_client_ms is None
     assert second.everybody_ms == 3.0
     figures = summary([first, second])
-    assert (figures["kills"], figures["recovered"]) == (2, 1)
+    assert (figures["faults"], figures["recovered"]) == (2, 1)
+    assert list(figures["kinds"]) == ["kill (leader)"]
     assert figures["everybody"] == {"count": 1, "p50_ms": 3.0, "p99_ms": 3.0, "max_ms": 3.0}
+
+
+def test_the_usual_rate_is_back_when_as_many_are_acknowledged_as_before() -> None:
+    builder = HistoryBuilder()
+    names = iter(range(10_000))
+    for _ in range(1000):  # 500 a second for two seconds
+        builder.sent(str(next(names)), 0, 0)
+    builder.fault("cut-node", "n0", heal=False)
+    builder.wait(0.3)
+    for _ in range(3):  # one client gets through now and then
+        builder.sent(str(next(names)), 0, 0)
+        builder.wait(0.2)
+    for _ in range(400):
+        builder.sent(str(next(names)), 0, 0)
+    (found,) = recoveries(builder.build())
+    assert found.everybody_ms is not None and 300 <= found.everybody_ms < 310
+    assert found.normal_ms is not None and 890 <= found.normal_ms < 930
+    assert (found.kind, found.node) == ("cut-node", "n0")
+
+
+def test_an_open_fault_without_load_before_has_no_usual_rate() -> None:
+    builder = HistoryBuilder()
+    builder.fault("pause", "n1")
+    builder.sent("a", 0, 0)
+    (found,) = recoveries(builder.build())
+    assert found.normal_ms is None
+    assert found.everybody_ms is not None
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import orjson
@@ -12,10 +13,14 @@ from click.testing import CliRunner
 from chaos.checks.verdict import Verdict
 from chaos.cli import main
 from chaos.cluster import cli as cluster_cli
-from chaos.cluster.clusterfile import load_state
+from chaos.cluster.clusterfile import ClusterError, load_state
 from chaos.cluster.process import state
+from chaos.cluster.topology import Shape
 from chaos.history.files import read_history
 from chaos.run.runner import RunConfig, run_scenario
+from chaos.workloads.base import Workload
+from chaos.workloads.catalogue import make_workloads
+from chaos.workloads.messages import LOG
 
 
 def assert_stopped(directory: Path) -> None:
@@ -23,36 +28,50 @@ def assert_stopped(directory: Path) -> None:
     assert {state(node.process) for node in nodes if node.process} == {"dead"}
 
 
+SMALL = {"mappedFileSizeCommitLog": str(8 * 1024 * 1024)}
+
+
+def small_load() -> list[Workload]:
+    return make_workloads(["log"], replace(LOG, rate_per_s=400, keys=50, window=64))
+
+
 async def test_leader_killed_under_load(tmp_path: Path) -> None:
     said: list[str] = []
     config = RunConfig(
-        "failover",
-        tmp_path,
-        seed=5,
-        kills=1,
-        minutes=3 / 60,
-        rate_per_s=400,
-        keys=50,
-        window=64,
-        settings={"mappedFileSizeCommitLog": str(8 * 1024 * 1024)},
+        "failover", tmp_path, small_load, seed=5, minutes=4 / 60, repeats=1, settings=SMALL
     )
     result = await run_scenario(config, "the command", said.append)
     assert result.verdict is Verdict.PASS, result.checks
-    assert result.tally.ok == result.tally.invoked > 1000
+    assert result.load.ok == result.load.sent > 1000
     (recovery,) = result.recoveries
-    assert recovery.role == "leader"
-    assert recovery.everybody_ms is not None and recovery.worst_client_ms is not None
-    assert [line for line in said if line.startswith("kill 1 of 1")]
+    assert (recovery.kind, recovery.role) == ("kill", "leader")
+    assert recovery.everybody_ms is not None
+    assert recovery.worst_client_ms is not None
+    assert "fault 1: kill:leader" in said
 
     history = read_history(result.history)
-    assert [fault.kind for fault in history.faults] == ["kill", "start"]
+    (fault,) = history.faults
+    assert fault.kind == "kill"
+    assert fault.invoked_ns < fault.done_ns < fault.healed_ns
     assert len({leader.term for leader in history.leaders}) >= 2
     assert history.drains[0].complete
     assert history.commits
+    (replicas,) = history.replicas
+    assert len(replicas.parts) == 3
     verdict = orjson.loads((tmp_path / "verdict.json").read_bytes())
     assert verdict["verdict"] == "pass"
-    assert verdict["recovery"]["recovered"] == 1
+    assert verdict["meta"]["mode"] == "raft"
+    assert verdict["faults"] == {"kill": 1}
+    assert verdict["lost"] == []
+    assert verdict["recovery"]["kinds"]["kill (leader)"]["recovered"] == 1
     assert "the command" in result.page.read_text(encoding="utf-8")
+    assert_stopped(tmp_path / "cluster")
+
+
+async def test_a_scenario_that_cannot_be_had_is_refused_with_its_reason(tmp_path: Path) -> None:
+    config = RunConfig("transfer", tmp_path, small_load, shape=Shape("single"), settings=SMALL)
+    with pytest.raises(ClusterError, match="nothing of this scenario can be done here: transfer"):
+        await run_scenario(config, "", lambda words: None)
     assert_stopped(tmp_path / "cluster")
 
 
@@ -66,11 +85,11 @@ def test_commands_against_a_cluster_that_runs_already(tmp_path: Path) -> None:
 
     try:
         cluster("up", "--set", f"mappedFileSizeCommitLog={8 * 1024 * 1024}")
-        words = ["run", "followers", "--dir", str(out), "--cluster", str(home), "--kills", "1"]
-        words += ["--minutes", "0.03", "--rate", "200", "--producers", "1", "--seed", "2"]
+        words = ["run", "followers", "--dir", str(out), "--cluster", str(home), "--repeats", "1"]
+        words += ["--minutes", "0.06", "--rate", "200", "--producers", "1", "--seed", "2"]
         result = CliRunner().invoke(main, words)
         assert result.exit_code == 0, result.output
-        assert re.search(r"kill 1 of 1: n\d \(follower\)", result.output)
+        assert re.search(r"kill -9 of n\d, started again", result.output)
         again = CliRunner().invoke(main, words)
         assert again.exit_code == 2 and "holds a history already" in again.output
         nodes = orjson.loads(cluster("status", "--json"))["nodes"]

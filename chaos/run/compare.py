@@ -1,0 +1,138 @@
+"""The same load and the same faults on several engines, one after the other; what each lost.
+
+Every engine gets its own new cluster, the same seed and the same plan; a fault that an engine
+cannot have is said in its row. Before any fault, its full speed is measured on a cluster of its
+own, without proxies and fault layer, by one closed-loop producer.
+
+A promise that an engine does not make is broken here all the same: `acked and lost` of ASYNC_FLUSH
+under power cuts of everybody is what that setting costs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from chaos.cluster.cluster import Cluster
+from chaos.cluster.clusterfile import ClusterError
+from chaos.cluster.topology import Shape
+from chaos.report.comparison import Candidate, comparison_page
+from chaos.run.runner import RunConfig, Say, Workloads, run_scenario
+from chaos.run.saturate import saturate
+from chaos.run.scenario import SLOT_S, find_scenario
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A row of the comparison."""
+
+    name: str
+    description: str
+    shape: Shape
+    settings: Mapping[str, str]
+
+
+SYNC, ASYNC = {"flushDiskType": "SYNC_FLUSH"}, {"flushDiskType": "ASYNC_FLUSH"}
+_ALL = (
+    Engine("raft-sync", "raft SYNC_FLUSH", Shape("raft"), SYNC),
+    Engine("raft-async", "raft ASYNC_FLUSH", Shape("raft"), ASYNC),
+    Engine("pysyncobj", "pysyncobj", Shape("pysyncobj"), ASYNC),
+    Engine("sync-master", "SYNC_MASTER", Shape("sync"), ASYNC),
+    Engine("async-master", "ASYNC_MASTER", Shape("async"), ASYNC),
+)
+ENGINES = {engine.name: engine for engine in _ALL}
+
+
+@dataclass(frozen=True, slots=True)
+class CompareConfig:
+    """`minutes` None: SLOT_S for each fault and repeat."""
+
+    directory: Path
+    engines: tuple[str, ...]
+    scenario: str
+    workloads: Workloads
+    seed: int
+    minutes: float | None
+    repeats: int
+    calm_s: float
+    settings: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What came of it."""
+
+    candidates: tuple[Candidate, ...]
+    page: Path
+
+
+async def compare_engines(config: CompareConfig, command: str, say: Say) -> Comparison:
+    """Run all of them. Raises ClusterError, ClientError, OSError."""
+    scenario = find_scenario(config.scenario)
+    page = config.directory / "comparison.html"
+    if page.exists():
+        raise ClusterError(f"{config.directory} holds a comparison already")
+    minutes = config.minutes
+    if minutes is None:
+        minutes = SLOT_S * len(scenario.wishes) * config.repeats / 60
+    candidates = []
+    for name in config.engines:
+        engine = ENGINES[name]
+        candidates.append(await _candidate(engine, config, minutes, command, say))
+        text = comparison_page(f"Compared under: {scenario.name}", command, candidates)
+        page.write_text(text, encoding="utf-8")
+    return Comparison(tuple(candidates), page)
+
+
+async def _candidate(
+    engine: Engine, config: CompareConfig, minutes: float, command: str, say: Say
+) -> Candidate:
+    directory = config.directory / engine.name
+    settings = dict(config.settings) | dict(engine.settings)
+
+    def tell(words: str) -> None:
+        say(f"{engine.name}: {words}")
+
+    calm_per_s = 0.0
+    if config.calm_s:
+        calm_per_s = await _calm(engine, settings, directory / "calm", config.calm_s, tell)
+    run = RunConfig(
+        config.scenario,
+        directory,
+        config.workloads,
+        config.seed,
+        minutes,
+        config.repeats,
+        engine.shape,
+        settings,
+    )
+    began_s = time.monotonic()
+    result = await run_scenario(run, command, tell)
+    tell(
+        f"{len(result.recoveries)} faults, {len(result.lost):,} acknowledged messages lost, "
+        f"{time.monotonic() - began_s:.0f} s"
+    )
+    return Candidate(engine.description, calm_per_s, result.data, result.recoveries, engine.name)
+
+
+async def _calm(
+    engine: Engine,
+    settings: Mapping[str, str],
+    directory: Path,
+    seconds: float,
+    say: Callable[[str], None],
+) -> float:
+    """Acknowledged sends a second, as fast as it goes, nothing being broken."""
+    cluster = Cluster(directory)
+    try:
+        await cluster.up(engine.shape, settings)
+        try:
+            found = await saturate(cluster.state().namesrv, seconds)
+        finally:
+            await cluster.down()
+    finally:
+        await cluster.close()
+    say(f"{found:,.0f} sends a second, nothing being broken")
+    return found

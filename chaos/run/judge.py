@@ -1,0 +1,120 @@
+"""From a written history to verdict.json and the page."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from chaos.checks.messages import BrokerDuplicates, Lost, RetryDuplicates
+from chaos.checks.metadata import MetadataBack
+from chaos.checks.offsets import OffsetsBack
+from chaos.checks.suite import suite_of
+from chaos.checks.verdict import Check, LostMessage, Verdict, merge
+from chaos.history.events import History
+from chaos.history.files import read_history
+from chaos.report.figures import Load, load_of
+from chaos.report.page import write_report
+from chaos.report.recovery import Recovery, inflicted, recoveries, summary
+
+WHOLE = "whole again after each fault"
+# Keys of verdict["counts"] → the checks whose offenders they count.
+COUNTED = {
+    "lost": (Lost.name,),
+    "duplicates": (BrokerDuplicates.name, RetryDuplicates.name),
+    "offsets_back": (OffsetsBack.name,),
+    "metadata_back": (MetadataBack.name,),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """What came of a run."""
+
+    verdict: Verdict
+    checks: tuple[Check, ...]
+    recoveries: list[Recovery]
+    load: Load
+    lost: tuple[LostMessage, ...]
+    skipped: tuple[str, ...]
+    history: Path
+    page: Path
+    data: dict[str, Any]  # what verdict.json holds
+
+
+def judge(
+    path: Path,
+    directory: Path,
+    say: Callable[[str], None],
+    *,
+    skipped: Sequence[str] = (),
+    stuck: Sequence[str] | None = None,
+    page: Path | None = None,
+) -> RunResult:
+    """Check the history at `path`; write verdict.json and report.html into `directory`.
+
+    `stuck`: after which faults the cluster did not become whole again; None: nobody looked.
+    Raises HistoryError, OSError."""
+    say("checking the history")
+    history = read_history(path)
+    suite = suite_of(history)
+    checks = suite.results()
+    if stuck is not None:
+        checks = (*checks, whole_check(history, stuck))
+    found = recoveries(history)
+    page = page or directory / "report.html"
+    write_report(history, checks, page)
+    load = load_of(history)
+    data = verdict_data(history, checks, found, load, suite.lost(), skipped)
+    text = orjson.dumps(data, option=orjson.OPT_INDENT_2)
+    (directory / "verdict.json").write_bytes(text)
+    return RunResult(
+        merge(checks), checks, found, load, suite.lost(), tuple(skipped), path, page, data
+    )
+
+
+def whole_check(history: History, stuck: Sequence[str]) -> Check:
+    """Did every heal bring the cluster back: a leader in each group, every replica up to date?"""
+    count = len(inflicted(history))
+    detail = f"{count} faults"
+    if stuck:
+        return Check(WHOLE, Verdict.FAIL, len(stuck), detail, tuple(stuck[:10]))
+    return Check(WHOLE, Verdict.PASS, 0, detail)
+
+
+def verdict_data(
+    history: History,
+    checks: Sequence[Check],
+    found: Sequence[Recovery],
+    load: Load,
+    lost: Sequence[LostMessage],
+    skipped: Sequence[str],
+) -> dict[str, Any]:
+    """verdict.json: plain data."""
+    counts = {check.name: check.count for check in checks}
+    return {
+        "verdict": merge(checks).value,
+        "meta": history.meta,
+        "load": load.plain(),
+        "counts": {
+            key: sum(counts.get(name, 0) for name in names) for key, names in COUNTED.items()
+        },
+        "checks": [
+            {
+                "name": check.name,
+                "verdict": check.verdict.value,
+                "count": check.count,
+                "detail": check.detail,
+                "examples": list(check.examples),
+            }
+            for check in checks
+        ],
+        "faults": Counter(fault.kind for fault in inflicted(history)),
+        "skipped": list(skipped),
+        "recovery": summary(found),
+        "lost": [asdict(message) for message in lost],
+    }

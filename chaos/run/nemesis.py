@@ -1,0 +1,121 @@
+"""Inflicts a plan: every fault at its time, healed at its end, the cluster whole before the next.
+
+A fault that cannot be done, and a cluster that does not become whole again, end nothing: they are
+noted and come into the verdict. Processes that ended by themselves are started again once the
+faults are healed, as an operator would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from chaos.cluster.clusterfile import ClusterError
+from chaos.cluster.process import state
+from chaos.cluster.whole import wait_whole
+from chaos.faults.base import Context, Fault, Planned
+from chaos.faults.catalogue import make
+
+HEAL_TRIES = 3
+WATCH_S = 0.25  # how often the load is asked whether it still runs
+
+
+@dataclass(slots=True)
+class Inflicted:
+    """What was done. `failed`: faults that could not be done or healed, in words; `stuck`: after
+    which faults the cluster was not whole in time, and why."""
+
+    done: int = 0
+    failed: list[str] = field(default_factory=list)
+    stuck: list[str] = field(default_factory=list)
+
+
+class Nemesis:
+    """See the module. `begin_s`: second 0 of the plan, on the monotonic clock."""
+
+    def __init__(self, context: Context, begin_s: float, whole_timeout_s: float = 60.0) -> None:
+        self._context = context
+        self._begin_s = begin_s
+        self._whole_timeout_s = whole_timeout_s
+        self.result = Inflicted()
+
+    async def inflict(self, plan: Sequence[Planned], check_load: Callable[[], None]) -> Inflicted:
+        """Inflict all of `plan`. `check_load` is asked now and then, and may raise."""
+        for number, together in enumerate(simultaneous(plan), 1):
+            late_s = max(0.0, time.monotonic() - self._at(together[0].at_s))
+            await self._sleep_until(self._at(together[0].at_s), check_load)
+            words = " + ".join(f"{planned.kind}:{planned.whom}" for planned in together)
+            self._context.say(f"fault {number}: {words}")
+            async with asyncio.TaskGroup() as group:
+                for planned in together:
+                    group.create_task(self._one(planned, late_s, check_load))
+            await self._make_whole(words)
+        return self.result
+
+    def _at(self, at_s: float) -> float:
+        return self._begin_s + at_s
+
+    async def _sleep_until(self, when_s: float, check_load: Callable[[], None]) -> None:
+        while (left_s := when_s - time.monotonic()) > 0:
+            check_load()
+            await asyncio.sleep(min(left_s, WATCH_S))
+
+    async def _one(self, planned: Planned, late_s: float, check_load: Callable[[], None]) -> None:
+        fault: Fault | None = None
+        try:
+            await self._sleep_until(self._at(planned.at_s) + late_s, check_load)
+            fault = make(planned, self._context)
+            await fault.inject()
+            self.result.done += 1
+            self._context.say(f"  {fault.describe()}")
+            await self._sleep_until(time.monotonic() + planned.for_s, check_load)
+        except ClusterError as error:
+            self.result.failed.append(f"{planned.kind}:{planned.whom}: {error}")
+            self._context.say(f"  not done: {error}")
+        finally:
+            if fault is not None:
+                await self._heal(planned, fault)
+
+    async def _heal(self, planned: Planned, fault: Fault) -> None:
+        for tried in range(1, HEAL_TRIES + 1):
+            try:
+                await fault.heal()
+                return
+            except ClusterError as error:
+                if tried == HEAL_TRIES:
+                    self.result.failed.append(f"{planned.kind}:{planned.whom}: {error}")
+                    self._context.say(f"  not healed: {error}")
+                await asyncio.sleep(WATCH_S)
+
+    async def _make_whole(self, words: str) -> None:
+        cluster = self._context.cluster
+        for node in cluster.state().nodes:
+            if node.process is None or state(node.process) != "dead":
+                continue
+            self._context.say(f"  {node.name} ended by itself; starting it")
+            try:
+                cluster.start(node.name)
+            except (ClusterError, OSError) as error:
+                self.result.failed.append(f"{node.name} cannot be started: {error}")
+        try:
+            await wait_whole(cluster, self._whole_timeout_s)
+        except ClusterError as error:
+            first = str(error).splitlines()[0]
+            self.result.stuck.append(f"after {words}: {first}")
+            self._context.say(f"  {first}")
+
+
+def simultaneous(plan: Sequence[Planned]) -> list[list[Planned]]:
+    """The plan in its order, faults that overlap in one list."""
+    groups: list[list[Planned]] = []
+    end_s = 0.0
+    for planned in sorted(plan, key=lambda planned: planned.at_s):
+        if groups and planned.at_s < end_s:
+            groups[-1].append(planned)
+        else:
+            groups.append([planned])
+            end_s = 0.0
+        end_s = max(end_s, planned.at_s + planned.for_s)
+    return groups

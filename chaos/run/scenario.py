@@ -1,0 +1,206 @@
+"""Scenarios: named lists of faults, and what a run of one is. Pure but for reading the catalogue.
+
+A scenario is a list of wishes as chaos.faults.catalogue writes them (`kill:leader`,
+`one-way-in:leader+kill:follower`); every round of a run inflicts each of them once, in an order
+drawn from the seed. A wish, or several separated by spaces, is a scenario of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from chaos.cluster.clusterfile import ClusterError, ClusterState
+from chaos.faults.base import Planned
+from chaos.faults.catalogue import parse_wish, unavailable
+from chaos.faults.plan import Want, plan
+
+SLOT_S = 8.0  # a fault, its heal and some calm: how many faults a run of given minutes gets
+MINUTES_MIN = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A kind of torment, by name."""
+
+    name: str
+    description: str
+    wishes: tuple[str, ...]
+
+    def wants(self) -> list[tuple[Want, ...]]:
+        """The wishes, parsed. Raises ClusterError."""
+        return [parse_wish(wish) for wish in self.wishes]
+
+    def needs(self) -> frozenset[str]:
+        """What the cluster must have for all of them ("links", "faultable", …)."""
+        return frozenset(n for parts in self.wants() for want in parts for n in want.kind.needs)
+
+
+_ALL = (
+    Scenario("failover", "kill -9 of the leader, again and again", ("kill:leader",)),
+    Scenario("followers", "kill -9 of followers: nobody should notice", ("kill:follower",)),
+    Scenario("anybody", "kill -9 of the leader or a follower", ("kill:leader", "kill:follower")),
+    Scenario(
+        "majority", "kill -9 of a majority: writes stop and nothing is lost", ("kill:majority",)
+    ),
+    Scenario("freeze", "processes frozen and let go on", ("pause:leader", "pause:follower")),
+    Scenario(
+        "planned",
+        "what an operator does: orderly ends, leadership handed over, rolling restarts",
+        ("term:leader", "transfer", "rolling-restart"),
+    ),
+    Scenario("restarts", "kill -9 of everybody at once", ("restart-all",)),
+    Scenario("isolation", "the leader cut off from everybody", ("cut-node:leader",)),
+    Scenario(
+        "partitions",
+        "every way to cut a network",
+        (
+            "cut-node:leader",
+            "cut-node:follower",
+            "cut-peers:leader",
+            "halves",
+            "bridge",
+            "one-way-in:leader",
+            "one-way-out:leader",
+            "clients-only:leader",
+            "answers-lost:leader",
+            "flapping:leader",
+            "swizzle",
+        ),
+    ),
+    Scenario(
+        "bad-network",
+        "slow, late and broken links",
+        (
+            "delay:leader",
+            "delay:follower",
+            "delay:clients",
+            "slow-link:leader",
+            "connection-loss:leader",
+            "reset:leader",
+            "refuse:leader",
+        ),
+    ),
+    Scenario(
+        "disks",
+        "disks that are full, slow or broken",
+        (
+            "disk-full:leader",
+            "eio-write:leader",
+            "eio-sync:leader",
+            "eio-sync:follower",
+            "slow-fsync:leader",
+            "stalled-fsync:leader",
+        ),
+    ),
+    Scenario(
+        "power",
+        "power cuts: what was not fsynced is gone",
+        ("power-cut:leader", "power-cut:minority", "power-cut:all"),
+    ),
+    Scenario(
+        "damage",
+        "files damaged while their node is down, and disks lost",
+        (
+            "torn-tail:follower",
+            "flip-header:follower",
+            "flip-payload:follower",
+            "flip-queue:follower",
+            "flip-index:follower",
+            "flip-vote:follower",
+            "flip-vote-slot:follower",
+            "flip-checkpoint:follower",
+            "flip-config:follower",
+            "lost-segment:follower",
+            "lost-queue:follower",
+            "lost-vote:follower",
+            "disk-loss:follower",
+            "disk-loss:leader",
+        ),
+    ),
+    Scenario(
+        "clocks",
+        "wall clocks that jump",
+        ("clock-forward:leader", "clock-back:leader", "clock-strobe:leader", "clock-month:all"),
+    ),
+    Scenario(
+        "names",
+        "name servers down, alone and while a leader dies",
+        ("namesrv-down:namesrvs", "namesrv-pause:namesrvs", "namesrv-down:namesrvs+kill:leader"),
+    ),
+    Scenario(
+        "compare",
+        "what tells engines apart",
+        (
+            "kill:leader",
+            "kill:follower",
+            "pause:leader",
+            "cut-node:leader",
+            "restart-all",
+            "power-cut:all",
+            "disk-loss:leader",
+        ),
+    ),
+    Scenario(
+        "mixed",
+        "one of each family, and two at once",
+        (
+            "kill:leader",
+            "pause:leader",
+            "cut-node:leader",
+            "restart-all",
+            "stalled-fsync:leader",
+            "power-cut:all",
+            "disk-loss:leader",
+            "delay:follower+kill:leader",
+        ),
+    ),
+)
+SCENARIOS: dict[str, Scenario] = {scenario.name: scenario for scenario in _ALL}
+
+
+def find_scenario(text: str) -> Scenario:
+    """A scenario by name, or wishes separated by spaces. Raises ClusterError."""
+    found = SCENARIOS.get(text)
+    if found is not None:
+        return found
+    wishes = tuple(text.split())
+    try:
+        for wish in wishes:
+            parse_wish(wish)
+    except ClusterError as error:
+        names = ", ".join(SCENARIOS)
+        raise ClusterError(f"no scenario {text!r} (there are {names}), and {error}") from None
+    if not wishes:
+        raise ClusterError("a scenario needs a name or a fault")
+    return Scenario(text, "faults by name", wishes)
+
+
+def split_available(
+    scenario: Scenario, state: ClusterState
+) -> tuple[list[tuple[Want, ...]], list[str]]:
+    """The wishes that this cluster on this machine can have, and why the others cannot be."""
+    can, cannot = [], []
+    for wish, parts in zip(scenario.wishes, scenario.wants(), strict=True):
+        reasons = [r for want in parts if (r := unavailable(want.kind, state)) is not None]
+        if reasons:
+            cannot.append(f"{wish}: {reasons[0]}")
+        else:
+            can.append(parts)
+    return can, cannot
+
+
+def make_plan(
+    seed: int, wants: Sequence[Sequence[Want]], minutes: float, repeats: int | None
+) -> tuple[Planned, ...]:
+    """The faults of a run. `repeats` None: as many rounds as `minutes` hold, at least one.
+
+    Raises ClusterError if the time is too short for a wish's own duration."""
+    if not wants:
+        return ()
+    seconds = minutes * 60
+    rounds = repeats if repeats is not None else max(1, int(seconds / SLOT_S / len(wants)))
+    try:
+        return plan(seed, wants, seconds, rounds)
+    except ValueError as error:
+        raise ClusterError(str(error)) from error

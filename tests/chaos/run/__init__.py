@@ -1,0 +1,1 @@
+"""Runs: scenarios, the nemesis, comparison, watching."""

@@ -1,0 +1,73 @@
+"""The nemesis over doubles: what fails is noted, everything is healed, a broken load ends it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from chaos.cluster.cluster import Cluster
+from chaos.faults.base import Context, Planned
+from chaos.history.files import HistoryWriter, read_history
+from chaos.run.nemesis import Nemesis
+from tests.chaos.doubles import AgreeingProbe, Programs
+
+
+@pytest.fixture
+async def context(tmp_path: Path) -> AsyncIterator[Context]:
+    cluster = Cluster(tmp_path / "c", AgreeingProbe(), Programs())
+    await cluster.up()
+    with HistoryWriter(tmp_path / "history.jsonl") as history:
+        yield Context(cluster, history)
+    await cluster.down(timeout_s=5)
+
+
+def planned(number: int, kind: str, whom: str, at_s: float = 0.0, for_s: float = 0.05) -> Planned:
+    return Planned(number, at_s, for_s, kind, whom, 0.0)
+
+
+async def test_what_cannot_be_done_is_noted_and_the_rest_goes_on(context: Context) -> None:
+    nemesis = Nemesis(context, 0.0)
+    plan = [
+        planned(1, "kill", "n7"),  # there is no such node
+        planned(2, "pause", "n1", 1.0),
+        planned(3, "kill", "n2", 1.0),  # together with the second
+    ]
+    result = await nemesis.inflict(plan, lambda: None)
+    assert result.done == 2
+    (failed,) = result.failed
+    assert failed.startswith("kill:n7: ")
+    assert result.stuck == []
+    context.history.flush()
+    faults = read_history(context.history.path).faults
+    assert sorted(fault.kind for fault in faults) == ["kill", "pause"]
+    assert all(fault.healed_ns > fault.done_ns for fault in faults)
+    assert all(status.state == "running" for status in await context.cluster.status())
+
+
+async def test_a_load_that_breaks_ends_the_run_and_everything_is_healed(context: Context) -> None:
+    asked = 0
+
+    def check_load() -> None:
+        nonlocal asked
+        asked += 1
+        if asked > 2:
+            raise ZeroDivisionError("the load broke")
+
+    plan = [planned(1, "pause", "n0", for_s=600.0)]
+    with pytest.raises(ExceptionGroup) as caught:
+        await Nemesis(context, 0.0).inflict(plan, check_load)
+    assert isinstance(caught.value.exceptions[0], ZeroDivisionError)
+    assert all(status.state == "running" for status in await context.cluster.status())
+
+
+async def test_a_cluster_that_does_not_become_whole_is_said(context: Context) -> None:
+    probe = AgreeingProbe()
+    probe.silent = {"n1"}
+    cluster = Cluster(context.cluster.directory, probe, Programs())
+    lame = Context(cluster, context.history)
+    nemesis = Nemesis(lame, 0.0, whole_timeout_s=0.2)
+    result = await nemesis.inflict([planned(1, "kill", "n2")], lambda: None)
+    (words,) = result.stuck
+    assert words.startswith("after kill:n2: not whole after 0.2 s")

@@ -1,0 +1,65 @@
+"""Scenarios are data: every one parses, plans, and says what a cluster cannot have."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from chaos.cluster.clusterfile import ClusterError, ClusterState
+from chaos.cluster.topology import Shape, plan, ports_needed
+from chaos.run.nemesis import simultaneous
+from chaos.run.scenario import SCENARIOS, find_scenario, make_plan, split_available
+
+
+def state_of(shape: Shape) -> ClusterState:
+    ports = range(20_000, 20_000 + 4 * ports_needed(shape), 4)
+    return plan(shape, {}, "127.0.0.1", ports)
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_a_raft_cluster_can_have_every_scenario(name: str) -> None:
+    scenario = find_scenario(name)
+    can, cannot = split_available(scenario, state_of(Shape("raft", links=True, faultable=True)))
+    assert len(can) == len(scenario.wishes)
+    assert cannot == []
+    found = make_plan(7, can, 5.0, 2)
+    assert found == make_plan(7, can, 5.0, 2)
+    assert len(found) == 2 * sum(len(parts) for parts in can)
+    assert found != make_plan(8, can, 5.0, 2)
+
+
+def test_what_a_mode_cannot_have_is_said() -> None:
+    state = state_of(Shape("pysyncobj", links=True, faultable=True))
+    can, cannot = split_available(find_scenario("planned"), state)
+    assert len(can) == 2
+    assert len(cannot) == 1
+    assert cannot[0].startswith("transfer: ")
+
+
+def test_faults_by_name_are_a_scenario() -> None:
+    found = find_scenario("kill:leader delay:follower+pause:leader")
+    assert [len(parts) for parts in found.wants()] == [1, 2]
+    assert found.needs() == {"links"}
+
+
+@pytest.mark.parametrize("text", ["nonsense", "kill:leader nonsense", "kill,for=soon", " "])
+def test_what_is_no_scenario_is_refused_with_words(text: str) -> None:
+    with pytest.raises(ClusterError):
+        find_scenario(text)
+
+
+def test_as_many_rounds_as_the_time_holds_but_at_least_one() -> None:
+    wants = find_scenario("failover").wants()
+    assert len(make_plan(1, wants, 1.0, None)) == 7
+    assert len(make_plan(1, wants, 0.05, None)) == 1
+    with pytest.raises(ClusterError, match="does not fit"):
+        make_plan(1, find_scenario("pause:leader,for=30").wants(), 0.1, 1)
+
+
+def test_faults_that_overlap_are_inflicted_together() -> None:
+    wants = find_scenario("kill:leader delay:follower,for=3+pause:leader").wants()
+    groups = simultaneous(make_plan(3, wants, 1.0, 2))
+    assert sorted(len(group) for group in groups) == [1, 1, 2, 2]
+    for before, after in pairwise(groups):
+        assert max(p.at_s + p.for_s for p in before) <= min(p.at_s for p in after)

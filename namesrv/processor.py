@@ -139,6 +139,7 @@ class NameServerProcessor:
             topics=topics,
             # A delta that names no base builds on nothing we can have: it needs the full table.
             delta_base=(header.delta_base or DataVersion(-1)) if header.topic_delta else None,
+            whole=header.topic_delta is not None,
             term=header.raft_term or 0,
             timeout_ms=_timeout(header.heartbeat_timeout_ms) or EXPIRY_MS,
             channel=connection,

@@ -18,6 +18,9 @@ Rules of registration (103):
   equals the new one, it is a repetition and nothing is done. Otherwise liveness and ids count, the
   topics do not, and the answer says `need_full`: the broker sends the full table. Sending full
   tables always is correct, too.
+- An Apache broker of version 5 sends its whole table and, when a topic was made, that one alone,
+  and does not say which it is. Its topics are added and changed, never dropped, as at Apache's;
+  and no version is kept for it, so that it is asked for the whole table again and again.
 
 Liveness: a broker that says nothing for its time-out (120 s unless it names another) is dropped by
 `expire`; at once when the channel it last spoke on closes, an older channel's end means nothing.
@@ -71,6 +74,7 @@ class Registration:
     version: DataVersion = NO_VERSION
     topics: Iterable[TopicConfig] | None = None
     delta_base: DataVersion | None = None  # the topics are a delta on this version
+    whole: bool = True  # False, and no delta: the topics may be all there are, or some
     term: int = 0  # 0: not a Raft group
     timeout_ms: int = EXPIRY_MS
     channel: Hashable = None
@@ -159,7 +163,9 @@ class RouteTable:
         group = self._groups[claim.broker_name]
         need_full = False
         if topics is not None and (claim.broker_id == LEADER_ID or group.version is None):
-            if claim.delta_base is None:
+            if not claim.whole:
+                changed |= self._put_topics(group, topics)
+            elif claim.delta_base is None:
                 changed |= self._replace_topics(group, topics)
                 self._stamp(group, claim)
             elif claim.delta_base == group.version:

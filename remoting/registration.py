@@ -127,7 +127,7 @@ class RegisterBrokerHeader(NamedTuple):
     heartbeat_timeout_ms: int | None = None
     raft_term: int | None = None
     raft_role: str | None = None
-    topic_delta: bool = False
+    topic_delta: bool | None = False  # None: an Apache broker does not say; it may be either
     delta_base: DataVersion | None = None
 
     @classmethod
@@ -144,7 +144,7 @@ class RegisterBrokerHeader(NamedTuple):
             integer_or_none(ext, "heartbeatTimeoutMillis"),
             integer_or_none(ext, "raftTerm"),
             text_or_none(ext, "raftRole"),
-            boolean_or(ext, "topicDelta", False),
+            boolean_or(ext, "topicDelta", False) if ext and "topicDelta" in ext else None,
             DataVersion.decode(base.encode()) if base else None,
         )
 
@@ -164,8 +164,8 @@ class RegisterBrokerHeader(NamedTuple):
             ext["raftTerm"] = str(self.raft_term)
         if self.raft_role is not None:
             ext["raftRole"] = self.raft_role
-        if self.topic_delta:
-            ext["topicDelta"] = "true"
+        if self.topic_delta is not None:
+            ext["topicDelta"] = from_boolean(self.topic_delta)
         if self.delta_base is not None:
             ext["topicDeltaBase"] = self.delta_base.encode().decode()
         return ext

@@ -339,6 +339,19 @@ def test_a_new_leader_may_go_on_with_deltas() -> None:
     assert names(table) == ["A", "B", "C"]
 
 
+def test_one_topic_of_an_apache_broker_is_not_all_it_has() -> None:
+    """It registers a topic just made alone, and its whole table without saying so."""
+    table = RouteTable()
+    table.register(claim(N0, 0, 0, topics=[topic("A"), topic("B")], whole=False), 0)
+    table.register(claim(N0, 0, 0, version=V2, topics=[topic("C")], whole=False), 1)
+    assert names(table) == ["A", "B", "C"]
+    assert table.wants_topics("g", N0, 0, V2)  # what comes next may tell more
+    table.register(claim(N0, 0, 0, version=V2, topics=[topic("A", 16)], whole=False), 2)
+    queues = table.queues("A")
+    assert queues is not None
+    assert queues["g"].write_queue_count == 16
+
+
 def test_topics_deleted_by_hand() -> None:
     table = group_of_three()
     table.register(claim("10.0.1.1:1", 0, broker_name="h", cluster="d"), 0)

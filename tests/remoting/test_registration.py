@@ -133,6 +133,8 @@ def test_the_headers() -> None:
         "b", "127.0.0.1:10911", "c", "127.0.0.1:10912", 2, True, 5, 9000, 7, "leader", True, VERSION
     )
     assert RegisterBrokerHeader.parse(header.to_ext()) == header
+    apache = {k: v for k, v in header.to_ext().items() if k not in ("topicDelta", "topicDeltaBase")}
+    assert RegisterBrokerHeader.parse(apache).topic_delta is None
     plain = RegisterBrokerHeader("b", "127.0.0.1:10911", "c", "", 0)
     assert RegisterBrokerHeader.parse(plain.to_ext()) == plain
     assert BrokerHeader.parse(plain.to_ext()) == BrokerHeader("b", "127.0.0.1:10911", "c", 0)

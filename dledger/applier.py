@@ -2,7 +2,7 @@
 
 Frames come from the log's cache, or from the file when there is much to catch up with. A long
 tail is applied in batches bounded in bytes, one per turn of the loop, so that heartbeats and
-votes are answered in between.
+votes are answered in between. At a damaged frame it waits until that is mended.
 
 `Application` is what the broker implements.
 """
@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from dledger.errors import FrameDamaged
 from dledger.log import RaftLog
 from dledger.messages import RoleEvent
 from dledger.proposals import Proposals
@@ -80,6 +81,11 @@ class Applier:
         """Begin behind what the application has."""
         self.applied_index = self._application.applied_index
 
+    def resume(self) -> None:
+        """A damaged frame was mended: go on if it was the one that is next."""
+        if self._later is None and self.applied_index < self._commit_index:
+            self._later = asyncio.get_running_loop().call_soon(self._continue)
+
     def stop(self) -> None:
         if self._later is not None:
             self._later.cancel()
@@ -92,7 +98,12 @@ class Applier:
             self._apply_batch()
 
     def _apply_batch(self) -> None:
-        frames = self._log.frames(self.applied_index + 1, self._commit_index, self._batch_bytes_max)
+        try:
+            frames = self._log.frames(
+                self.applied_index + 1, self._commit_index, self._batch_bytes_max
+            )
+        except FrameDamaged:
+            return  # `resume` when it is mended; nothing behind it can be applied before it
         assert frames, (self.applied_index, self._commit_index)
         assert frames[0].index == self.applied_index + 1, (frames[0], self.applied_index)
         proposals = self._proposals

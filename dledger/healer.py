@@ -19,6 +19,7 @@ import logging
 import secrets
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Executor
+from functools import partial
 from typing import TypeVar
 
 from dledger.errors import FrameDamaged
@@ -91,6 +92,7 @@ class Healer:
         self._regions = 0
         self._syncing: set[asyncio.Future[None]] = set()
         self._stopping = False
+        self._failure: BaseException | None = None
 
     # -- before the core runs -------------------------------------------------------------------
 
@@ -123,7 +125,7 @@ class Healer:
                 break
             frames, proven = verdict.frames, verdict.proven
             followed = frames[-1].index + 1
-            wanted = await self._in_pool(lambda f=frames, p=proven: self._log.mend(f, p))  # type: ignore[misc]
+            wanted = await self._in_pool(partial(self._log.mend, frames, proven))
         self._wanted = None
         log.warning(
             "repair_done node=%s regions=%d frames=%d bytes=%d last=%d",
@@ -133,6 +135,12 @@ class Healer:
             self._start.patched_bytes,
             self._log.last_index,
         )
+
+    def abandon(self, error: BaseException) -> None:
+        """There is no use in waiting: `recover` shall raise this."""
+        self._failure = error
+        if self._verdict is not None and not self._verdict.done():
+            self._verdict.set_exception(error)
 
     def _note_region(self, wanted: Wanted) -> None:
         self._regions += 1
@@ -149,6 +157,8 @@ class Healer:
         repair = self._start
         repair.begin(wanted, self._clock_ms())
         while True:
+            if self._failure is not None:
+                raise self._failure
             verdict: asyncio.Future[Patch | GiveUp] = asyncio.get_running_loop().create_future()
             self._verdict = verdict
             for request in repair.requests():

@@ -35,6 +35,7 @@ from store.recovery import FrameHeader, FrameRecovery
 
 CACHE_BYTES_MAX = 64 << 20
 READ_BYTES_MAX = 4 << 20  # one read of the file; a larger single frame is read alone
+_NO_CACHE = 1 << 62  # above every index: while the log is not open, the file is read
 _TRIM = struct.Struct(">qqq")  # first index, term of the frame before it, where the log begins
 
 
@@ -104,6 +105,7 @@ class RaftLog:
         elif log.segments() or log.durable_hint:
             log.restore_front(start)
         self.index = LogIndex(self._first, self._previous_term, log.min_offset)
+        self._cache_first = _NO_CACHE
         self._recovery = FrameRecovery(log, 0, self._add, self._first)
         self._recovery.run()
         return self._recovered()

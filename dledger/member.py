@@ -22,13 +22,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 from dledger.applier import Application, Applier
 from dledger.core import RaftCore
-from dledger.errors import NotLeader, RaftError, StateTooOld
+from dledger.errors import FrameDamaged, NotLeader, RaftError, StateTooOld
 from dledger.flusher import FlushMode, LogFlusher
+from dledger.healer import Healer
 from dledger.health import DiskHealth
 from dledger.log import RaftLog
 from dledger.messages import (
     AppendOrder,
-    Message,
+    HardState,
     NodeId,
     Outgoing,
     Ready,
@@ -41,12 +42,13 @@ from dledger.promises import Promises
 from dledger.proposals import Proposals
 from dledger.proposer import Proposer
 from dledger.reads import Reads
+from dledger.repair import RepairRequest, RepairResponse, Standing, standing_of
 from dledger.saver import HardStateSaver
 from dledger.settings import MemberConfig
 from dledger.slots import SlotFile
 from dledger.state import Random
-from dledger.status import status_of
-from dledger.wire import encode_append, encode_message
+from dledger.status import repairing_status, status_of
+from dledger.wire import PeerMessage, encode_append, encode_message
 from dledger.writer import FrameWriter
 from store.commitlog import CommitLog
 from store.disk import Disk
@@ -55,6 +57,7 @@ log = logging.getLogger("dledger.member")
 
 TICK_MS = 10  # < a seventh of a heartbeat: what a deadline may be late by
 HOUSEKEEPING_MS = 500
+HEALING_MS = 50  # between looks at what damage there is, and at what the scrubber may do
 HAND_OVER_MS = 20  # for a last word to reach the socket before the connections are cut
 FRAMES_KEEP_BUSY = 2  # one being written by the peers, one on its way to them
 
@@ -95,6 +98,17 @@ class RaftMember:
         trim = SlotFile(disk, f"{config.directory}/trim")
         self.log = RaftLog(commitlog, trim, config.log_cache_bytes_max)
         self._writer = FrameWriter(self.log)
+        self._healer = Healer(
+            config,
+            disk,
+            self.log,
+            clock_ms,
+            send=self._send_repair,
+            standing=self._standing,
+            on_mended=self._on_mended,
+            on_failed=lambda reason, error: self._fail(reason, error, disk=True),
+        )
+        self._healing_due_ms = 0.0
         self._flusher = LogFlusher(
             self.log, config.flush, config.flush_interval_ms, self._on_durable, self._on_sync_failed
         )
@@ -110,6 +124,8 @@ class RaftMember:
         self._links = PeerLinks(
             config.node_id, config.group, config.peers, self, rng, config.links, listen_socket
         )
+        self._linked = False  # listens and dials
+        self._has_core = False  # the log is whole
         self._running = False
         self._pumping = False
         self._commit_due = 0  # committed, to be applied; 0: nothing
@@ -126,12 +142,12 @@ class RaftMember:
     # -- life ---------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Recover, listen, dial, and take part. Raises StoreDamaged, StateTooOld, OSError; call
-        `stop` then, too."""
+        """Recover, listen, dial, and take part. While the log is damaged this waits for the peers
+        (`status` says what for). Raises StoreDamaged, StateTooOld, OSError; call `stop` then, too,
+        and when it is cancelled."""
         loop = asyncio.get_running_loop()
         self._housekeeper = ThreadPoolExecutor(1, thread_name_prefix="raft-housekeeping")
-        await loop.run_in_executor(self._housekeeper, self.log.open)
-        hard_state = self._promises.open(self.log.last_index == 0)
+        hard_state = await self._recover(self._housekeeper)
         if self._promises.recovering is not None:
             log.warning(
                 "recovering node=%s reason=%s", self.config.node_id, self._promises.recovering
@@ -163,13 +179,30 @@ class RaftMember:
             self._wall_ms,
             config.frames_in_flight_max,
         )
-        self._running = True
+        self._running = self._has_core = True
         self._flusher.start()
-        await self._links.start()
+        self._healer.start(self._housekeeper)
+        await self._open_links()
         self._timer = loop.call_later(TICK_MS / 1000, self._tick)
         if self.core.commit_index > self._applier.applied_index:
             self._applier.advance(self.core.commit_index)
         self._pump()
+
+    async def _recover(self, pool: ThreadPoolExecutor) -> HardState:
+        """Open the log, mended if need be, and what was promised."""
+        given_up: list[HardState] = []
+
+        def give_up(reason: str) -> None:
+            self.start_recovering(reason)
+            given_up.append(self._promises.open(False))
+
+        await self._healer.recover(pool, self._open_links, give_up)
+        return given_up[0] if given_up else self._promises.open(self.log.last_index == 0)
+
+    async def _open_links(self) -> None:
+        if not self._linked:
+            self._linked = True
+            await self._links.start()
 
     async def stop(self) -> None:
         """Hand leadership over if there is somebody to take it, then close everything."""
@@ -183,6 +216,7 @@ class RaftMember:
         self._proposals.close("the node stops")
         self._reads.close()
         await self._links.stop()
+        await self._healer.stop()
         await self._saver.stop()
         await self._flusher.stop()
         if self._preparing is not None:
@@ -290,6 +324,10 @@ class RaftMember:
 
     def status(self) -> dict[str, object]:
         """This node's own view, for the admin API and the runtime info."""
+        config = self.config
+        if not self._has_core:
+            healing = self._healer.status()
+            return repairing_status(config, self.log, self._links, self.failure, healing)
         return status_of(
             self.config.group,
             self.config.flush.value,
@@ -302,22 +340,48 @@ class RaftMember:
             self.failure,
             self._promises.recovering,
             self._health,
+            self._healer.status(),
         )
 
     # -- what happens (LinkHandler, timer, threads) -------------------------------------------
 
-    def on_messages(self, messages: list[Message]) -> None:
+    def on_messages(self, messages: list[PeerMessage]) -> None:
         if not self._running:
+            if self.failure is None:
+                self._on_early_messages(messages)
             return
         now_ms = self._clock_ms()
         step = self.core.step
         try:
             for message in messages:
-                step(message, now_ms)
+                if isinstance(message, RepairRequest | RepairResponse):
+                    self._healer.on_message(message)
+                else:
+                    step(message, now_ms)
         except Exception as error:  # ring boundary: a broken promise stops the node
             self._fail("a message broke an invariant", error)
             return
         self._pump()
+
+    def _on_early_messages(self, messages: list[PeerMessage]) -> None:
+        """While the log is mended nobody votes here, and nothing is acknowledged."""
+        try:
+            for message in messages:
+                if isinstance(message, RepairRequest | RepairResponse):
+                    self._healer.on_message(message)
+        except Exception as error:  # ring boundary: a broken promise stops the node
+            self._fail("a message broke an invariant", error)
+
+    def _send_repair(self, message: RepairRequest | RepairResponse) -> None:
+        self._links.send(message.to, encode_message(message), droppable=True)
+
+    def _standing(self) -> tuple[Standing, int]:
+        core = self.core
+        return standing_of(core.role, core.leader_ready, core.whole), core.commit_index
+
+    def _on_mended(self) -> None:
+        """A frame that was damaged can be read again: somebody may wait for it."""
+        self._applier.resume()
 
     def on_opened(self, peer: NodeId) -> None:
         log.info("peer_opened node=%s peer=%s", self.config.node_id, peer)
@@ -341,6 +405,9 @@ class RaftMember:
         self._look_at_disk(now_ms)
         if now_ms >= core.next_deadline_ms:
             core.tick(now_ms)
+        if now_ms >= self._healing_due_ms:
+            self._healing_due_ms = now_ms + HEALING_MS
+            self._healer.tick(now_ms, busy=self._flusher.stalled_ms(now_ms) > 2 * TICK_MS)
         if now_ms >= self._housekeeping_due_ms:
             self._housekeeping_due_ms = now_ms + HOUSEKEEPING_MS
             self._keep_house(now_ms)
@@ -515,13 +582,11 @@ class RaftMember:
                 m = message
                 if m.last_index > self.log.last_index:
                     continue  # no room for it here (writer.py); as if it had been lost
-                buffers = encode_append(
-                    m.term,
-                    m.prev_index,
-                    m.prev_term,
-                    m.commit_index,
-                    self.log.frames(m.first_index, m.last_index),
-                )
+                try:
+                    sent = self.log.frames(m.first_index, m.last_index)
+                except FrameDamaged:
+                    continue  # the same: it is sent again, by then it may be mended
+                buffers = encode_append(m.term, m.prev_index, m.prev_term, m.commit_index, sent)
                 frames.setdefault(m.to, []).extend(buffers)
             else:
                 control.setdefault(message.to, []).extend(encode_message(message))
@@ -581,6 +646,9 @@ class RaftMember:
         if self.failure is not None:
             return
         self.failure = f"{reason}: {error!r}"
+        if not self._has_core:
+            self._healer.abandon(error)  # and `start` raises it
+            return
         if disk:
             self._health.failed(self.failure)
         log.critical("member_failed node=%s", self.config.node_id, exc_info=error)

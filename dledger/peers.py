@@ -18,12 +18,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
-from dledger.messages import Message, NodeId
+from dledger.messages import NodeId
 from dledger.wire import (
     MESSAGE_SIZE_BYTES_MAX,
     Hello,
     HelloAnswer,
     MessageReader,
+    PeerMessage,
     WireError,
     decode_answer,
     decode_hello,
@@ -85,7 +86,7 @@ class LinkConfig:
 class LinkHandler(Protocol):
     """What the links report. Called on the loop, directly from the connection's callbacks."""
 
-    def on_messages(self, messages: list[Message]) -> None:
+    def on_messages(self, messages: list[PeerMessage]) -> None:
         """All messages that one read brought, in order, all from one peer."""
 
     def on_opened(self, peer: NodeId) -> None:

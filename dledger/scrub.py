@@ -20,7 +20,7 @@ from errno import EIO
 from dledger.log import RaftLog
 from store.commitlog import SegmentHold
 from store.frame import HEADER, HEADER_SIZE_BYTES, FrameError, parse_frame
-from store.record import BLANK, BLANK_SIZE_BYTES, MAGIC_BLANK
+from store.record import BLANK, MAGIC_BLANK
 
 STEP_BYTES = 256 << 10  # some milliseconds of checking; a larger single frame is one step
 BUSY_STEPS = 10
@@ -28,17 +28,21 @@ BUSY_STEPS = 10
 
 @dataclass(frozen=True, slots=True)
 class ScrubStep:
-    """Frames first.. of one segment: (term, position, size) of each, and where a blank record
-    should stand behind them (-1: nowhere)."""
+    """Frames first.. of one segment: (term, position, size) of each, and the blank record that
+    should stand behind them (b"": none)."""
 
     first: int
     frames: tuple[tuple[int, int, int], ...]
-    blank_at: int
+    blank: bytes
     hold: SegmentHold
 
     @property
+    def end(self) -> int:
+        return self.frames[-1][1] + self.frames[-1][2]
+
+    @property
     def size_bytes(self) -> int:
-        return self.frames[-1][1] + self.frames[-1][2] - self.frames[0][1]
+        return self.end - self.frames[0][1]
 
 
 def next_step(log: RaftLog, first: int) -> ScrubStep | None:
@@ -54,9 +58,9 @@ def next_step(log: RaftLog, first: int) -> ScrubStep | None:
         (index.term_at(at), index.position_of(at), index.size_of(at))
         for at in range(first, last + 1)
     )
-    end = index.end_of(last)
-    closed = last < log.durable_index and index.position_of(last + 1) != end
-    return ScrubStep(first, frames, end if closed else -1, log.commitlog.hold(start))
+    gap = index.position_of(last + 1) - index.end_of(last) if last < log.durable_index else 0
+    blank = BLANK.pack(gap, MAGIC_BLANK) if gap else b""
+    return ScrubStep(first, frames, blank, log.commitlog.hold(start))
 
 
 def run_step(step: ScrubStep) -> tuple[list[int], bool]:
@@ -66,10 +70,7 @@ def run_step(step: ScrubStep) -> tuple[list[int], bool]:
     for index, (term, position, size) in enumerate(step.frames, step.first):
         if not _is_whole(_read(step.hold, position, size), index, term, position):
             bad.append(index)
-    if step.blank_at < 0:
-        return bad, True
-    blank = _read(step.hold, step.blank_at, BLANK_SIZE_BYTES)
-    return bad, len(blank) == BLANK_SIZE_BYTES and BLANK.unpack(blank)[1] == MAGIC_BLANK
+    return bad, _read(step.hold, step.end, len(step.blank)) == step.blank
 
 
 def _read(hold: SegmentHold, position: int, size: int) -> bytes:
@@ -111,6 +112,7 @@ class Scrubber:
         self._next = 1
         self._owed_bytes = 0.0  # may be read by now
         self._now_ms: float | None = None
+        self._end = 0  # of the log at the last tick
         self._passed = 0  # steps left out because the node was busy
         self.rounds = 0
         self.checked_bytes = 0
@@ -125,7 +127,11 @@ class Scrubber:
             await asyncio.wait([self._under_way])
 
     def tick(self, now_ms: float, busy: bool) -> None:
-        """Begin the next step if its time has come."""
+        """Begin the next step if its time has come. `busy`: the disk has not caught up; much that
+        was written since the last tick counts as busy, too."""
+        end = self._log.index.end_position
+        busy = busy or end - self._end > STEP_BYTES
+        self._end = end
         elapsed_ms = 0.0 if self._now_ms is None else now_ms - self._now_ms
         self._now_ms = now_ms
         # A second's worth can be saved up, no more: rest is not made up for in a rush.

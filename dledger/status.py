@@ -6,6 +6,7 @@ from dledger.core import RaftCore
 from dledger.health import DiskHealth
 from dledger.log import RaftLog
 from dledger.peers import PeerLinks
+from dledger.settings import MemberConfig
 
 
 def status_of(
@@ -20,10 +21,12 @@ def status_of(
     failure: str | None,
     recovering: str | None,
     health: DiskHealth,
+    healing: dict[str, object],
 ) -> dict[str, object]:
     """`durable_index` is what fdatasync has proven, in ASYNC_FLUSH too. `whole` is False, and
     `recovering` says why, while this replica may have lost promises (standing.py). `match`,
-    `next`, `state` and `whole` of a peer are None on a node that does not lead."""
+    `next`, `state` and `whole` of a peer are None on a node that does not lead. `healing`:
+    `repairing`, `damaged`, `damaged_count`, `mended`, `scrub`, as healer.py says."""
     peers: dict[str, dict[str, object]] = {}
     for peer in core.peers:
         progress = core.progress.get(peer)
@@ -56,6 +59,34 @@ def status_of(
         "recovering": recovering,
         "disk_state": health.state.value,
         "disk_reason": health.reason,
+        **healing,
         "commands_waiting": commands_waiting,
         "peers": peers,
+    }
+
+
+def repairing_status(
+    config: MemberConfig,
+    log: RaftLog,
+    links: PeerLinks,
+    failure: str | None,
+    healing: dict[str, object],
+) -> dict[str, object]:
+    """The view of a member whose core does not run yet: its log is being recovered or mended."""
+    return {
+        "node_id": config.node_id,
+        "group": config.group,
+        "role": "repairing" if healing["repairing"] else "starting",
+        "leader": None,
+        "leader_ready": False,
+        "first_index": log.index.first_index,
+        "last_index": log.index.last_index,
+        "flush": config.flush.value,
+        "failure": failure,
+        **healing,
+        "peers": {
+            peer: {"connected": links.is_open(peer), "error": links.last_error(peer)}
+            for peer in config.peers
+            if peer != config.node_id
+        },
     }

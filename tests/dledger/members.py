@@ -176,7 +176,7 @@ class Node:
         self.app = ListApplication(group.wake)
         self.app.applied_index = self.snapshot_index
         checkpoint = Checkpoint(self.disk, "checkpoint")
-        checkpoint.open()
+        checkpoint.open(verify=True)
         self.checkpoint = checkpoint
         self.commitlog = CommitLog(
             self.disk,
@@ -184,7 +184,7 @@ class Node:
             group.segment_size_bytes,
             checkpoint,  # type: ignore[arg-type]
         )
-        self.commitlog.open()
+        self.commitlog.open(restore=True)
         sock, self.sock = self.sock, None
         self.member = RaftMember(
             replace(group.config, node_id=self.node_id),

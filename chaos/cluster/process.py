@@ -3,7 +3,7 @@
 A process is remembered as its pid together with its start time (clock ticks since boot, field 22 of
 /proc/PID/stat), so a pid that the system gave to somebody else in the meantime is never signalled:
 the check and the signal go through one pidfd. Linux only, as /proc and pidfd are. A stopped
-(SIGSTOP) process is alive; a zombie is not.
+(SIGSTOP) process is alive; a zombie is not, once its last thread has let go of the files.
 """
 
 from __future__ import annotations
@@ -57,6 +57,8 @@ def state(process: ProcessId) -> str:
     if found is None or found[1] != process.start_ticks:
         return "dead"
     if found[0] in "ZX":
+        if found[2] > 1:  # killed, and a thread of it is still in the middle of a system call
+            return "running"
         try:
             os.waitpid(process.pid, os.WNOHANG)
         except ChildProcessError:
@@ -88,11 +90,11 @@ def tail(log: Path, lines: int) -> str:
     return "\n".join(text.splitlines()[-lines:])
 
 
-def _stat(pid: int) -> tuple[str, int] | None:
-    """(state letter, start ticks) of a pid, None if there is no such process."""
+def _stat(pid: int) -> tuple[str, int, int] | None:
+    """(state letter, start ticks, threads) of a pid, None if there is no such process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return None
     fields = text[text.rindex(")") + 2 :].split()  # the name in brackets may hold anything
-    return fields[0], int(fields[19])
+    return fields[0], int(fields[19]), int(fields[17])

@@ -20,6 +20,7 @@ DURABLE_AT = 24  # in the checkpoint: how far the CommitLog was once durable
 INDEX_HEAD_BYTES = 40
 _SLOT_HEAD = struct.Struct(">IHHQ")  # magic, version, length, sequence
 _SLOT_MAGIC = 0x52534C54
+_CRC_BYTES = 4
 _LONG = struct.Struct(">q")
 
 
@@ -72,15 +73,13 @@ def used_units(data: bytes | memoryview) -> int:
 
 
 def slots(data: bytes) -> list[range]:
-    """The bytes of the records in a two-slot file, the newest first."""
+    """The bytes of the records in a two-slot file."""
     found = []
-    for at in range(0, len(data), SLOT_BYTES):
-        if at + _SLOT_HEAD.size > len(data):
-            break
-        magic, _, length, sequence = _SLOT_HEAD.unpack_from(data, at)
+    for at in range(0, len(data) - _SLOT_HEAD.size + 1, SLOT_BYTES):
+        magic, _, length, _ = _SLOT_HEAD.unpack_from(data, at)
         if magic == _SLOT_MAGIC:
-            found.append((sequence, range(at, at + _SLOT_HEAD.size + length + 4)))
-    return [place for _, place in sorted(found, key=lambda entry: -entry[0])]
+            found.append(range(at, at + _SLOT_HEAD.size + length + _CRC_BYTES))
+    return found
 
 
 def durable_offset(checkpoint: bytes) -> int:

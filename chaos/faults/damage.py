@@ -179,7 +179,7 @@ def flip_index(store: Path, rng: random.Random, may_cut: bool) -> str:
 
 
 def flip_vote(store: Path, rng: random.Random, may_cut: bool) -> str:
-    """One bit in each slot of the vote file: both are bad, and that must be seen."""
+    """One bit in each copy in the vote file: both are bad, and that must be seen."""
     path = store / "raft" / "hardstate"
     found = slots(_content(path))
     if not found:
@@ -188,12 +188,12 @@ def flip_vote(store: Path, rng: random.Random, may_cut: bool) -> str:
 
 
 def flip_vote_slot(store: Path, rng: random.Random, may_cut: bool) -> str:
-    """One bit in the slot that a torn write could have hit: not the newest one."""
+    """One bit of one of the two copies in the vote file: the other one must do."""
     path = store / "raft" / "hardstate"
     found = slots(_content(path))
     if len(found) < 2:
-        raise ClusterError("the vote file has one slot in use only")
-    return _flip(store, path, rng.choice(found[1]), rng)
+        raise ClusterError("the vote file has no second copy")
+    return _flip(store, path, rng.choice(rng.choice(found)), rng)
 
 
 def lost_vote(store: Path, rng: random.Random, may_cut: bool) -> str:
@@ -350,8 +350,10 @@ _TABLE: tuple[tuple[Kind, Callable[[Planned, Context], Deed]], ...] = (
     _entry("flip-payload", flip_payload, "a bit of a durable frame's messages", needs=_RAFT),
     _entry("flip-queue", flip_queue, "a bit of a ConsumeQueue unit"),
     _entry("flip-index", flip_index, "a bit of an IndexFile"),
-    _entry("flip-vote", flip_vote, "a bit in every slot of term and vote", needs=_RAFT),
-    _entry("flip-vote-slot", flip_vote_slot, "a bit in the older slot of the vote", needs=_RAFT),
+    _entry("flip-vote", flip_vote, "a bit in each copy of term and vote", needs=_RAFT),
+    _entry(
+        "flip-vote-slot", flip_vote_slot, "a bit in one of the two copies of the vote", needs=_RAFT
+    ),
     _entry("lost-vote", lost_vote, "the file with term and vote is gone", needs=_RAFT),
     _entry("flip-checkpoint", flip_checkpoint, "a bit of the checkpoint"),
     _entry("flip-config", flip_config, "a bit of a table under config/"),

@@ -1,0 +1,295 @@
+"""Faults of disks and clocks on real processes: what must hold holds, what must break breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+from pathlib import Path
+from types import TracebackType
+
+import pytest
+
+from chaos.cluster.cluster import Cluster
+from chaos.cluster.clusterfile import ClusterError
+from chaos.cluster.probe import ReplicaView
+from chaos.cluster.topology import Shape
+from chaos.cluster.whole import wait_whole
+from chaos.faults import power
+from chaos.faults.base import Context, Deed, Planned
+from chaos.faults.catalogue import make
+from chaos.faults.power import LoopDisk
+from chaos.history.files import HistoryWriter, read_records
+from client import Admin, ClientError, Message, MessageQueue, Producer
+
+TOPIC = "Chaos"
+MESSAGE = re.compile(rb"m-\d{6}-")
+PATIENCE_S = 60.0
+POLL_S = 0.02
+LOOP_BYTES = 128 << 20
+SYNC = {"flushDiskType": "SYNC_FLUSH", "mappedFileSizeCommitLog": str(8 << 20)}
+
+
+class Town:
+    """A small cluster over the fault layer and somebody who sends to it."""
+
+    def __init__(self, directory: Path, settings: dict[str, str], faultable: bool = True) -> None:
+        self.directory = directory
+        self.cluster = Cluster(directory / "cluster")
+        self.history = HistoryWriter(directory / "history.jsonl")
+        self.context = Context(self.cluster, self.history, rng=random.Random(1))
+        self._settings = settings
+        self._faultable = faultable
+        self._faults = 0
+        self._sent = 0
+        self.acknowledged: set[bytes] = set()
+
+    async def __aenter__(self) -> Town:
+        state = await self.cluster.up(Shape(faultable=self._faultable), self._settings)
+        self._producer = Producer("town", state.namesrv)
+        await self._producer.start()
+        self.admin = Admin(state.namesrv)
+        await self.admin.start()
+        await self.admin.create_topic(TOPIC, 4)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.admin.stop()
+        await self._producer.stop()
+        await self.cluster.down()
+        await self.cluster.close()
+        self.history.close()
+
+    def fault(self, kind: str, whom: str, choice: float = 0.5, **params: float) -> Deed:
+        self._faults += 1
+        planned = Planned(self._faults, 0, 1, kind, whom, choice, params)
+        fault = make(planned, self.context)
+        assert isinstance(fault, Deed)
+        return fault
+
+    async def send(self, timeout_ms: int = 60_000) -> None:
+        """One message, acknowledged."""
+        self._sent += 1
+        name = b"m-%06d-" % self._sent
+        await self._producer.send(Message(TOPIC, name + b"." * 100), timeout_ms)
+        self.acknowledged.add(name)
+
+    async def send_some(self, count: int = 20) -> None:
+        await asyncio.gather(*(self.send() for _ in range(count)))
+
+    def stored(self, node: str) -> set[bytes]:
+        """The messages in a node's log, as its files are now."""
+        found: set[bytes] = set()
+        for path in (self.directory / "cluster" / node / "store" / "commitlog").iterdir():
+            found |= set(MESSAGE.findall(path.read_bytes()))
+        return found
+
+    def lost(self, node: str) -> set[bytes]:
+        return self.acknowledged - self.stored(node)
+
+    async def view(self, node: str) -> ReplicaView | None:
+        (status,) = [s for s in await self.cluster.status() if s.node.name == node]
+        return status.view
+
+    async def leads(self) -> str:
+        leader = await self.cluster.leader()
+        return leader.name if leader is not None else ""
+
+    async def whole_again(self) -> None:
+        """Everybody has everything, and it goes on."""
+        await wait_whole(self.cluster, PATIENCE_S)
+        await self.send_some()
+        await wait_whole(self.cluster, PATIENCE_S)
+        for node in self.cluster.state().brokers:
+            assert not self.lost(node.name), node.name
+
+
+async def refused(town: Town, words: str) -> None:
+    """Return once a send is refused with these words."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            try:
+                await town.send(timeout_ms=300)
+            except ClientError as error:
+                if words in str(error):
+                    return
+            await asyncio.sleep(POLL_S)
+
+
+async def led_by_another(town: Town, old: str) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            if await town.leads() not in ("", old):
+                return
+            await asyncio.sleep(POLL_S)
+
+
+async def test_power_cuts_under_sync_flush_lose_nothing_acknowledged(tmp_path: Path) -> None:
+    async with Town(tmp_path, SYNC) as town:
+        for whom, lose_all in (("all", 1), ("leader", 0), ("minority", 1), ("all", 0)):
+            await town.send_some()
+            sending = asyncio.create_task(town.send_some())  # in the middle of it
+            fault = town.fault("power-cut", whom, lose_all=lose_all)
+            await fault.inject()
+            assert "unsynced" in fault.describe()
+            await fault.heal()
+            await sending
+            await town.whole_again()
+    deeds = [r for r in read_records(tmp_path / "history.jsonl") if r.get("f") == "inject"]
+    assert [r["type"] for r in deeds] == ["invoke", "ok"] * 4
+    assert re.search(r"n0: \d+ of \d+ unsynced pages", deeds[1]["detail"])
+
+
+async def test_bad_disks_of_leaders(tmp_path: Path) -> None:
+    """Full, failing, stalled: another leads or the send is refused in words; nothing is lost."""
+    async with Town(tmp_path, SYNC) as town:
+        await town.send_some()
+        full = town.fault("disk-full", "all")
+        await full.inject()
+
+        await refused(town, "[DISK_FULL]")
+        await full.heal()
+        await town.whole_again()
+
+        for kind in ("eio-sync", "eio-write", "stalled-fsync"):
+            before = await town.leads()
+            fault = town.fault(kind, "leader")
+            await fault.inject()
+            sending = asyncio.create_task(town.send_some())  # something to write and sync
+            await led_by_another(town, before)
+            await sending
+            await fault.heal()
+            await town.whole_again()
+
+        before = await town.leads()
+        slow = town.fault("slow-fsync", "follower", delay_ms=50)
+        await slow.inject()
+        await town.send_some()
+        assert await town.leads() == before
+        await slow.heal()
+        loss = town.fault("disk-loss", "follower")
+        await loss.inject()
+        await town.send_some()
+        await loss.heal()
+        await town.whole_again()
+
+
+async def test_a_lying_fsync_and_a_power_cut_lose_what_was_acknowledged(tmp_path: Path) -> None:
+    """The negative control: Raft with fsync left out. The replicas come back without it."""
+    async with Town(tmp_path, SYNC) as town:
+        await town.send_some()
+        lie = town.fault("lying-fsync", "all")
+        await lie.inject()
+        honest = set(town.acknowledged)
+        await town.send_some()
+        cut = town.fault("power-cut", "all", lose_all=1)
+        await cut.inject()
+        for node in town.cluster.state().brokers:
+            assert town.lost(node.name) >= town.acknowledged - honest, node.name
+        await lie.heal()
+        await cut.heal()
+        await wait_whole(town.cluster, PATIENCE_S)
+        for node in town.cluster.state().brokers:
+            assert town.lost(node.name) == town.acknowledged - honest, node.name
+        counts = [
+            await town.admin.max_offset(MessageQueue(TOPIC, "broker-a", queue))
+            for queue in range(4)
+        ]
+        assert sum(counts) == len(honest) < len(town.acknowledged)
+
+
+async def test_async_flush_loses_to_a_power_cut_what_was_not_synced_yet(tmp_path: Path) -> None:
+    settings = SYNC | {"flushDiskType": "ASYNC_FLUSH", "flushIntervalCommitLog": "600000"}
+    async with Town(tmp_path, settings) as town:
+        await town.send_some()
+        cut = town.fault("power-cut", "all", lose_all=1)
+        await cut.inject()
+        for node in town.cluster.state().brokers:
+            assert town.lost(node.name), node.name
+        town.acknowledged.clear()
+
+
+async def test_damaged_replicas_come_back_or_are_replaced(tmp_path: Path) -> None:
+    async with Town(tmp_path, SYNC) as town:
+        await town.send_some()
+        tidy = town.fault("stop-all", "all")  # in order: then queues and tables are on disk
+        await tidy.inject()
+        await tidy.heal()
+        await wait_whole(town.cluster, PATIENCE_S)
+        for kind, hurt in (
+            ("torn-tail", "commitlog/"),
+            ("flip-payload", "commitlog/"),
+            ("flip-vote", "raft/"),
+            ("flip-checkpoint", "checkpoint byte"),
+            ("lost-segment", "commitlog/"),
+        ):
+            await town.send_some()
+            fault = town.fault(kind, "follower")
+            await fault.inject()
+            assert hurt in fault.describe()
+            await fault.heal()
+            await town.whole_again()
+
+
+async def test_clocks_that_jump_change_no_leader_and_no_time_out(tmp_path: Path) -> None:
+    async with Town(tmp_path, SYNC) as town:
+        await town.send_some()
+        leader = await town.leads()
+        before = await town.view(leader)
+        assert before is not None
+        steps = [("clock-forward", "leader"), ("clock-back", "all"), ("clock-strobe", "all")]
+        for kind, whom in steps:
+            fault = town.fault(kind, whom, **({} if "strobe" in kind else {"step_s": 3600}))
+            await fault.inject()
+            for _ in range(10):  # over many heartbeats and election time-outs
+                await town.send_some(5)
+                await asyncio.sleep(0.05)
+            await fault.heal()
+        after = await town.view(leader)
+        assert after is not None
+        assert (after.role, after.term) == ("leader", before.term)
+        await town.whole_again()
+
+
+async def test_what_a_cluster_without_the_layer_cannot_do_is_said(tmp_path: Path) -> None:
+    async with Town(tmp_path, SYNC, faultable=False) as town:
+        for kind in ("power-cut", "disk-full", "clock-back"):
+            with pytest.raises(ClusterError, match="without the fault layer"):
+                town.fault(kind, "leader")
+        not_mounted = town.fault("kernel-power-cut", "leader") if not power.unavailable() else None
+        if not_mounted is not None:
+            with pytest.raises(ClusterError, match="no file system of its own"):
+                await not_mounted.inject()
+        await town.send_some()  # nothing is wrong
+
+
+async def test_a_power_cut_by_the_kernel(tmp_path: Path) -> None:
+    """Where a loop device can be had; where not, the reason is said instead."""
+    reason = power.unavailable()
+    town = Town(tmp_path, SYNC, faultable=False)
+    disks = [
+        LoopDisk(tmp_path / "cluster" / name / "store", size_bytes=LOOP_BYTES)
+        for name in ("n0", "n1", "n2")
+    ]
+    try:
+        if reason is not None:
+            with pytest.raises(ClusterError, match=re.escape(reason)):
+                disks[0].make()
+            return
+        for disk in disks:
+            disk.make()
+        async with town:
+            await town.send_some()
+            fault = town.fault("kernel-power-cut", "all")
+            await fault.inject()
+            await fault.heal()
+            await town.whole_again()
+    finally:
+        town.history.close()
+        for disk in disks:
+            disk.remove()

@@ -1,0 +1,62 @@
+"""The kernel's own power cut, and why it cannot be had where it cannot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from chaos.cluster.clusterfile import ClusterError
+from chaos.faults import power
+from chaos.faults.power import KINDS, LoopDisk, unavailable
+from store.disk import OsDisk
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_was_synced_survives_and_the_rest_does_not(tmp_path: Path, kind: str) -> None:
+    """What the fault layer imitates, done by the kernel. Where it cannot, the reason is said."""
+    loop = LoopDisk(tmp_path / "store", kind)
+    reason = unavailable(kind)
+    if reason is not None:
+        with pytest.raises(ClusterError) as refused:
+            loop.make()
+        assert str(refused.value) == reason
+        return
+    try:
+        disk = OsDisk(str(loop.make()))
+        file = disk.open("f", allocate_bytes=1 << 16)
+        file.pwrite(0, b"synced" * 100)
+        file.sync()
+        disk.sync_directory("")
+        file.pwrite(0, b"not yet" * 100)
+        file.close()
+        late = disk.open("late")
+        late.pwrite(0, b"x")
+        late.close()
+        LoopDisk.of_store(tmp_path / "store").cut()
+        assert (tmp_path / "store" / "f").read_bytes()[:600] == b"synced" * 100
+        assert not disk.exists("late")
+    finally:
+        loop.remove()
+    assert not loop.image.exists()
+    loop.remove()
+
+
+def test_reasons_why_there_is_no_loop_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    assert unavailable() == "a loop device and mounting need root"
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    monkeypatch.setattr(Path, "exists", lambda self: False)
+    assert unavailable() == "this machine has no loop devices (/dev/loop-control)"
+    monkeypatch.setattr(Path, "exists", lambda self: True)
+    monkeypatch.setattr(power, "_program", lambda name: "" if name == "mkfs.xfs" else name)
+    assert unavailable("xfs") == "mkfs.xfs is not installed"
+    monkeypatch.setattr(Path, "read_text", lambda self, encoding: "nodev\tproc\n\text4\n")
+    assert unavailable("ext4") is None
+    monkeypatch.setattr(power, "_program", lambda name: name)
+    assert unavailable("xfs") == "the kernel has no xfs (/proc/filesystems)"
+
+
+def test_a_store_without_a_file_system_of_its_own(tmp_path: Path) -> None:
+    with pytest.raises(ClusterError, match="no file system of its own"):
+        LoopDisk.of_store(tmp_path)

@@ -14,8 +14,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 from audit.files import confirmed_position
 from audit.job import run
+from audit.limits import MODES
 from audit.report import AuditReport, CheckResult, StoreReport
 from audit.session import session
+from audit.subject import subject_of
 
 
 def run_audit(
@@ -23,10 +25,15 @@ def run_audit(
     stores: Mapping[str, str | Path],
     history: str | Path,
     topic: str,
+    *,
+    mode: str | None = None,
+    group: str | None = None,
 ) -> AuditReport:
     """Audit the stores of one broker group against the history of what was sent to `topic`.
 
     Give every replica, stopped or at least idle: a majority is counted among the stores given.
+    `mode` ("raft", "classic") and `group` (brokerName, where the history is of several) come from
+    the cluster.json beside the stores where there is one; a mode nobody names, from the logs.
     Without `spark` a session is started and stopped again (6 to 8 s). Raises ValueError without
     stores, StoreError, HistoryUnfit, JavaNotFound, OSError.
     """
@@ -34,10 +41,13 @@ def run_audit(
         raise ValueError("an audit needs at least one store")
     if spark is None:
         with session() as own:
-            return run_audit(own, stores, history, topic)
+            return run_audit(own, stores, history, topic, mode=mode, group=group)
+    if mode is not None and mode not in MODES:
+        raise ValueError(f"a mode is one of {', '.join(MODES)}, not {mode}")
     directories = {name: str(path) for name, path in stores.items()}
+    subject = subject_of(directories, mode, group)
     with tempfile.TemporaryDirectory(prefix="mqaudit-") as scratch:
-        return run(spark, directories, str(history), topic, Path(scratch))
+        return run(spark, directories, str(history), topic, Path(scratch), subject)
 
 
 def topic_frame(

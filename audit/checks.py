@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
+from audit.history import WEAK
 from audit.layout import TAGS_CODE_EXTENDED_MAX, ItemKind
-from audit.limits import frame_end
+from audit.limits import RAFT, frame_end
 from audit.tables import Tables, records
 
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"  # its units carry a delivery time where tags codes stand
@@ -91,9 +92,10 @@ def ledger_checks(tables: Tables) -> Iterator[Check]:
         order = (columns[0], "id_text")
         return Check(name, title, fault, ledger, wrong, ("id_text", *columns), order)
 
+    enough = "a majority" if tables.limits.mode == RAFT else "any store"
     yield check(
         "missing",
-        "acknowledged, but not stored by a majority",
+        f"acknowledged, but not stored by {enough}",
         True,
         acknowledged & ~stored,
         "ack_offset",
@@ -147,6 +149,24 @@ def ledger_checks(tables: Tables) -> Iterator[Check]:
         "copies",
         "attempts",
         "outcome",
+    )
+    yield check(
+        "unknown_stored",
+        "stored, though its sender could not know: no duplicate",
+        False,
+        F.col("sent") & (F.col("outcome") == "unknown") & stored,
+        "first_position",
+        "copies",
+        "attempts",
+    )
+    yield check(
+        "weak_missing",
+        "not stored, but not promised either: acknowledged with less than SEND_OK",
+        False,
+        (F.col("outcome") == WEAK) & ~stored,
+        "ack_offset",
+        "ack_queue",
+        "op",
     )
 
 

@@ -35,30 +35,55 @@ OFFENDERS_SHOWN = 5
     help="A replica's store directory (with commitlog/, consumequeue/, checkpoint). "
     "Give every replica of the group.",
 )
+@click.option(
+    "--mode",
+    type=click.Choice(["raft", "classic"]),
+    help="Raft: a majority must hold a message. Classic: a master or one of its slaves. "
+    "Without it cluster.json says it, or the logs themselves.",
+)
+@click.option(
+    "--group",
+    metavar="BROKERNAME",
+    help="The broker group of these stores, where the history is of several. "
+    "Without it cluster.json says it.",
+)
 @click.option("--json", "json_path", type=click.Path(dir_okay=False), help="Write the report here.")
 @click.option(
     "--cores", default=2, show_default=True, type=click.IntRange(1, 64), help="Cores for Spark."
 )
 def main(
-    history: str, topic: str, stores: tuple[str, ...], json_path: str | None, cores: int
+    history: str,
+    topic: str,
+    stores: tuple[str, ...],
+    mode: str | None,
+    group: str | None,
+    json_path: str | None,
+    cores: int,
 ) -> None:
     """Read a group's stores with Spark and compare them with the history of a run.
 
     Finds messages acknowledged and lost, never sent, altered, stored twice or out of order, holes
-    in queue offsets, damaged bytes, replicas that differ, and ConsumeQueues that point wrong.
-    Audit stopped brokers.
+    in queue offsets, damaged bytes, replicas that differ, ConsumeQueues that point wrong, consumer
+    offsets and metadata that went back, two leaders in one term. Audit stopped brokers.
 
     Exit status: 0 nothing wrong, 1 something is, 2 it could not be audited.
     """
     directories = _parse_stores(stores)
-    report = _audit(directories, history, topic, cores)
+    report = _audit(directories, history, topic, cores, mode, group)
     print_report(report, Console())
     if json_path is not None:
         Path(json_path).write_bytes(report.to_json())
     sys.exit(0 if report.ok else EXIT_WRONG)
 
 
-def _audit(stores: dict[str, str], history: str, topic: str, cores: int) -> AuditReport:
+def _audit(
+    stores: dict[str, str],
+    history: str,
+    topic: str,
+    cores: int,
+    mode: str | None,
+    group: str | None,
+) -> AuditReport:
     # Spark is imported here, not above: --help and usage errors shall not wait for it.
     try:
         from audit.api import run_audit
@@ -70,7 +95,7 @@ def _audit(stores: dict[str, str], history: str, topic: str, cores: int) -> Audi
         _give_up(f"{missing.name} is not installed: pip install 'raftmq[audit]'")
     try:
         with session(cores) as spark:
-            return run_audit(spark, stores, history, topic)
+            return run_audit(spark, stores, history, topic, mode=mode, group=group)
     except (JavaNotFound, StoreError, HistoryUnfit, OSError) as error:
         _give_up(str(error))
     raise AssertionError("unreachable")
@@ -113,7 +138,8 @@ def print_report(report: AuditReport, console: Console) -> None:
 
 
 def _store_table(report: AuditReport) -> Table:
-    table = Table(title="stores", title_justify="left")
+    title = f"stores ({', '.join(filter(None, (report.mode, report.group)))})"
+    table = Table(title=title, title_justify="left")
     table.add_column("store")
     for name in ("records", "frames", "begin", "commit", "agreed", "data end"):
         table.add_column(name, justify="right")

@@ -1,23 +1,22 @@
 """The checks of what consumers saw, made when the history says what they consumed. Queries only."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 
 from audit.checks import Check
-from audit.history import binary_id
+from audit.history import binary_id, of_group
 from audit.tables import Tables
 
 
-def consumption_checks(tables: Tables) -> Iterator[Check]:
+def consumption_checks(tables: Tables, kinds: Mapping[str, Row]) -> Iterator[Check]:
     """Consumed against stored. Nothing is yielded for a topic nobody consumed.
 
     What was stored and never consumed is a fault only if the history says the consumers were
     done (`drain`, complete).
     """
-    events = tables.events.where((F.col("type") == "ok") & (F.col("topic") == tables.topic))
-    kinds = {row["f"]: row for row in _kinds(events).collect()}
+    events = of_topic(tables)
     stored = tables.log.where((F.col("topic") == tables.topic) & F.col("visible")).select(
         F.col("queue_id").alias("queue"), F.col("queue_offset").alias("offset"), "id", "position"
     )
@@ -28,9 +27,19 @@ def consumption_checks(tables: Tables) -> Iterator[Check]:
         yield _committed(events, stored)
 
 
-def _kinds(events: DataFrame) -> DataFrame:
-    wanted = events.where(F.col("f").isin("consume", "commit", "drain"))
-    return wanted.groupBy("f").agg(F.max("complete").alias("complete"))
+def of_topic(tables: Tables) -> DataFrame:
+    """What was answered about the audited topic in the audited group."""
+    answered = F.col("type") == "ok"
+    ours = (F.col("topic") == tables.topic) & of_group(tables.group)
+    return tables.events.where(answered & ours)
+
+
+def event_kinds(tables: Tables) -> Mapping[str, Row]:
+    """The kinds of answered events there are, of the topic where they have one: f → complete."""
+    elsewhere = F.col("topic").isNotNull() & (F.col("topic") != tables.topic)
+    found = tables.events.where((F.col("type") == "ok") & ~elsewhere)
+    rows = found.groupBy("f").agg(F.max("complete").alias("complete")).collect()
+    return {row["f"]: row for row in rows}
 
 
 def _consumed_offsets(events: DataFrame) -> DataFrame:

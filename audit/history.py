@@ -27,6 +27,8 @@ EVENT_SCHEMA = StructType(
         StructField("op", LongType()),
         StructField("t_ns", LongType()),
         StructField("p", StringType()),
+        StructField("invoked_ns", LongType()),
+        StructField("broker", StringType()),
         StructField("id", StringType()),
         StructField("topic", StringType()),
         StructField("order", StringType()),
@@ -40,10 +42,23 @@ EVENT_SCHEMA = StructType(
         StructField("ids", ArrayType(StringType())),
         StructField("group", StringType()),
         StructField("complete", BooleanType()),
+        StructField("status", StringType()),
+        StructField("what", StringType()),
+        StructField("name", StringType()),
+        StructField("version", LongType()),
+        StructField("node", StringType()),
+        StructField("term", LongType()),
+        StructField("kind", StringType()),
+        StructField("nodes", ArrayType(StringType())),
+        StructField("line", StringType()),
         StructField(_CORRUPT, StringType()),
     ]
 )
 OUTCOMES = ("ok", "fail", "unknown")
+SEND_OK = "SEND_OK"
+# Outcomes of the audit's own, beside a history's: acknowledged with less than SEND_OK promises
+# (FLUSH_DISK_TIMEOUT, …), and acknowledged by another broker group than the one that is audited.
+WEAK, ELSEWHERE = "weak", "elsewhere"
 
 
 class HistoryUnfit(Exception):
@@ -66,12 +81,18 @@ def torn_lines_allowed(path: str) -> int:
         return 0 if file.read(1) == b"\n" else 1
 
 
-def sends(events: DataFrame) -> DataFrame:
-    """One row per send operation of any topic.
+def of_group(group: str | None) -> Column:
+    """Events that concern this broker group: those of others name another broker."""
+    broker = F.coalesce("broker", F.lit(""))
+    return F.lit(True) if group is None else broker.isin("", group)
 
-    Columns: op, id (binary, see `binary_id`), id_text, topic, order, seq, crc, outcome, attempts
-    (null: any number), ack_queue, ack_offset, ack_position (null if the message id has none),
-    invokes and outcomes (1 and at most 1 in a sane history).
+
+def sends(events: DataFrame, group: str | None = None) -> DataFrame:
+    """One row per send operation of any topic, as `group` (None: the only one) has to see it.
+
+    Columns: op, id (binary, see `binary_id`), id_text, topic, order, seq, crc, outcome (also WEAK,
+    ELSEWHERE), attempts (null: any number), ack_queue, ack_offset, ack_position (null if the
+    message id has none), invokes and outcomes (1 and at most 1 in a sane history).
     """
     invoke = F.col("type") == "invoke"
     outcome = F.col("type").isin(*OUTCOMES)
@@ -92,19 +113,26 @@ def sends(events: DataFrame) -> DataFrame:
             at_outcome("queue", "ack_queue"),
             at_outcome("offset", "ack_offset"),
             at_outcome("msg_id", "msg_id"),
+            at_outcome("status", "status"),
+            at_outcome("broker", "broker"),
             F.count(F.when(invoke, 1)).alias("invokes"),
             F.count(F.when(outcome, 1)).alias("outcomes"),
         )
     )
     acknowledged = F.col("outcome") == "ok"
     known_attempts = F.when(acknowledged, F.coalesce("attempts", F.lit(1)))
+    judged = (
+        F.when(acknowledged & ~of_group(group), ELSEWHERE)
+        .when(acknowledged & (F.coalesce("status", F.lit(SEND_OK)) != SEND_OK), WEAK)
+        .otherwise(F.coalesce("outcome", F.lit("unknown")))
+    )
     return (
         rows.withColumn("attempts", known_attempts.otherwise(F.col("attempts")))
-        .withColumn("outcome", F.coalesce("outcome", F.lit("unknown")))
+        .withColumn("outcome", judged)
         .withColumn("id_text", F.col("id"))
         .withColumn("id", binary_id("id"))
         .withColumn("ack_position", _position_in_message_id("msg_id"))
-        .drop("msg_id")
+        .drop("msg_id", "status", "broker")
     )
 
 

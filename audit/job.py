@@ -14,17 +14,24 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from audit.checks import Check, all_checks
-from audit.consumption import consumption_checks
-from audit.history import HistoryUnfit, torn_lines_allowed
+from audit.consumption import consumption_checks, event_kinds
+from audit.history import WEAK, HistoryUnfit, torn_lines_allowed
+from audit.observed import observed_checks
 from audit.replicas import commit_check, replica_check, segment_check
 from audit.report import OFFENDERS_MAX, AuditReport, CheckResult, StoreReport
+from audit.subject import Subject
 from audit.tables import Tables, stage
 
 QUERIES_AT_ONCE = 2  # while one query is planned, another one runs
 
 
 def run(
-    spark: SparkSession, stores: Mapping[str, str], history: str, topic: str, scratch: Path
+    spark: SparkSession,
+    stores: Mapping[str, str],
+    history: str,
+    topic: str,
+    scratch: Path,
+    subject: Subject,
 ) -> AuditReport:
     """Audit `stores` (name → store directory) against a history file.
 
@@ -32,7 +39,7 @@ def run(
     """
     begin = time.monotonic()
     torn = torn_lines_allowed(history)
-    tables = stage(spark, stores, history, topic, scratch)
+    tables = stage(spark, stores, history, topic, scratch, subject)
     staged = time.monotonic()
     figures = _figures(tables)
     if not figures["sent"]:
@@ -41,7 +48,9 @@ def run(
     with ThreadPoolExecutor(QUERIES_AT_ONCE) as pool:
         for together in pool.map(evaluate, _by_table(all_checks(tables))):
             results += together
-        for together in pool.map(evaluate, _by_table(consumption_checks(tables))):
+        kinds = event_kinds(tables)
+        seen = (*consumption_checks(tables, kinds), *observed_checks(tables, kinds))
+        for together in pool.map(evaluate, _by_table(seen)):
             results += together
     checked = time.monotonic()
     results.append(replica_check(tables))
@@ -56,6 +65,8 @@ def run(
         ),
         figures=figures,
         checks=tuple(results),
+        mode=tables.limits.mode,
+        group=subject.group or "",
         seconds=end - begin,
         phases={
             "stage": staged - begin,
@@ -114,5 +125,6 @@ def _figures(tables: Tables) -> dict[str, int]:
         F.coalesce(F.sum("copies"), F.lit(0)).alias("stored"),
         F.count(F.when(copies > 0, 1)).alias("stored_messages"),
         F.count(F.when((outcome == "unknown") & (copies > 0), 1)).alias("unknown_stored"),
+        F.count(F.when(outcome == WEAK, 1)).alias("weakly_acknowledged"),
     ).collect()[0]
     return {name: int(value) for name, value in row.asDict().items()}

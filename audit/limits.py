@@ -14,18 +14,27 @@ An audit must know which bytes are a promise. Three positions per store, one for
   it intact below this position. A store may lag: its own limit is then smaller.
 
 Frames left over behind a truncation have a lower term than frames before them in the file; they do
-not vouch for anything. A log without frames (classic mode) agrees up to where a majority of
-the stores have data. A majority is one of the stores given: give every store of the group.
+not vouch for anything. A majority is one of the stores given: give every store of the group.
+
+Classic mode (a master, perhaps slaves that copy its bytes; a log without frames) has no majority:
+a message is stored if any of the stores holds it intact, and each store must be right up to its own
+last item. What a slave has not copied yet is no fault. Its *commit* is where the ConsumeQueues must
+be complete: all of a log that was closed in order, else what the checkpoint vouches for.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from audit.files import confirmed_position, segments
 from audit.layout import ItemKind
+
+RAFT, CLASSIC = "raft", "classic"
+MODES = (RAFT, CLASSIC)
+ABORT = "abort"  # a store has this file while it is open: it was not closed in order
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +59,12 @@ class Limits:
     """The positions of every store, and of the group."""
 
     stores: tuple[StoreLimits, ...]
+    mode: str = RAFT
 
     @property
-    def majority(self) -> int:
-        return len(self.stores) // 2 + 1
+    def needed(self) -> int:
+        """How many stores must hold a message for it to be stored."""
+        return len(self.stores) // 2 + 1 if self.mode == RAFT else 1
 
     @property
     def agreed_end(self) -> int:
@@ -82,13 +93,20 @@ def frame_end() -> Column:
     return F.col("position") + F.col("size") + F.col("payload_length")
 
 
-def find_limits(items: DataFrame, stores: Mapping[str, str]) -> Limits:
-    """Compute the limits from the staged log items (LOG_SCHEMA). Raises StoreError."""
+def find_limits(items: DataFrame, stores: Mapping[str, str], mode: str | None = None) -> Limits:
+    """Compute the limits from the staged log items (LOG_SCHEMA). Raises StoreError.
+
+    Without a `mode`, logs with frames are Raft's, others classic.
+    """
     names = list(stores)
     ends = _data_ends(items)
-    agreed = _agreed_by_frames(items, names)
-    if agreed is None:
-        agreed = _agreed_by_data([ends.get(name, (0, 0, 0))[0] for name in names])
+    data_ends = [ends.get(name, (0, 0, 0))[0] for name in names]
+    by_frames = None if mode == CLASSIC else _agreed_by_frames(items, names)
+    mode = mode or (CLASSIC if by_frames is None else RAFT)
+    if mode == CLASSIC:
+        agreed = data_ends
+    else:
+        agreed = by_frames or [0] * len(names)
     found = []
     for name, agreed_end in zip(names, agreed, strict=True):
         files = segments(stores[name])
@@ -98,13 +116,21 @@ def find_limits(items: DataFrame, stores: Mapping[str, str]) -> Limits:
                 store=name,
                 begin=files[0].base if files else 0,
                 data_end=data_end,
-                commit=confirmed_position(stores[name]),
+                commit=_commit(stores[name], mode, data_end),
                 agreed=agreed_end,
                 records=records,
                 frames=frames,
             )
         )
-    return Limits(tuple(found))
+    return Limits(tuple(found), mode)
+
+
+def _commit(store: str, mode: str, data_end: int) -> int:
+    confirmed = confirmed_position(store)
+    if mode == RAFT:
+        return confirmed
+    closed = not (Path(store) / ABORT).exists()
+    return data_end if closed else min(confirmed, data_end)
 
 
 def _data_ends(items: DataFrame) -> dict[str, tuple[int, int, int]]:
@@ -154,9 +180,3 @@ def _agreed_by_frames(items: DataFrame, names: list[str]) -> list[int] | None:
     if row["frames"] == 0:
         return None
     return [row[f"end_{i}"] or 0 for i in range(len(names))]
-
-
-def _agreed_by_data(ends: list[int]) -> list[int]:
-    majority = len(ends) // 2 + 1
-    agreed = sorted(ends, reverse=True)[majority - 1]
-    return [min(end, agreed) for end in ends]

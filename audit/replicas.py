@@ -45,7 +45,7 @@ def commit_check(limits: Limits) -> CheckResult:
     offenders: list[Offender] = []
     for store in limits.stores:
         if store.commit > limits.agreed_end:
-            what = "commit is beyond what a majority holds"
+            what = "commit is beyond what enough stores hold"
         elif store.commit > store.data_end:
             what = "commit is beyond the store's own data"
         else:

@@ -54,6 +54,8 @@ class AuditReport:
     figures: Mapping[str, int]
     checks: tuple[CheckResult, ...]
     seconds: float
+    mode: str = "raft"
+    group: str = ""  # the broker group that was audited; "": the only one
     phases: Mapping[str, float] = field(default_factory=dict)  # seconds by part of the work
 
     @property
@@ -63,7 +65,7 @@ class AuditReport:
 
     @property
     def agreed_end(self) -> int:
-        """Log position up to which a majority agrees: the end of the topic that was audited."""
+        """Log position up to which enough stores agree: the end of what was audited."""
         return max(store.agreed for store in self.stores)
 
     @property

@@ -16,6 +16,7 @@ from pyspark.sql import functions as F
 from audit import history
 from audit.layout import SYSFLAG_TRANSACTION, ItemKind
 from audit.limits import Limits, find_limits
+from audit.subject import Subject
 
 # What makes two copies of a record on two stores the same record.
 _IDENTITY = (
@@ -38,8 +39,8 @@ class Tables:
 
     items: every item of every store's log (audit.parse.LOG_SCHEMA)
     units: every ConsumeQueue unit (audit.sources.UNIT_SCHEMA)
-    log: the records a majority holds: position, size, topic, queue_id, queue_offset, id, id_text,
-        content_crc, visible
+    log: the records the group holds (a majority, or in classic mode any store): position, size,
+        topic, queue_id, queue_offset, id, id_text, content_crc, visible
     events: the history's lines; sends: one row per send (history.sends)
     ledger: one row per message id of the topic, sent or stored: see `_ledger`
     """
@@ -47,6 +48,7 @@ class Tables:
     spark: SparkSession
     stores: Mapping[str, str]
     topic: str
+    group: str | None
     limits: Limits
     items: DataFrame
     units: DataFrame
@@ -57,7 +59,12 @@ class Tables:
 
 
 def stage(
-    spark: SparkSession, stores: Mapping[str, str], history_path: str, topic: str, scratch: Path
+    spark: SparkSession,
+    stores: Mapping[str, str],
+    history_path: str,
+    topic: str,
+    scratch: Path,
+    subject: Subject,
 ) -> Tables:
     """Decode stores and history into `scratch`. Raises StoreError, HistoryUnfit, OSError."""
 
@@ -71,12 +78,12 @@ def stage(
         reader = spark.read.option("stores", directories)
         items = staged(reader.format("rocketmq_log").load(), "items")
         units = staged(reader.format("rocketmq_queue").load(), "units")
-        limits = find_limits(items, stores)
+        limits = find_limits(items, stores, subject.mode)
         return items, units, limits, staged(_log(items, limits), "log")
 
     def history_staged() -> tuple[DataFrame, DataFrame]:
         events = staged(history.read_events(spark, history_path), "events")
-        return events, staged(history.sends(events), "sends")
+        return events, staged(history.sends(events, subject.group), "sends")
 
     # The logs are parsed by Python workers, the history by the JVM: together they fill two cores.
     with ThreadPoolExecutor(2) as pool:
@@ -84,7 +91,8 @@ def stage(
         items, units, limits, log = of_stores.result()
         events, sends = of_history.result()
     ledger = staged(_ledger(log, sends, topic), "ledger")
-    return Tables(spark, stores, topic, limits, items, units, log, events, sends, ledger)
+    group = subject.group
+    return Tables(spark, stores, topic, group, limits, items, units, log, events, sends, ledger)
 
 
 def records(items: DataFrame) -> DataFrame:
@@ -95,7 +103,7 @@ def records(items: DataFrame) -> DataFrame:
 
 
 def _log(items: DataFrame, limits: Limits) -> DataFrame:
-    """The group's records: those a majority of stores hold intact below the agreed end."""
+    """The group's records: those enough stores hold intact below the agreed end."""
     kept = ("topic", "queue_id", "queue_offset", "uniq_key", "content_crc", "visible")
     rows = (
         records(items)
@@ -106,7 +114,7 @@ def _log(items: DataFrame, limits: Limits) -> DataFrame:
         F.count("*").alias("holders"), *[F.first(name).alias(name) for name in kept]
     )
     return (
-        held.where(F.col("holders") >= limits.majority)
+        held.where(F.col("holders") >= limits.needed)
         .drop("holders", "identity")
         .withColumn("id", history.binary_id("uniq_key"))
         .withColumnRenamed("uniq_key", "id_text")

@@ -88,6 +88,7 @@ def test_a_clean_group_passes(clean: AuditReport) -> None:
         "stored": 59,
         "stored_messages": 58,
         "unknown_stored": 2,
+        "weakly_acknowledged": 0,
     }
     assert {store.store for store in clean.stores} == set(NAMES)
 

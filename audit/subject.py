@@ -1,0 +1,63 @@
+"""What is audited: a broker group in one of two modes, as cluster.json says where there is one.
+
+A store made by mqcluster lies at DIR/<node>/store, and DIR/cluster.json says the cluster's mode and
+each node's broker group. Stores of other origin have none; then the logs themselves tell the mode,
+and every event of the history is taken to be about this group.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from audit.files import StoreError
+from audit.limits import CLASSIC, RAFT
+
+FRAMED_MODES = ("raft", "pysyncobj")  # of cluster.json; all others are classic
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """`mode` None: as the logs are. `group` None: the only one there is."""
+
+    mode: str | None = None
+    group: str | None = None
+
+
+def subject_of(
+    stores: Mapping[str, str], mode: str | None = None, group: str | None = None
+) -> Subject:
+    """What these stores are; `mode` and `group` given win. Raises StoreError if cluster.json says
+    that the stores are of several groups, or cannot be read."""
+    modes, groups = set(), set()
+    for directory in stores.values():
+        store = Path(directory).absolute()
+        described = store.parent.parent / "cluster.json"
+        if not described.is_file():
+            continue
+        found = _read(described)
+        modes.add(RAFT if found.get("mode", "raft") in FRAMED_MODES else CLASSIC)
+        for node in found.get("nodes", ()):
+            if node.get("name") == store.parent.name and node.get("group"):
+                groups.add(str(node["group"]))
+    if len(groups) > 1 and group is None:
+        names = ", ".join(sorted(groups))
+        raise StoreError(
+            f"these stores are of several broker groups ({names}): audit one at a time"
+        )
+    return Subject(
+        mode or (modes.pop() if len(modes) == 1 else None),
+        group or (groups.pop() if len(groups) == 1 else None),
+    )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = orjson.loads(path.read_bytes())
+    except (OSError, orjson.JSONDecodeError) as error:
+        raise StoreError(f"{path} cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise StoreError(f"{path} is no cluster.json")
+    return found

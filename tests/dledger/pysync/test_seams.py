@@ -1,0 +1,272 @@
+"""The seams of engine=pysyncobj: journal, meta file, transport framing, configuration."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+from pysyncobj.pickle import dumps
+
+from broker.config import build_config, parse_properties
+from dledger.log import RaftLog
+from dledger.messages import Role
+from dledger.peers import PeerAddress
+from dledger.pysync.journal import READ_BYTES_MAX, FrameJournal, JournalError
+from dledger.pysync.meta import Meta, MetaFile
+from dledger.pysync.replica import configuration
+from dledger.pysync.transport import MESSAGE_SIZE_BYTES_MAX, PickleReader
+from dledger.settings import MemberConfig
+from dledger.state import CoreConfig
+from dledger.wire import WireError
+from store.commitlog import CommitLog
+from store.disk import OsDisk
+from store.frame import HEADER_SIZE_BYTES, Frame, FrameKind, seal_frame
+
+SEGMENT_SIZE_BYTES = 1 << 20
+MORE_THAN_HALF_BYTES = SEGMENT_SIZE_BYTES // 2 + 1  # of a segment: two do not fit
+SEND = b"\0frame"  # what SyncObj puts in for a command of the leader's
+NO_OP = b"\x01"
+
+
+class Store:
+    """A journal over real files, and what it reported."""
+
+    def __init__(self, root: Path) -> None:
+        self.disk = OsDisk(str(root))
+        self.cuts: list[int] = []
+        self.open()
+
+    def open(self) -> None:
+        commitlog = CommitLog(self.disk, "commitlog", SEGMENT_SIZE_BYTES)
+        commitlog.open()
+        log = RaftLog(commitlog)
+        log.open()
+        self.journal = FrameJournal(
+            log,
+            MetaFile(self.disk, "raft/pysyncobj.meta"),
+            wall_ms=lambda: 1_000,
+            on_cut=self.cuts.append,
+        )
+
+    def reopen(self) -> None:
+        self.journal.log.commitlog.close()
+        self.open()
+
+    def send(self, payload: bytes, term: int = 1) -> Frame:
+        """As the member does on a leader: hold the frame, then SyncObj adds its command."""
+        log = self.journal.log
+        index, position = log.last_index + 1, log.place(len(payload))
+        frame = seal_frame(index, term, position, 5, FrameKind.COMMAND, 0, payload)
+        self.journal.held = frame
+        self.journal.add(SEND, index, term)
+        return frame
+
+    def close(self) -> None:
+        self.journal.log.commitlog.close()
+
+
+@pytest.fixture
+def store(tmp_path):
+    opened = Store(tmp_path / "a")
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def other(tmp_path):
+    opened = Store(tmp_path / "b")
+    yield opened
+    opened.close()
+
+
+def copy_of(store: Store) -> list[tuple[bytes, int, int]]:
+    return list(store.journal[:])
+
+
+def test_a_followers_journal_gets_the_same_bytes(store, other):
+    for one in (store, other):
+        one.journal.add(NO_OP, 1, 0)  # what every SyncObj begins with
+    store.journal.add(NO_OP, 2, 1)
+    store.send(b"x" * 100)
+    store.send(b"y" * MORE_THAN_HALF_BYTES)
+    store.send(b"z" * MORE_THAN_HALF_BYTES)  # rolls
+    for entry in copy_of(store)[1:]:
+        other.journal.add(*entry)
+    assert store.journal.opening_index == 2
+    end = store.journal.log.commitlog.max_offset
+    assert end > SEGMENT_SIZE_BYTES
+    for start in (0, SEGMENT_SIZE_BYTES):
+        mine = store.journal.log.commitlog.read(start, SEGMENT_SIZE_BYTES)
+        assert other.journal.log.commitlog.read(start, SEGMENT_SIZE_BYTES) == mine
+    assert copy_of(other) == copy_of(store)
+
+
+def test_slices_are_a_lists(store):
+    store.journal.add(NO_OP, 1, 0)
+    for n in range(9):
+        store.send(b"%d" % n, term=1 + n // 4)
+    plain = copy_of(store)
+    assert [(index, term) for _, index, term in plain] == [
+        (1, 0),
+        *((n + 2, 1 + n // 4) for n in range(9)),
+    ]
+    journal = store.journal
+    assert len(journal) == 10
+    for at in (0, 1, -1, 9):
+        entry = journal[at]
+        assert (entry[0], entry[1], entry[2]) == plain[at]
+    for part in (slice(3, 4), slice(3, None), slice(8, 99), slice(12, 15), slice(4, 4)):
+        found = journal[part]
+        assert len(found) == len(plain[part])
+        assert list(found) == plain[part]
+        assert found[:2] == plain[part][:2]
+        assert bool(found) is bool(plain[part])
+    with pytest.raises(IndexError):
+        journal[10]
+
+
+def test_a_long_walk_reads_the_file_in_runs(store):
+    store.journal.add(NO_OP, 1, 0)
+    for n in range(40):
+        store.send(b"%02d" % n * 10_000)
+    store.reopen()
+    before = store.journal.log.reads_from_file
+    assert len(list(store.journal[:])) == 41
+    runs = store.journal.log.reads_from_file - before
+    assert runs <= 40 * 20_000 // READ_BYTES_MAX + 3
+
+
+def test_cutting_tells_and_is_seen_after_a_restart(store):
+    store.journal.add(NO_OP, 1, 0)
+    frames = [store.send(b"%d" % n) for n in range(5)]
+    store.journal.deleteEntriesFrom(3)  # keeps three entries
+    assert store.cuts == [4]
+    assert len(store.journal) == 3
+    assert store.journal.log.index.end_position == frames[1].end
+    store.journal.deleteEntriesFrom(3)  # nothing is there any more
+    assert store.cuts == [4]
+    store.reopen()
+    assert len(store.journal) == 3
+    store.journal.clear()
+    assert len(store.journal) == 0
+
+
+def test_a_command_whose_frame_was_cut_for_another_place_stands_for_nothing(store):
+    store.journal.add(NO_OP, 1, 0)
+    store.journal.held = seal_frame(2, 1, HEADER_SIZE_BYTES, 5, FrameKind.COMMAND, 0, b"x")
+    store.journal.add(SEND, 2, 3)  # leadership changed in between
+    store.journal.add(SEND, 3, 3)  # and a command without any frame
+    frames = store.journal.log.frames(1, 3)
+    assert [(f.kind, f.term) for f in frames] == [
+        (FrameKind.NOOP, 0),
+        (FrameKind.NOOP, 3),
+        (FrameKind.NOOP, 3),
+    ]
+
+
+def test_what_does_not_fit_is_refused_and_changes_nothing(store, other):
+    store.journal.add(NO_OP, 1, 0)
+    store.send(b"x", term=2)
+    store.send(b"y", term=2)
+    other.journal.add(NO_OP, 1, 0)
+    command, index, term = copy_of(store)[2]
+    damaged = bytes([*command[:-1], command[-1] ^ 1])
+    for wrong in (
+        (command, index, term),  # not the next index
+        (command, 2, term),  # a frame of another index
+        (command, index, term + 1),
+        (b"\x01junk", 2, 2),
+        (damaged, index, term),
+    ):
+        with pytest.raises(JournalError):
+            other.journal.add(*wrong)
+    other.send(b"longer than x", term=2)
+    with pytest.raises(JournalError, match="the replicas parted"):
+        other.journal.add(command, index, term)
+    with pytest.raises(JournalError):
+        other.journal.deleteEntriesTo(1)
+    assert len(other.journal) == 2
+
+
+def test_term_vote_and_commit_index_survive_and_are_never_synced(store, monkeypatch):
+    def no_sync(*_: object) -> None:
+        raise AssertionError("SyncObj's journal never syncs")
+
+    monkeypatch.setattr("os.fsync", no_sync)
+    monkeypatch.setattr("os.fdatasync", no_sync)
+    store.journal.add(NO_OP, 1, 0)
+    store.send(b"x")
+    store.journal.setCurrentTerm(7, "n2")
+    store.journal.setRaftCommitIndex(2)
+    saves = store.journal.saves
+    store.journal.setRaftCommitIndex(2)
+    assert store.journal.saves == saves  # the commit index waits for the timer
+    store.journal.onOneSecondTimer()
+    store.journal.onOneSecondTimer()
+    assert store.journal.saves == saves + 1
+    monkeypatch.undo()
+    store.reopen()
+    journal = store.journal
+    assert (journal.getCurrentTerm(), journal.getVotedForNodeId()) == (7, "n2")
+    assert journal.getRaftCommitIndex() == 2
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"currentTerm":"x"}', b"\xff"])
+def test_an_unreadable_meta_file_counts_as_none(tmp_path, text):
+    (tmp_path / "meta").write_bytes(text)
+    assert MetaFile(OsDisk(str(tmp_path)), "meta").load() == Meta()
+
+
+def framed(data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + data
+
+
+def test_messages_are_cut_from_any_pieces():
+    messages = [{"type": "t", "n": n, "data": bytes(n)} for n in range(5)]
+    stream = b"".join(framed(dumps(message)) for message in messages)
+    for size in (1, 7, 64, len(stream)):
+        reader = PickleReader("n1", "n0")
+        found = []
+        for at in range(0, len(stream), size):
+            found += reader.receive_data(stream[at : at + size])
+        assert found == [("n1", message) for message in messages]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        struct.pack(">I", MESSAGE_SIZE_BYTES_MAX + 1),  # refused before it is waited for
+        framed(b"no pickle"),
+        framed(dumps(["a", "list"])),
+        framed(dumps({"no": "type"})),
+    ],
+)
+def test_what_is_no_message_closes_the_connection(data):
+    with pytest.raises(WireError):
+        PickleReader("n1", "n0").receive_data(data)
+
+
+def test_settings_become_syncobjs():
+    peers = {n: PeerAddress(n, "h", 1) for n in ("n0", "n1", "n2")}
+    core = CoreConfig(heartbeat_ms=75, election_ms_min=300, election_ms_max=600)
+    roles: list[Role] = []
+    conf = configuration(MemberConfig("n0", "g", peers, core=core), roles.append)
+    conf.validate()
+    assert (conf.raftMinTimeout, conf.raftMaxTimeout) == (0.3, 0.6)
+    assert conf.appendEntriesPeriod == 0.075
+    assert conf.appendEntriesBatchSizeBytes == 64 << 10  # as shipped: it is what shows fault 1
+    assert conf.leaderFallbackTimeout == 30.0  # as shipped
+    conf.onStateChanged(0, 2)
+    assert roles == [Role.LEADER]
+    slow = CoreConfig(heartbeat_ms=150, election_ms_min=300, election_ms_max=600)
+    configuration(MemberConfig("n0", "g", peers, core=slow), roles.append).validate()
+
+
+def test_the_engine_is_a_key_of_broker_conf():
+    raft = "enableDLegerCommitLog=true\ndLegerPeers=n0-h:1\n"
+    assert build_config(parse_properties(raft, "f")).engine == "dledger"
+    chosen = build_config(parse_properties(raft + "engine=pysyncobj\n", "f"))
+    assert (chosen.engine, chosen.frame_size_max) == ("pysyncobj", 32 << 10)
+    told = build_config(parse_properties(raft + "engine=pysyncobj\nframeSizeMax=65536\n", "f"))
+    assert told.frame_size_max == 65536

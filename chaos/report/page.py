@@ -159,8 +159,8 @@ def recovery_table(found: Sequence[Recovery], history: History) -> PageTable:
             (
                 str(number),
                 f"{(r.injected_ns - history.start_ns) / 1e9:.1f} s",
-                r.kind,
-                f"{r.node} ({r.role})" if r.role else r.node or "clients",
+                r.name,
+                r.node or "clients",
                 ms_text(r.everybody_ms),
                 ms_text(r.worst_client_ms),
                 ms_text(r.longest_gap_ms),
@@ -302,7 +302,7 @@ def recovery_figure(found: Mapping[str, Sequence[Recovery]]) -> go.Figure:
             known = [(r, ms) for r, ms in values if ms is not None]
             if known:
                 chart.add_box(
-                    x=[f"{r.kind} ({r.role})" if r.role else r.kind for r, _ in known],
+                    x=[r.name for r, _ in known],
                     y=[ms for _, ms in known],
                     name=f"{name}: {label}" if name else label,
                     boxpoints="all",

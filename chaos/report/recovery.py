@@ -26,9 +26,12 @@ WINDOW_NS = 500_000_000  # over which the rate is taken
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """One fault and what followed. Milliseconds; None: no such acknowledgement in this history."""
+    """One fault and what followed. Milliseconds; None: no such acknowledgement in this history.
+
+    `whom` is the selector that was planned ("leader", "all", …); of old histories the role."""
 
     kind: str
+    whom: str
     node: str
     role: str
     injected_ns: int
@@ -36,6 +39,11 @@ class Recovery:
     per_client_ms: dict[str, float | None]
     longest_gap_ms: float  # longest time between two acknowledgements until the next fault
     normal_ms: float | None  # None: the rate of before did not come back until then
+
+    @property
+    def name(self) -> str:
+        """As the fault is written for mqchaos: KIND:WHOM."""
+        return f"{self.kind}:{self.whom}" if self.whom else self.kind
 
     @property
     def worst_client_ms(self) -> float | None:
@@ -80,11 +88,10 @@ def inflicted(history: History) -> list[Fault]:
 
 
 def by_kind(found: Iterable[Recovery]) -> dict[str, list[Recovery]]:
-    """The recoveries of each kind of fault and role it hit, sorted by that name."""
+    """The recoveries of each kind of fault and whom it hit, sorted by that name (`kill:leader`)."""
     groups: dict[str, list[Recovery]] = defaultdict(list)
     for recovery in found:
-        role = f" ({recovery.role})" if recovery.role else ""
-        groups[f"{recovery.kind}{role}"].append(recovery)
+        groups[recovery.name].append(recovery)
     return dict(sorted(groups.items()))
 
 
@@ -144,6 +151,7 @@ def _recovery(
             first[send.process] = (send.done_ns - fault.invoked_ns) / NS_PER_MS
     return Recovery(
         fault.kind,
+        fault.whom or fault.role,
         fault.node,
         fault.role,
         fault.invoked_ns,

@@ -47,8 +47,8 @@ def test_rows_and_page_say_what_each_lost(tmp_path: Path) -> None:
     head, rows = recovery_rows(found)
     assert head == ("fault", "keeps", "loses")
     cells = {row[0]: row[1:] for row in rows}
-    assert cells["kill (leader)"][0].endswith("ms")
-    assert cells["pause (leader)"] == ("not run", "never in 1")
+    assert cells["kill:leader"][0].endswith("ms")
+    assert cells["pause:leader"] == ("not run", "never in 1")
 
     page = comparison_page("Compared", "mqchaos compare & more", found)
     for words in ("keeps", "loses: acknowledged and lost, 1", "mqchaos compare &amp; more"):

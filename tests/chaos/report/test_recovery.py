@@ -42,7 +42,7 @@ def test_kill_without_recovery_before_the_next_says_so() -> None:
     assert second.everybody_ms == 3.0
     figures = summary([first, second])
     assert (figures["faults"], figures["recovered"]) == (2, 1)
-    assert list(figures["kinds"]) == ["kill (leader)"]
+    assert list(figures["kinds"]) == ["kill:leader"]
     assert figures["everybody"] == {"count": 1, "p50_ms": 3.0, "p99_ms": 3.0, "max_ms": 3.0}
 
 

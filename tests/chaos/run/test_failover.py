@@ -63,7 +63,7 @@ async def test_leader_killed_under_load(tmp_path: Path) -> None:
     assert verdict["meta"]["mode"] == "raft"
     assert verdict["faults"] == {"kill": 1}
     assert verdict["lost"] == []
-    assert verdict["recovery"]["kinds"]["kill (leader)"]["recovered"] == 1
+    assert verdict["recovery"]["kinds"]["kill:leader"]["recovered"] == 1
     assert "the command" in result.page.read_text(encoding="utf-8")
     assert_stopped(tmp_path / "cluster")
 

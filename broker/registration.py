@@ -15,10 +15,10 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from remoting.client import ClientConnection, RemotingClient
+from remoting.client import RemotingClient
 from remoting.codes import RequestCode, ResponseCode
 from remoting.command import RemotingCommand
-from remoting.connection import Connection
+from remoting.connection import ClientConnection, Connection
 from remoting.errors import RemotingError
 from remoting.fields import text_or
 from remoting.registration import (

@@ -82,6 +82,11 @@ def main() -> None:
     "--faultable/--no-faultable", default=None, help="Run the brokers over the fault layer."
 )
 @click.option(
+    "--netns/--no-netns",
+    default=None,
+    help="Give every process a host of its own: network namespaces. Needs root.",
+)
+@click.option(
     "--set",
     "settings",
     multiple=True,
@@ -98,6 +103,7 @@ def up(
     namesrv: str | None,
     links: bool | None,
     faultable: bool | None,
+    netns: bool | None,
     settings: tuple[str, ...],
     timeout: float,
 ) -> None:
@@ -109,7 +115,7 @@ def up(
     wanted = parse_settings(settings)
 
     async def work(cluster: Cluster) -> None:
-        shape = Shape(mode, groups, replicas, name_servers, namesrv, links, faultable)
+        shape = Shape(mode, groups, replicas, name_servers, namesrv, links, faultable, netns)
         found = await cluster.up(shape, wanted, timeout)
         click.echo(f"up: group {', '.join(found.groups)}, name server {found.namesrv}")
         show(await cluster.status())

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from chaos.cluster import launch
+from chaos.cluster import launch, namespaces
 from chaos.cluster.clusterfile import (
     NAMESRV,
     ClusterError,
@@ -32,7 +32,7 @@ from chaos.cluster.clusterfile import (
 from chaos.cluster.ports import choose_ports
 from chaos.cluster.probe import MASTER, Probe, RemotingProbe, ReplicaView, leader_of, replicas
 from chaos.cluster.process import ProcessId, send_signal, spawn, state, tail
-from chaos.cluster.topology import Shape, check_unchanged, plan, ports_needed
+from chaos.cluster.topology import Shape, check_unchanged, on_hosts, plan, ports_needed
 
 LOG = logging.getLogger("chaos")
 
@@ -79,10 +79,12 @@ class Cluster:
         self.directory = directory
         self._probe = probe or RemotingProbe()
         self._command_of = command_of
+        self._former_network: int | None = None  # where we were before the cluster's own network
 
     async def close(self) -> None:
         """Close the probe's connections; the processes stay."""
         await self._probe.close()
+        self._leave()
 
     def state(self) -> ClusterState:
         """What cluster.json says now."""
@@ -100,6 +102,8 @@ class Cluster:
             exists = (self.directory / "cluster.json").exists()
             before = self.state().settings if exists else {}
             planned = self._plan(shape or Shape(), dict(settings or {}))
+            if planned.netns:
+                namespaces.create(planned.netns, {n.name: n.host for n in planned.nodes})
             save_state(self.directory, planned)
             started: list[ProcessId] = []
             try:
@@ -109,6 +113,9 @@ class Cluster:
                 await self._wait_serving(timeout_s, everybody=True)
             except BaseException:  # Ctrl-C included: end what was started, then go on raising
                 end_now(started)
+                if planned.netns and len(started) == len(planned.nodes):
+                    self._leave()
+                    namespaces.delete(planned.netns)
                 # A setting that the brokers refuse must not be in the way of the next try.
                 save_state(self.directory, replace(self.state(), settings=before))
                 raise
@@ -119,7 +126,7 @@ class Cluster:
         found = self.state()
         alive = {node.name: _state_of(node) for node in found.nodes}
         asked = [node for node in found.brokers if alive[node.name] == "running"]
-        views = await replicas(self._probe, asked)
+        views = await self._views(found, asked)
         view_of = {node.name: view for node, view in zip(asked, views, strict=True)}
         return [NodeStatus(n, alive[n.name], view_of.get(n.name)) for n in found.nodes]
 
@@ -128,7 +135,7 @@ class Cluster:
         brokers say it now; in classic modes the master, if it answers."""
         found = self.state()
         members = found.members(group or found.groups[0])
-        view = leader_of(await replicas(self._probe, members), members[0].group)
+        view = leader_of(await self._views(found, members), members[0].group)
         return next((n for n in members if view is not None and n.name == view.node), None)
 
     async def find(self, target: str) -> Node:
@@ -173,6 +180,9 @@ class Cluster:
             for kind in (found.brokers, found.nodes):  # the name servers last
                 pending = [n for n in kind if n.name not in ended]
                 ended |= await self._end(pending, timeout_s)
+            if found.netns:
+                self._leave()
+                namespaces.delete(found.netns)
             return {node.name: ended[node.name] for node in found.nodes}
 
     async def wait_serving(self, timeout_s: float = UP_TIMEOUT_S) -> None:
@@ -185,7 +195,10 @@ class Cluster:
     def _plan(self, shape: Shape, settings: dict[str, str]) -> ClusterState:
         if not (self.directory / "cluster.json").exists():
             ports = choose_ports(ports_needed(shape), HOST, random.Random())
-            return plan(shape, settings, HOST, ports)
+            made = plan(shape, settings, HOST, ports)
+            if not shape.netns:
+                return made
+            return on_hosts(made, namespaces.name_for(self.directory), namespaces.address_of)
         old = self.state()
         check_unchanged(shape, old, self.directory)
         if shape.namesrv is not None and shape.namesrv != old.namesrv:
@@ -198,8 +211,9 @@ class Cluster:
         found = self.state()
         node = found.node(name)
         launch.prepare(self.directory, found, node)
+        command = self._command_of(self.directory, node)
         process = spawn(
-            self._command_of(self.directory, node),
+            namespaces.within(found.netns, name, command) if found.netns else command,
             launch.log_path(self.directory, node),
             launch.environment(),
         )
@@ -232,7 +246,7 @@ class Cluster:
         With `everybody`, every replica must answer, too.
         """
         found = self.state()
-        views = await replicas(self._probe, found.brokers)
+        views = await self._views(found, found.brokers)
         for group in found.groups:
             why = await self._group_not_serving(found, group, views)
             if why is not None:
@@ -258,6 +272,18 @@ class Cluster:
             named = known or "no leader"
             return f"the name server {asked} names {named}{of_group}, not {address}"
         return None
+
+    async def _views(self, found: ClusterState, nodes: Sequence[Node]) -> list[ReplicaView | None]:
+        """What these brokers say, asked from where clients are: from a network of the cluster's own
+        if it has one. This thread stays there until `close` or `down`, for the clients' sake."""
+        if found.netns and self._former_network is None:
+            self._former_network = namespaces.enter(found.netns)
+        return await replicas(self._probe, nodes)
+
+    def _leave(self) -> None:
+        if self._former_network is not None:
+            namespaces.leave(self._former_network)
+            self._former_network = None
 
     def log_tails(self, nodes: Sequence[Node]) -> str:
         """The last lines of each node's log, headed by its path."""

@@ -62,6 +62,7 @@ class ClusterState:
     links: bool = False  # traffic between the nodes goes through proxies
     faultable: bool = False  # brokers run over the fault layer
     link_ports: dict[str, int] = field(default_factory=dict)  # link's name → its proxy's port
+    netns: str = ""  # name of its network namespaces (chaos.cluster.namespaces); "": none
 
     @property
     def brokers(self) -> tuple[Node, ...]:
@@ -120,6 +121,7 @@ def load_state(directory: Path) -> ClusterState:
             data["links"],
             data["faultable"],
             data["link_ports"],
+            data.get("netns", ""),
         )
     except FileNotFoundError:
         raise ClusterError(
@@ -139,6 +141,7 @@ def save_state(directory: Path, state: ClusterState) -> None:
         "links": state.links,
         "faultable": state.faultable,
         "link_ports": state.link_ports,
+        "netns": state.netns,
         "nodes": [_plain(node) for node in state.nodes],
     }
     path = directory / "cluster.json"

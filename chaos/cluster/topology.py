@@ -8,8 +8,8 @@ or classic masters with and without slaves. RocketMQ's names for whole clusters 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from chaos.cluster.clusterfile import NAMESRV, PROXY, ClusterError, ClusterState, Node
 from chaos.cluster.linkmap import CLIENTS, link_names
@@ -56,6 +56,7 @@ class Shape:
     namesrv: str | None = None  # addresses of foreign ones, used instead of our own
     links: bool | None = None  # traffic goes through proxies that can cut it
     faultable: bool | None = None  # brokers run over the fault layer
+    netns: bool | None = None  # every process on a host of its own: network namespaces, root only
 
 
 def ports_needed(shape: Shape) -> int:
@@ -86,6 +87,15 @@ def plan(shape: Shape, settings: dict[str, str], host: str, ports: Sequence[int]
     )
 
 
+def on_hosts(state: ClusterState, name: str, address_of: Callable[[int], str]) -> ClusterState:
+    """The same cluster with every node on a host of its own. Raises ClusterError with links."""
+    if state.links:
+        raise ClusterError("either links or network namespaces: the proxies are on one host")
+    nodes = tuple(replace(node, host=address_of(i)) for i, node in enumerate(state.nodes))
+    moved = replace(state, netns=name, nodes=nodes)
+    return replace(moved, namesrv=moved.direct_namesrv)
+
+
 def _nodes(shape: Shape, host: str, free: Iterator[int]) -> tuple[Node, ...]:
     """Name servers, then brokers."""
     mode, groups, replicas, servers = _sizes(shape)
@@ -109,6 +119,7 @@ def check_unchanged(shape: Shape, state: ClusterState, directory: object) -> Non
         "replicas": len(state.brokers) // max(1, len(state.groups)),
         "links": state.links,
         "faultable": state.faultable,
+        "netns": bool(state.netns),
     }
     for what, found in has.items():
         asked = getattr(shape, what)

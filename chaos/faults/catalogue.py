@@ -11,13 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from chaos.cluster.clusterfile import ClusterError, ClusterState
-from chaos.faults import clock, damage, disk, names, network, process
+from chaos.faults import clock, damage, disk, names, netns, network, process
 from chaos.faults.base import FAMILIES, Context, Factory, Fault, Kind, Need, Planned
 from chaos.faults.plan import Want
 
 REGISTRY: Mapping[str, tuple[Kind, Factory]] = {
     **process.KINDS,
     **network.KINDS,
+    **netns.KINDS,
     **names.KINDS,
     **disk.KINDS,
     **damage.KINDS,
@@ -26,6 +27,7 @@ REGISTRY: Mapping[str, tuple[Kind, Factory]] = {
 NEEDS: Mapping[str, Need] = {
     **process.NEEDS,
     **network.NEEDS,
+    **netns.NEEDS,
     **names.NEEDS,
     **disk.NEEDS,
 }

@@ -1,0 +1,171 @@
+"""Network namespaces of a cluster's own: every process on a host of its own, joined by a bridge.
+
+    NAME-hub     the bridge, and the harness with its clients, at 10.77.0.1
+    NAME-NODE    one node, at 10.77.0.10 and up, its eth0 plugged into the bridge
+
+Nothing of the machine's own network is touched: the bridge lives in the hub's namespace, and who
+wants to talk to the cluster goes there (`enter`). Addresses cannot collide with anybody's. Needs
+CAP_NET_ADMIN and CAP_SYS_ADMIN (root) and the `ip` tool; `why_not` says what is missing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from chaos.cluster.clusterfile import ClusterError
+
+HUB_ADDRESS = "10.77.0.1"
+NODES_MAX = 200
+_BITS = 24
+_STATUS = Path("/proc/self/status")
+_OWN = Path("/proc/thread-self/ns/net")
+_NAMED = Path("/run/netns")
+_CAPABILITIES = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}
+_CLONE_NEWNET = 0x4000_0000
+_IP_TIMEOUT_S = 30.0
+
+
+def why_not() -> str | None:
+    """What this machine lacks; None if nothing."""
+    if shutil.which("ip") is None:
+        return "there is no `ip` tool (package iproute2)"
+    if not _OWN.exists():
+        return "this kernel has no network namespaces"
+    try:
+        text = _STATUS.read_text(encoding="ascii")
+    except OSError as error:
+        return f"cannot tell what this process may do: {error}"
+    missing = missing_capabilities(text)
+    return f"this process has no {', '.join(missing)}: run as root" if missing else None
+
+
+def missing_capabilities(status: str) -> list[str]:
+    """Which of the needed capabilities /proc/PID/status does not list as effective."""
+    effective = 0
+    for line in status.splitlines():
+        if line.startswith("CapEff:"):
+            effective = int(line.split()[1], 16)
+    return [name for name, bit in _CAPABILITIES.items() if not effective >> bit & 1]
+
+
+def name_for(directory: Path) -> str:
+    """The same for a cluster's directory, another for every other one."""
+    digest = hashlib.blake2s(str(directory.absolute()).encode(), digest_size=4)
+    return f"rmq-{digest.hexdigest()}"
+
+
+def address_of(ordinal: int) -> str:
+    """Of the node at this place in the cluster."""
+    assert 0 <= ordinal < NODES_MAX, ordinal
+    return f"10.77.0.{10 + ordinal}"
+
+
+def within(name: str, node: str, command: Sequence[str]) -> list[str]:
+    """The command line that runs `command` on the node's host; the pid is the command's own."""
+    return [_tool(), "netns", "exec", f"{name}-{node}", *command]
+
+
+def create(name: str, addresses: dict[str, str]) -> None:
+    """Make the hub and a host for each node → address; harmless if they are there.
+
+    Raises ClusterError with the tool's words; then none of them is left.
+    """
+    reason = why_not()
+    if reason is not None:
+        raise ClusterError(f"no network namespaces: {reason}")
+    if len(addresses) > NODES_MAX:
+        raise ClusterError(f"at most {NODES_MAX} nodes, not {len(addresses)}")
+    wanted = {f"{name}-hub", *(f"{name}-{node}" for node in addresses)}
+    if wanted <= set(_existing(name)):
+        return
+    delete(name)
+    try:
+        ip([f"netns add {namespace}" for namespace in sorted(wanted)])
+        hub = ["link set lo up", "link add br0 type bridge", "link set br0 up"]
+        hub.append(f"addr add {HUB_ADDRESS}/{_BITS} dev br0")
+        for number, node in enumerate(addresses):
+            hub.append(f"link add v{number} type veth peer name eth0 netns {name}-{node}")
+            hub.append(f"link set v{number} master br0")
+            hub.append(f"link set v{number} up")
+        ip(hub, f"{name}-hub")
+        for node, address in addresses.items():
+            own = ["link set lo up", f"addr add {address}/{_BITS} dev eth0", "link set eth0 up"]
+            ip(own, f"{name}-{node}")
+    except ClusterError:
+        delete(name)
+        raise
+
+
+def delete(name: str) -> None:
+    """Remove all of them. Raises ClusterError."""
+    found = _existing(name)
+    if found:
+        ip([f"netns del {namespace}" for namespace in found])
+
+
+def enter(name: str) -> int:
+    """Let this thread's new sockets be in the hub. Returns what `leave` takes.
+
+    Sockets that exist stay where they are; other threads, too. Raises ClusterError.
+    """
+    try:
+        former = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
+        hub = os.open(_NAMED / f"{name}-hub", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise ClusterError(f"the cluster's network {name} is not there: {error}") from error
+    try:
+        _set(hub)
+    finally:
+        os.close(hub)
+    return former
+
+
+def leave(former: int) -> None:
+    """Back to where this thread was before `enter`."""
+    try:
+        _set(former)
+    finally:
+        os.close(former)
+
+
+def ip(commands: Sequence[str], namespace: str = "") -> None:
+    """Run `ip` commands, in a namespace if one is named. Raises ClusterError at the first that
+    fails; those before it have happened. Blocking, some milliseconds."""
+    where = ["-n", namespace] if namespace else []
+    done = subprocess.run(
+        [_tool(), *where, "-batch", "-"],
+        input="\n".join(commands) + "\n",
+        capture_output=True,
+        text=True,
+        timeout=_IP_TIMEOUT_S,
+        check=False,
+    )
+    if done.returncode != 0:
+        words = done.stderr.strip() or f"exit status {done.returncode}"
+        raise ClusterError(f"ip {' '.join(where)}: {words} ({'; '.join(commands)})")
+
+
+def _existing(name: str) -> list[str]:
+    if not _NAMED.is_dir():
+        return []
+    return sorted(path.name for path in _NAMED.iterdir() if path.name.startswith(f"{name}-"))
+
+
+def _tool() -> str:
+    found = shutil.which("ip")
+    if found is None:
+        raise ClusterError("there is no `ip` tool")
+    return found
+
+
+def _set(descriptor: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.setns(descriptor, _CLONE_NEWNET) != 0:
+        number = ctypes.get_errno()
+        raise ClusterError(f"cannot change the network namespace: {os.strerror(number)}")

@@ -1,0 +1,115 @@
+"""Cuts below TCP: who does not hear whom, and a real cluster in namespaces where that can be."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from chaos.cluster import namespaces
+from chaos.cluster.cluster import Cluster
+from chaos.cluster.clusterfile import ClusterError, ClusterState, Node
+from chaos.cluster.topology import Shape, on_hosts, plan, ports_needed
+from chaos.cluster.whole import wait_whole
+from chaos.faults.base import Context, Hit, Planned
+from chaos.faults.catalogue import find, make, unavailable
+from chaos.faults.netns import KINDS, WireCut
+from chaos.history.files import HistoryWriter
+from client import Admin, Message, Producer
+
+PATIENCE_S = 30.0
+KIND_NAMES = ("wire-cut-node", "wire-halves", "wire-one-way-in", "wire-one-way-out")
+
+
+def hosts() -> ClusterState:
+    shape = Shape(netns=True)
+    ports = range(10_000, 10_000 + ports_needed(shape))
+    return on_hosts(plan(shape, {}, "127.0.0.1", ports), "rmq-1", namespaces.address_of)
+
+
+@pytest.mark.parametrize(
+    ("kind", "pairs"),
+    [
+        (
+            "wire-cut-node",
+            "n0>hub n0>namesrv n0>n1 n0>n2 hub>n0 namesrv>n0 n1>n0 n2>n0",
+        ),
+        ("wire-halves", "n0>n1 n0>n2 n1>n0 n2>n0"),
+        ("wire-one-way-in", "n1>n0 n2>n0"),
+        ("wire-one-way-out", "n0>n1 n0>n2"),
+    ],
+)
+def test_who_does_not_hear_whom(kind: str, pairs: str, tmp_path: Path) -> None:
+    state = hosts()
+    planned = Planned(1, 0, 1, kind, "leader", 0.0)
+    with HistoryWriter(tmp_path / "h.jsonl") as history:
+        fault = KINDS[kind][1](planned, Context(Cluster(tmp_path), history))
+        assert isinstance(fault, WireCut)
+        found = fault._pairs_of(Hit((state.node("n0"),)), planned, state)
+    assert sorted(f"{a}>{b}" for a, b in found) == sorted(pairs.split())
+
+
+def test_what_stands_in_the_way() -> None:
+    direct = plan(Shape(), {}, "127.0.0.1", range(10_000, 10_010))
+    reason = namespaces.why_not()
+    for name in KIND_NAMES:
+        assert unavailable(find(name)) == unavailable(find(name), hosts()) == reason
+        here = unavailable(find(name), direct) or ""
+        assert (reason or "have no network namespaces") in here
+
+
+async def test_a_cluster_of_hosts(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path / "c")
+    reason = namespaces.why_not()
+    if reason is not None:  # then that is what everybody is told
+        with pytest.raises(ClusterError, match=reason):
+            await cluster.up(Shape(netns=True))
+        return
+    network = os.stat("/proc/thread-self/ns/net").st_ino
+    try:
+        settings = {"mappedFileSizeCommitLog": str(8 << 20)}
+        state = await cluster.up(Shape(netns=True), settings, PATIENCE_S)
+        with HistoryWriter(tmp_path / "h.jsonl") as history:
+            await torment(cluster, state, Context(cluster, history))
+    finally:
+        await cluster.down()
+        await cluster.close()
+    assert os.stat("/proc/thread-self/ns/net").st_ino == network
+    assert left_over(state.netns) == []
+
+
+def left_over(name: str) -> list[str]:
+    return [found for found in os.listdir("/run/netns") if found.startswith(name)]
+
+
+async def torment(cluster: Cluster, state: ClusterState, context: Context) -> None:
+    async with Admin(state.namesrv) as admin, Producer("wires", state.namesrv) as producer:
+        await admin.create_topic("T", 1)
+        await producer.send(Message("T", b"before"))
+        for number, kind in enumerate(("wire-cut-node", "wire-one-way-out", "wire-halves")):
+            old = await cluster.leader()
+            assert old is not None
+            fault = make(Planned(number, 0, 1, kind, "leader", 0.0), context)
+            await fault.inject()
+            assert fault.describe().startswith(old.name)
+            await led_by_another(cluster, old)
+            await producer.send(Message("T", kind.encode()), timeout_ms=20_000)
+            await fault.heal()
+            await fault.heal()
+            await wait_whole(cluster, PATIENCE_S)
+        one = make(Planned(9, 0, 1, "wire-one-way-in", "follower", 0.0), context)
+        await one.inject()
+        await one.heal()
+        await wait_whole(cluster, PATIENCE_S)
+
+
+async def led_by_another(cluster: Cluster, old: Node) -> None:
+    """As the others say it: who is cut off may still think that it leads, in a lower term."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            new = await cluster.leader()
+            if new is not None and new.name != old.name:
+                return
+            await asyncio.sleep(0.02)

@@ -165,6 +165,8 @@ def kill(directory: Path, target: str, signal_name: str) -> None:
         process = cluster.signal(node.name, SIGNALS[signal_name])
         if signal_name == "KILL":
             await cluster.wait_dead(process)
+        elif signal_name == "STOP":
+            await cluster.wait_stopped(process)
         click.echo(f"sent SIG{signal_name} to {node.name} (pid {process.pid}, {node.address})")
 
     run(directory, work)

@@ -159,10 +159,15 @@ class Cluster:
             raise ClusterError(f"{name} is not running (last pid {node.process.pid})") from None
         return node.process
 
-    async def wait_dead(self, process: ProcessId) -> None:
-        """Return once a killed process is gone."""
-        if not await _gone_within(process, GONE_TIMEOUT_S):
-            raise ClusterError(f"process {process.pid} is still there after SIGKILL")
+    async def wait_dead(self, process: ProcessId, timeout_s: float = GONE_TIMEOUT_S) -> None:
+        """Return once a process that was told to end is gone."""
+        if not await _is_within(process, "dead", timeout_s):
+            raise ClusterError(f"process {process.pid} is still there after {timeout_s:g} s")
+
+    async def wait_stopped(self, process: ProcessId) -> None:
+        """Return once a process that was sent SIGSTOP stands still: its threads take a moment."""
+        if not await _is_within(process, "stopped", GONE_TIMEOUT_S):
+            raise ClusterError(f"process {process.pid} did not stop")
 
     def start(self, name: str) -> ProcessId:
         """Start one node's process again; do not wait until it serves."""
@@ -305,7 +310,7 @@ class Cluster:
             waiting.append((node.name, node.process))
         deadline = time.monotonic() + timeout_s
         for name, process in waiting:
-            if await _gone_within(process, deadline - time.monotonic()):
+            if await _is_within(process, "dead", deadline - time.monotonic()):
                 ended[name] = "stopped"
                 continue
             _signal_quietly(process, signal.SIGKILL)
@@ -326,9 +331,9 @@ def end_now(processes: Sequence[ProcessId]) -> None:
         time.sleep(POLL_S)
 
 
-async def _gone_within(process: ProcessId, timeout_s: float) -> bool:
+async def _is_within(process: ProcessId, wanted: str, timeout_s: float) -> bool:
     deadline = time.monotonic() + timeout_s
-    while state(process) != "dead":
+    while state(process) != wanted:
         if time.monotonic() > deadline:
             return False
         await asyncio.sleep(POLL_S)  # there is no event for another session's process

@@ -6,11 +6,8 @@ in the meantime, is left alone.
 
 from __future__ import annotations
 
-import asyncio
 import signal
-import time
 
-from chaos.cluster.cluster import GONE_TIMEOUT_S
 from chaos.cluster.clusterfile import ClusterError, ClusterState, Node
 from chaos.cluster.process import ProcessId, state
 from chaos.cluster.topology import MODES, RAFT
@@ -20,7 +17,6 @@ from chaos.faults.base import Context, Deed, Hit, Kind, Need, Planned, Table, ro
 from chaos.faults.select import select
 
 ORDERLY_S = 20.0  # within which a process must obey SIGTERM
-POLL_S = 0.01
 
 
 class Kill(Deed):
@@ -67,7 +63,7 @@ class Term(Kill):
     words = "kill -15 of"
 
     async def wait_gone(self, process: ProcessId) -> None:
-        await _until(process, "dead", ORDERLY_S)
+        await self.context.cluster.wait_dead(process, ORDERLY_S)
 
 
 class Pause(Deed):
@@ -76,7 +72,7 @@ class Pause(Deed):
     async def do(self, hit: Hit) -> None:
         frozen = [self.context.cluster.signal(node.name, signal.SIGSTOP) for node in hit.nodes]
         for process in frozen:
-            await _until(process, "stopped", GONE_TIMEOUT_S)
+            await self.context.cluster.wait_stopped(process)
 
     async def undo(self, hit: Hit) -> None:
         for name in hit.names:
@@ -132,15 +128,6 @@ class Transfer(Deed):
 
     def describe(self) -> str:
         return f"leadership taken from {self.targets()}" + (f" to {self.to}" if self.to else "")
-
-
-async def _until(process: ProcessId, wanted: str, timeout_s: float) -> None:
-    """Return once it is in this state. Raises ClusterError."""
-    deadline = time.monotonic() + timeout_s
-    while state(process) != wanted:
-        if time.monotonic() > deadline:
-            raise ClusterError(f"process {process.pid} was not {wanted} within {timeout_s:g} s")
-        await asyncio.sleep(POLL_S)  # there is no event for another session's process
 
 
 def alive(node: Node) -> bool:

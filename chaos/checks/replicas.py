@@ -17,7 +17,7 @@ from chaos.history.events import Fault, Kind, Leader, LogLine, Logs, Replicas
 DISK_TROUBLE = r"OSError|No space left|Input/output error|fsync|member_failed|StoreDamaged|damaged"
 # A pattern of fault kinds → what nodes hit by one may say.
 EXPECTED_LINES: Mapping[str, Sequence[str]] = {
-    r"disk|fsync|flip|torn|lost-|truncat|damage|power": (DISK_TROUBLE,),
+    r"^(disk|eio|short|flip|torn|lost|lying)-|power-cut": (DISK_TROUBLE,),
 }
 
 

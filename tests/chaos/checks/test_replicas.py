@@ -83,7 +83,9 @@ def test_clean_logs_pass_and_a_bad_line_is_named() -> None:
         ("disk-full", "n2", "member_failed node=n2 | OSError: [Errno 28]", False),
         ("disk-full", "n1", "AssertionError: next_pull", False),
         ("kill", "n1", "member_failed node=n1 | OSError: [Errno 28]", False),
-        ("bit-flip", "n1", "StoreDamaged: frame 7", True),
+        ("flip-header", "n1", "StoreDamaged: frame 7", True),
+        ("kernel-power-cut", "n1", "StoreDamaged: frame 7", True),
+        ("answers-lost", "n1", "StoreDamaged: frame 7", False),
     ],
 )
 def test_what_an_injected_fault_explains(kind: str, node: str, line: str, excused: bool) -> None:

@@ -108,9 +108,12 @@ class Lane:
             self._search_if_needed()
 
     def drop_expired(self, now: float) -> None:
-        """End waiting sends whose time is over."""
+        """End waiting sends whose time is over. Their callbacks may send again at once: what they
+        send lines up behind what waits already."""
         if any(pending.done or pending.deadline <= now for pending in self.waiting):
-            self.waiting = deque(p for p in self.waiting if not self._owner.expire(p, now))
+            waiting, self.waiting = self.waiting, deque()
+            kept = [pending for pending in waiting if not self._owner.expire(pending, now)]
+            self.waiting.extendleft(reversed(kept))
 
     async def search(self) -> None:
         """Find the leader with what waits. Ends when found, or when nothing waits any more."""

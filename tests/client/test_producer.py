@@ -413,3 +413,26 @@ async def test_callback_that_raises_does_not_stop_the_others() -> None:
         producer.send_nowait(Message("T", b"x"), bad)
         producer.send_nowait(Message("T", b"x"), lambda r, e: seen.append(r))
         await until(lambda: len(seen) == 1 and producer.in_flight == 0)
+
+
+async def test_callback_may_send_again_when_a_waiting_send_runs_out_of_time() -> None:
+    async with FakeCluster({"g0": 1}) as cluster:
+        async with Producer("p", cluster.namesrv, config=QUICK) as producer:
+            await producer.send(Message("T", b"first"))
+            await cluster.brokers["g0"][0].stop()
+            expired: list[str] = []
+            outcomes: list[object] = []
+
+            def again(result: SendResult | None, error: object) -> None:
+                expired.append("x")
+                producer.send_nowait(
+                    Message("T", b"y"), lambda r, e: outcomes.append(r or e), timeout_ms=60_000
+                )
+
+            for _ in range(20):
+                producer.send_nowait(Message("T", b"x"), again, timeout_ms=200)
+            await until(lambda: len(expired) == 20)
+            assert producer.in_flight == 20
+            await cluster.brokers["g0"][0].restart()
+            await until(lambda: len(outcomes) == 20)
+            assert all(isinstance(outcome, SendResult) for outcome in outcomes)

@@ -65,6 +65,7 @@ from store.retention import RetentionPolicy
 log = logging.getLogger("broker")
 
 GROUPS_BEING_CREATED_MAX = 10_000
+VIP_PORT_BELOW = 2  # the port below listenPort that Apache's brokers listen on besides
 
 
 class Broker:
@@ -119,6 +120,8 @@ class Broker:
         self._started = True
         await self.engine.start()  # before anybody can ask about it
         await self.server.start(self.config.bind_address, self.port)
+        if self.config.is_classic:
+            await self._listen_for_slaves()
         self.registrar.start()
         self._housekeeper.start()
         log.info(
@@ -129,6 +132,16 @@ class Broker:
             self.config.node_name,
             self.config.group_name,
         )
+
+    async def _listen_for_slaves(self) -> None:
+        """Apache's slaves ask for their master's topics at its "VIP" port."""
+        port = self.config.listen_port - VIP_PORT_BELOW
+        if port <= 0 or self.config.is_slave:
+            return
+        try:
+            await self.server.listen_also(self.config.bind_address, port)
+        except OSError as error:  # our own slaves do without it
+            log.warning("vip_port_not_listened_on port=%d: %s", port, error)
 
     async def stop(self) -> None:
         """Stop for good; also after a failure and after a `start` that raised."""

@@ -53,6 +53,7 @@ class RemotingServer:
         self._on_raw = on_raw
         self._on_connection_closed = on_connection_closed
         self._server: asyncio.Server | None = None
+        self._more: list[asyncio.Server] = []  # listeners besides, for the same clients
         self._idle_timer: asyncio.TimerHandle | None = None
 
     @property
@@ -74,13 +75,21 @@ class RemotingServer:
         )
         self._schedule_idle_sweep()
 
+    async def listen_also(self, host: str, port: int) -> None:
+        """One port more, served as the first. Raises OSError."""
+        assert self._server is not None, "not started"
+        loop = asyncio.get_running_loop()
+        backlog = self._server_limits.backlog
+        self._more.append(await loop.create_server(self._accept, host, port, backlog=backlog))
+
     async def stop(self, grace_s: float = 2.0) -> None:
         """Stop listening, close every connection in order, abort those that take too long."""
         if self._server is None:
             return
         if self._idle_timer is not None:
             self._idle_timer.cancel()
-        self._server.close()
+        for server in (self._server, *self._more):
+            server.close()
         open_connections = list(self.connections)
         for connection in open_connections:
             connection.close("server stops")
@@ -90,8 +99,10 @@ class RemotingServer:
             for connection in open_connections:
                 connection.abort("server stops")
             await asyncio.gather(*waits)
-        await self._server.wait_closed()
+        for server in (self._server, *self._more):
+            await server.wait_closed()
         self._server = None
+        self._more.clear()
 
     def _accept(self) -> ServerConnection:
         return _Accepted(self, self._handlers, self._limits, self._on_raw)

@@ -95,14 +95,19 @@ class MetadataSync:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _keep(self) -> None:
+        failing = False
         while True:
             wait_ms = RETRY_MS
             if self._master.address():
                 try:
                     await self.sync()
-                    wait_ms = self._interval_ms
+                    wait_ms, failing = self._interval_ms, False
                 except (RemotingError, StateError, OSError) as error:
-                    log.warning("metadata_not_synced master=%s: %s", self._master.address(), error)
+                    level = logging.DEBUG if failing else logging.WARNING
+                    log.log(
+                        level, "metadata_not_synced master=%s: %s", self._master.address(), error
+                    )
+                    failing = True
             try:
                 async with asyncio.timeout(wait_ms / 1000):
                     await self._wanted.wait()

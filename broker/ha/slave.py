@@ -27,7 +27,7 @@ from store.errors import Diverged
 log = logging.getLogger("broker.ha.slave")
 
 RECONNECT_MS = 200  # doubled while nothing comes of it
-RECONNECT_MS_MAX = 5_000  # Apache's
+RECONNECT_MS_MAX = 1_000
 CONNECT_TIMEOUT_MS = 3_000
 
 
@@ -73,6 +73,7 @@ class HaSlave:
         self._on_link = on_link
         self._on_fatal = on_fatal
         self._link: MasterLink | None = None
+        self._unreached = False  # said so already
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -133,8 +134,11 @@ class HaSlave:
             self._refuse(str(error))
             return False
         except (OSError, TimeoutError, RemotingError) as error:
-            log.info("master_not_reached address=%s: %r", address, error)
+            level = logging.DEBUG if self._unreached else logging.INFO
+            log.log(level, "master_not_reached address=%s: %r", address, error)
+            self._unreached = True
             return False
+        self._unreached = False
         self._link, self.master = link, address
         log.info("following master=%s from=%d", address, self.commitlog.max_offset)
         self._on_link(True)

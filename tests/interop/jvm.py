@@ -21,7 +21,8 @@ from py4j.java_gateway import (
 
 PYSPARK_JARS = Path(pyspark.__file__).parent / "jars"
 IVY_FILE = Path(__file__).with_name("ivy.xml")
-JAR_DIRECTORY = Path(sys.prefix) / "interop-jars" / "rocketmq-client-5.3.3"
+JAR_DIRECTORY = Path(sys.prefix) / "interop-jars"
+JARS = "rocketmq-client-5.3.3"
 FETCH_TIMEOUT_S = 600
 
 
@@ -31,8 +32,14 @@ def java_command() -> str:
 
 
 def fetch_jars() -> list[str]:
-    """The jars' paths; fetched on first use, complete or not at all."""
-    done = JAR_DIRECTORY / ".complete"
+    """The client's jars."""
+    return fetch(IVY_FILE, JARS)
+
+
+def fetch(ivy_file: Path, name: str) -> list[str]:
+    """The jars' paths; fetched into the directory `name` on first use, complete or not at all."""
+    directory = JAR_DIRECTORY / name
+    done = directory / ".complete"
     if not done.exists():
         (ivy,) = glob.glob(str(PYSPARK_JARS / "ivy-*.jar"))
         result = subprocess.run(
@@ -41,11 +48,11 @@ def fetch_jars() -> list[str]:
                 "-jar",
                 ivy,
                 "-cache",
-                str(JAR_DIRECTORY / "cache"),
+                str(directory / "cache"),
                 "-ivy",
-                str(IVY_FILE),
+                str(ivy_file),
                 "-retrieve",
-                str(JAR_DIRECTORY / "[artifact]-[revision].[ext]"),
+                str(directory / "[artifact]-[revision](-[classifier]).[ext]"),
             ],
             capture_output=True,
             text=True,
@@ -53,19 +60,22 @@ def fetch_jars() -> list[str]:
         )
         assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-4000:]
         done.touch()
-    return sorted(glob.glob(str(JAR_DIRECTORY / "*.jar")))
+    return sorted(glob.glob(str(directory / "*.jar")))
 
 
 class Jvm:
     """A JVM with the client on its class path; `close` ends it."""
 
-    def __init__(self, properties: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, properties: dict[str, str] | None = None, jars: list[str] | None = None
+    ) -> None:
+        """`jars`: others than the client's."""
         (py4j_jar,) = glob.glob(str(PYSPARK_JARS / "py4j-*.jar"))
         options = [f"-D{name}={value}" for name, value in (properties or {}).items()]
-        self._log = open(os.devnull, "wb")
+        self._log = open(os.devnull, "w")  # py4j hands it text
         port, self.process = launch_gateway(
             jarpath=py4j_jar,
-            classpath=os.pathsep.join(fetch_jars()),
+            classpath=os.pathsep.join(jars or fetch_jars()),
             javaopts=["-Xmx256m", "-Drocketmq.client.logLevel=ERROR", *options],
             java_path=java_command(),
             die_on_exit=True,

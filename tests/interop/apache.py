@@ -1,0 +1,137 @@
+"""Apache RocketMQ's own broker, unmodified, in a JVM of its own.
+
+Its jars come as the client's do (tests.interop.jvm). Times are short, files small, and what a slave
+of ours would not see anyway (timer wheel, tiered store, the VIP port's clients) is off.
+"""
+
+import glob
+import signal
+import socket
+from pathlib import Path
+
+from py4j.java_gateway import JavaObject
+
+from tests.interop.jvm import Jvm, fetch
+
+IVY_FILE = Path(__file__).with_name("ivy-broker.xml")
+JARS = "rocketmq-broker-5.3.3"
+STOP_S = 60
+SETTINGS = {
+    "brokerClusterName": "InteropCluster",
+    "brokerIP1": "127.0.0.1",
+    "brokerIP2": "127.0.0.1",
+    "mappedFileSizeCommitLog": "262144",
+    "mappedFileSizeConsumeQueue": "60000",
+    "maxMessageSize": "65536",
+    "maxHashSlotNum": "500",
+    "maxIndexNum": "2000",
+    "timerWheelEnable": "false",
+    "haSendHeartbeatInterval": "500",
+    "registerNameServerPeriod": "10000",
+    "diskMaxUsedSpaceRatio": "95",
+    "slaveReadEnable": "true",
+    "enableScheduleMessageStats": "false",
+}
+
+
+def ports():
+    """A port for the broker whose neighbours (VIP listener, HA listener) are free, too."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        try:
+            for near in (port - 2, port + 1):
+                with socket.socket() as probe:
+                    probe.bind(("127.0.0.1", near))
+        except OSError:
+            continue
+        return port
+
+
+class ApacheBroker:
+    """One broker below `directory`; `start` returns when it takes requests."""
+
+    def __init__(self, directory: Path, namesrv: str, root: str = "", **settings: str) -> None:
+        """`root`: a store directory that is there already; else one is made."""
+        self.directory = directory
+        self.store = Path(root) if root else directory / "store"
+        self.port = ports()
+        self.address = f"127.0.0.1:{self.port}"
+        self.jvm: Jvm | None = None
+        self.controller: JavaObject | None = None
+        self.settings = {
+            **SETTINGS,
+            "namesrvAddr": namesrv,
+            "listenPort": str(self.port),
+            "haListenPort": str(self.port + 1),
+            "storePathRootDir": str(self.store),
+            "storePathCommitLog": str(self.store / "commitlog"),
+            **settings,
+        }
+
+    def start(self) -> None:
+        """Raises when it does not start; its log is in the exception."""
+        assert self.jvm is None
+        (self.directory / "home" / "conf").mkdir(parents=True, exist_ok=True)
+        conf = self.directory / "broker.conf"
+        conf.write_text("".join(f"{key}={value}\n" for key, value in self.settings.items()))
+        properties = {
+            "rocketmq.home.dir": str(self.directory / "home"),
+            "user.home": str(self.directory),  # its logs go there
+        }
+        self.jvm = Jvm(properties, fetch(IVY_FILE, JARS))
+        java = self.jvm.gateway.jvm
+        arguments = self.jvm.gateway.new_array(java.String, 2)
+        arguments[0], arguments[1] = "-c", str(conf)
+        startup = self.jvm.rocketmq.broker.BrokerStartup
+        try:
+            self.controller = startup.createBrokerController(arguments)
+            startup.start(self.controller)
+        except Exception as error:
+            raise AssertionError(f"{error}\n{self.log_text()}") from error
+
+    def sync_metadata(self) -> None:
+        """What a slave does every 60 s."""
+        assert self.controller is not None
+        self.controller.getSlaveSynchronize().syncAll()
+
+    def save_offsets(self) -> None:
+        """What a master does every 5 s."""
+        assert self.controller is not None
+        self.controller.getConsumerOffsetManager().persist()
+
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        """SIGTERM stops it in order, SIGKILL does not ask."""
+        if self.jvm is not None:
+            jvm, self.jvm, self.controller = self.jvm, None, None
+            jvm.process.send_signal(number)
+            jvm.process.wait(timeout=STOP_S)
+            jvm.close()
+
+    def kill(self) -> None:
+        self.stop(signal.SIGKILL)
+
+    def log_text(self) -> str:
+        """The ends of its logs."""
+        logs = glob.glob(str(self.directory / "logs/rocketmqlogs/**/*.log"), recursive=True)
+        texts = {path: Path(path).read_text(errors="replace") for path in sorted(logs)}
+        lines = [
+            f"{Path(path).name}: {line}"
+            for path, text in texts.items()
+            for line in text.splitlines()
+            if " ERROR " in line or " WARN " in line or "Exception" in line
+        ]
+        return "\n".join(lines[-60:])
+
+    def log_bytes(self, begin: int = 0) -> bytes:
+        """The CommitLog's files from that offset on, one behind the other."""
+        paths = sorted((self.store / "commitlog").iterdir())
+        return b"".join(path.read_bytes() for path in paths if int(path.name) >= begin)
+
+    def units(self, topic: str, queue: int) -> bytes:
+        """The units of a queue whose first file is its only one."""
+        (path,) = (self.store / "consumequeue" / topic / str(queue)).iterdir()
+        data = path.read_bytes()
+        count = next(n for n in range(0, len(data), 20) if not any(data[n : n + 20]))
+        return data[:count]

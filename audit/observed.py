@@ -16,7 +16,7 @@ from audit.history import of_group
 from audit.tables import Tables
 
 # What a node may say that was hit by a fault of these kinds: a broken disk stops it, on purpose.
-EXPECTED_KINDS = "disk|fsync|flip|torn|lost-|truncat|damage|power"
+EXPECTED_KINDS = "^(disk|eio|short|flip|torn|lost|lying)-|power-cut"
 EXPECTED_LINES = "OSError|No space left|Input/output error|fsync|member_failed|StoreDamaged|damaged"
 
 

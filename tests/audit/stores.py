@@ -246,10 +246,19 @@ class History:
         self.op += 1
         self._add("ok", "drain", topic=topic, group="G", complete=complete)
 
+    def event(self, kind: str, function: str, op: int | None = None, /, **fields: Any) -> int:
+        """Any other event; without `op` an operation of its own. Returns its operation."""
+        if op is None:
+            self.op += 1
+            op = self.op
+        self._add(kind, function, op, **fields)
+        return op
+
     def write(self, path: Path) -> Path:
         path.write_text("".join(json.dumps(event) + "\n" for event in self.events))
         return path
 
-    def _add(self, kind: str, function: str, op: int | None = None, **fields: Any) -> None:
-        event = {"type": kind, "f": function, "op": self.op if op is None else op, "t_ns": 1}
+    def _add(self, kind: str, function: str, op: int | None = None, /, **fields: Any) -> None:
+        event = {"type": kind, "f": function, "op": self.op if op is None else op}
+        event["t_ns"] = len(self.events)
         self.events.append(event | {"p": "producer-0"} | fields)

@@ -167,6 +167,12 @@ def test_a_wrong_message_is_named(messages: AuditReport, check: str, numbers: li
     assert messages.count(check) == len(numbers)
 
 
+def test_what_the_history_says_nothing_of_is_not_checked(messages: AuditReport) -> None:
+    names = {check.name for check in messages.checks}
+    assert not names & {"offsets_back", "metadata_back", "two_leaders", "log_lines"}
+    assert messages.mode == "raft"
+
+
 def test_a_phantom_is_named(messages: AuditReport) -> None:
     assert ids(messages, "phantom") == ["F" * 32]
 

@@ -574,10 +574,9 @@ class MessageStore:
         confirmed = min(self.dispatched_offset, self.commitlog.durable_offset)
         if self._log_stamp is None:
             self._log_stamp = (self.commitlog.max_offset, self._stamp_ms)
+        queues = self.queues.begin_flush()  # first: it writes, and so may raise
         index = None if self.index is None else self.index.begin_flush()
-        return StoreFlush(
-            self.queues.begin_flush(), index, self.checkpoint, confirmed, self._stamp_ms
-        )
+        return StoreFlush(queues, index, self.checkpoint, confirmed, self._stamp_ms)
 
     def finish_flush(self, flush: StoreFlush, *, synced: bool) -> None:
         """After `run`: note in the checkpoint what is durable now. The note itself is synced by the

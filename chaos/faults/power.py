@@ -80,8 +80,8 @@ def cut(home: Path, store: Path, rng: random.Random, temper: Temper | None = Non
         place = places.get(inode)
         if place is None:
             continue  # its creation was undone, or its removal survived
-        hurt, of = _undo_contents(place, changes, temper, rng)
-        files += hurt > 0
+        hurt, of, shorter = _undo_contents(place, changes, temper, rng)
+        files += hurt > 0 or shorter
         pages += hurt
         pending_pages += of
     forget(home)
@@ -121,8 +121,8 @@ def _inode(path: Path) -> int | None:
 
 def _undo_contents(
     path: Path, changes: FileChanges, temper: Temper, rng: random.Random
-) -> tuple[int, int]:
-    """(pages that lost something, pages that could), a lost size counting as a page."""
+) -> tuple[int, int, bool]:
+    """(pages that lost something, pages that could, whether the size is another one)."""
     with path.open("r+b", buffering=0) as file:
         descriptor = file.fileno()
         size = os.fstat(descriptor).st_size
@@ -135,7 +135,7 @@ def _undo_contents(
             whole = rebuild(content.ljust(PAGE_BYTES, b"\0"), pieces[page.page], page)
             os.pwrite(descriptor, whole, page.page * PAGE_BYTES)
         os.ftruncate(descriptor, fate.size)
-    return fate.hurt + (fate.size != size), len(fate.pages)
+    return fate.hurt, len(fate.pages), fate.size != size
 
 
 # ---- the kernel's truth ---------------------------------------------------------------------

@@ -512,23 +512,40 @@ def FrameWriterAt(store: MessageStore) -> FrameWriter:
 
 
 class FullDisk(OsDisk):
-    """No room for index files while `full`."""
+    """No room for index files (or for what `place` says) while `full`."""
 
     full = False
+    place = "index/"
 
     def open(self, path: str, *, allocate_bytes: int | None = None) -> File:  # type: ignore[override]
-        if self.full and path.startswith("index/") and not self.exists(path):
+        if self.full and path.startswith(self.place) and not self.exists(path):
             raise OSError(errno.ENOSPC, "full")
         file = super().open(path, allocate_bytes=allocate_bytes)
         real = file.pwrite
 
         def pwrite(offset: int, data: bytes | memoryview) -> None:
-            if self.full and path.startswith("index/"):
+            if self.full and path.startswith(self.place):
                 raise OSError(errno.ENOSPC, "full")
             real(offset, data)
 
         file.pwrite = pwrite  # type: ignore[method-assign]
         return file
+
+
+def test_a_flush_that_a_full_disk_refused_may_be_begun_again(tmp_path: Path) -> None:
+    """Found by disk-full: the second round of snapshots ended the broker."""
+    disk = FullDisk(str(tmp_path))
+    store = open_store(disk)
+    write(store, 8)
+    store.index_all()
+    disk.full, disk.place = True, "consumequeue/"
+    for _ in range(2):
+        with pytest.raises(OSError, match="full"):
+            store.flush()
+    disk.full = False
+    store.flush()
+    assert numbers(store, "all") == list(range(8))
+    store.close()
 
 
 @pytest.mark.parametrize("before", [0, 2, 4, 8])

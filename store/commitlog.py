@@ -239,7 +239,8 @@ class CommitLog:
         only. Blocking. Raises OSError."""
         assert not self._settled
         assert self.min_offset <= end <= self.max_offset
-        if self._mark is not None and (self._mark.lost or self._mark.durable_offset > end):
+        durable = self.durable_hint  # nothing, if the mark is lost
+        if self._mark is not None and durable > end:
             self._mark.lower_durable(end)
         while self._segments and self._segments[-1].start >= end and len(self._segments) > 1:
             self._remove(self._segments.pop())
@@ -249,7 +250,7 @@ class CommitLog:
         last.file = self._disk.open(last.path, allocate_bytes=self.segment_size_bytes)
         last.written_end = end
         for segment in self._segments:
-            if segment.end > self.durable_hint or segment is last:
+            if segment.end > durable or segment is last:
                 segment.file.sync()
         self._disk.sync_directory(self.directory)
         self.max_offset = self.durable_offset = end

@@ -395,6 +395,53 @@ def test_truncation_is_durable_before_it_returns(tmp_path: Path) -> None:
     assert mark.durable_offset == 500
 
 
+def test_a_lost_mark_is_known_again_once_the_whole_log_is_synced(tmp_path: Path) -> None:
+    disk = OrderDisk(str(tmp_path))
+    log = CommitLog(disk, "commitlog", SIZE)
+    log.open()
+    for _ in range(3):
+        put(log, b"a" * 1000)
+    end = log.max_offset
+    log.close()
+    mark = Checkpoint(disk, "checkpoint")
+    mark.open(verify=True)
+    assert mark.lost
+    log = CommitLog(disk, "commitlog", SIZE, mark)
+    log.open(restore=True)
+    assert (log.durable_hint, log.mark_lost) == (0, True)
+    disk.order.clear()
+    log.settle(end)
+    synced = [name for action, name in disk.order if action == "sync"]
+    assert synced == [segment.path[-4:] for segment in log.segments()]
+    assert disk.order[-1] == ("write", "oint")
+    assert (mark.lost, mark.durable_offset) == (False, end)
+
+
+@pytest.mark.parametrize("action", ["patch", "hold"])
+def test_a_segment_in_use_by_the_pool_is_closed_when_it_is_not(disk: OsDisk, action: str) -> None:
+    log = new_log(disk, SIZE)
+    for _ in range(3):
+        put(log, b"a" * 900)
+    sync(log)
+    if action == "patch":
+        ticket = log.patch(10, b"patched")
+        assert log.read(8, 12) == b"aapatchedaaa"
+        log.delete_before(SIZE)
+        ticket.run()  # of a file without a name
+        durable = log.durable_offset
+        assert log.finish_sync(ticket) == durable
+    else:
+        hold = log.hold(10)
+        log.delete_before(SIZE)
+        assert hold.read(10, 3) == b"aaa"
+        log.release(hold)
+        with pytest.raises(OSError, match="Bad file"):
+            hold.read(10, 3)
+    assert log._retired == []
+    with pytest.raises(OffsetOutOfRange):
+        log.patch(10, b"gone")
+
+
 def test_a_failed_sync_is_final(disk: OsDisk) -> None:
     log = new_log(disk, SIZE)
     put(log, b"a" * 10)

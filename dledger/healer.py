@@ -220,6 +220,12 @@ class Healer:
         self._frames.prune(self._is_there)
         self._frames.tick(now_ms)
         self._send_requests()
+        for index in self._frames.hopeless(now_ms):
+            if index > self._standing()[1]:
+                # The next start gives it up, and recovers: see dledger.repair.
+                damage = StoreDamaged(self._log.index.position_of(index), f"frame {index}")
+                self._on_failed("nobody else has an uncommitted frame", damage)
+                return
         self._scrubber.tick(now_ms, busy)
 
     def on_message(self, message: RepairRequest | RepairResponse) -> None:

@@ -491,6 +491,8 @@ class FrameRepair:
         self.patched_frames = 0
         self.dropped = 0  # not noted at the limit
         self._wanted: OrderedDict[int, Wanted] = OrderedDict()  # by index; the first one is asked
+        self._hopeless_since_ms: dict[int, float] = {}  # nobody had it, round after round
+        self._timing = timing
 
     def __len__(self) -> int:
         return len(self._wanted)
@@ -516,6 +518,7 @@ class FrameRepair:
     def forget(self, index: int) -> None:
         """The frame is whole again, or gone: cut, or taken by retention."""
         self._wanted.pop(index, None)
+        self._hopeless_since_ms.pop(index, None)
         current = self.asker.wanted
         if current is not None and current.index == index:
             self.asker.end()
@@ -532,6 +535,11 @@ class FrameRepair:
     def tick(self, now_ms: float) -> None:
         """Ask for the next one; when a round brings nothing, it is another one's turn."""
         asker, wanted = self.asker, self._wanted
+        if asker.wanted is not None and now_ms >= asker.due_ms:
+            if not asker.unanimous:
+                self._hopeless_since_ms.pop(asker.wanted.index, None)
+            else:
+                self._hopeless_since_ms.setdefault(asker.wanted.index, now_ms)
         if asker.wanted is None:
             if wanted:
                 asker.begin(next(iter(wanted.values())), now_ms)
@@ -541,6 +549,13 @@ class FrameRepair:
                 asker.begin(next(iter(wanted.values())), now_ms)
             else:
                 asker.tick(now_ms)
+
+    def hopeless(self, now_ms: float) -> list[int]:
+        """Frames that everybody has said not to have for `patience_ms`. A committed one will be
+        had again by somebody; one that is not committed may have been on this replica only, and
+        then this replica must not go on with it: it cannot lead nor be led past it."""
+        since = now_ms - self._timing.patience_ms
+        return [index for index, at in self._hopeless_since_ms.items() if at <= since]
 
     def step(
         self, response: RepairResponse, now_ms: float, segment_end: Callable[[int], int]

@@ -472,6 +472,28 @@ def test_known_frames_are_mended_one_after_the_other() -> None:
     assert repair.requests() == []
 
 
+def test_what_nobody_has_is_told_after_a_while() -> None:
+    log, others = Log([1, 1, 2, 2]), Log([1, 1])
+    repair = FrameRepair(A, VOTERS, TIMING, 0)
+    repair.add(log.wanted(2, known=True))
+    repair.add(log.wanted(4, known=True))
+    now_ms, told_ms = 0.0, 0.0
+    while now_ms < 5_000 and not told_ms:
+        repair.tick(now_ms)
+        for request in repair.requests():
+            if request.index == 4 or request.to == B:  # of the other one C says nothing
+                nothing = answer(request, others.index, 2, Standing.WHOLE, others.read)
+                if nothing.outcome is not Outcome.FRAMES:
+                    assert repair.step(nothing, now_ms, segment_end) is None
+        if repair.hopeless(now_ms):
+            told_ms = now_ms
+        now_ms += 20
+    assert repair.hopeless(now_ms) == [4]
+    assert told_ms >= TIMING.patience_ms
+    repair.forget(4)
+    assert repair.hopeless(now_ms) == []
+
+
 def test_what_is_gone_is_not_asked_for_any_more() -> None:
     log = Log([1, 1, 2, 2])
     repair = FrameRepair(A, VOTERS, TIMING, 0)

@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 import random
 import shutil
+import signal
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from chaos.cluster.clusterfile import ClusterError, ClusterState, Node
 from chaos.cluster.launch import node_directory
+from chaos.cluster.topology import CLASSIC, MODES
 from chaos.faults import power
 from chaos.faults.base import Context, Deed, Hit, Kind, Need, Planned, Table
 from chaos.faults.power import FAULTS, Cut, LoopDisk
@@ -141,15 +143,55 @@ class KernelPowerCut(Kill):
 
 
 class DiskLoss(Kill):
-    """SIGKILL, and the store is gone; started again with an empty disk."""
+    """SIGKILL, and the store is gone; started again with an empty disk.
+
+    A classic master cannot fetch what it lost: heal does what an operator would. The slave is
+    stopped in order, its store is copied to the master's disk, and both are started.
+    """
 
     async def do(self, hit: Hit) -> None:
         await super().do(hit)
         for node in hit.nodes:
             await asyncio.to_thread(lose_disk, self.context, node)
 
+    async def undo(self, hit: Hit) -> None:
+        cluster = self.context.cluster
+        for name in list(self._taken):
+            node = cluster.state().node(name)
+            if not alive(node) and needs_restoring(cluster.state(), node):
+                await self._restore(node)
+        await super().undo(hit)
+
+    async def _restore(self, master: Node) -> None:
+        cluster = self.context.cluster
+        slaves = [n for n in cluster.state().members(master.group) if n.name != master.name]
+        slave = next((n for n in slaves if store_of(self.context, n).exists()), None)
+        if slave is None:
+            raise ClusterError(f"{master.name} has no slave to be restored from")
+        if alive(slave):
+            process = cluster.signal(slave.name, signal.SIGTERM)
+            await cluster.wait_dead(process, END_S)
+        await asyncio.to_thread(copy_store, self.context, slave, master)
+        cluster.start(slave.name)
+
     def describe(self) -> str:
-        return f"disk of {self.targets()} lost, started again with an empty one"
+        return f"disk of {self.targets()} lost, started again with an empty or restored one"
+
+
+def needs_restoring(state: ClusterState, node: Node) -> bool:
+    """It is a classic master with slaves: nobody sends it what it lost."""
+    classic = MODES[state.mode].engine == CLASSIC
+    return classic and node.broker_id == 0 and len(state.members(node.group)) > 1
+
+
+def copy_store(context: Context, source: Node, target: Node) -> None:
+    """The store of a stopped node to another's disk. Blocking. Raises OSError."""
+    for entry in store_of(context, source).iterdir():
+        place = store_of(context, target) / entry.name
+        if entry.is_dir():
+            shutil.copytree(entry, place, dirs_exist_ok=True)
+        else:
+            shutil.copy2(entry, place)
 
 
 def lose_disk(context: Context, node: Node) -> None:
@@ -176,6 +218,12 @@ def _needs_layer(cluster: ClusterState | None) -> str | None:
     if cluster is None or cluster.faultable:
         return None
     return "its brokers run without the fault layer; make the cluster with: up --faultable"
+
+
+def _needs_copies(cluster: ClusterState | None) -> str | None:
+    if cluster is None or all(len(cluster.members(group)) > 1 for group in cluster.groups):
+        return None
+    return "its groups have one broker each: nothing would come back"
 
 
 def _needs_loop(cluster: ClusterState | None) -> str | None:
@@ -274,11 +322,16 @@ KINDS: Table = {
         Kind(
             "disk-loss",
             "disk",
-            "killed, its whole store removed; started again with an empty disk",
+            "killed, its whole store removed; started again with an empty disk (a classic master: "
+            "restored from its slave)",
             ("follower", "leader", "most-behind", "minority"),
-            frozenset({"raft"}),
+            frozenset({"copies"}),
         ),
         DiskLoss,
     ),
 }
-NEEDS: dict[str, Need] = {"faultable": _needs_layer, "loop-device": _needs_loop}
+NEEDS: dict[str, Need] = {
+    "copies": _needs_copies,
+    "faultable": _needs_layer,
+    "loop-device": _needs_loop,
+}

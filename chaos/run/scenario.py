@@ -139,6 +139,7 @@ _ALL = (
             "restart-all",
             "power-cut:all",
             "disk-loss:leader",
+            "cut-peers:leader+disk-loss:leader",
         ),
     ),
     Scenario(

@@ -149,7 +149,7 @@ class RaftLog:
             if header is not None:
                 term, position, size_bytes = header.term, header.position, header.size_bytes
             else:
-                term, position, size_bytes = 0, damage.position, 0
+                term, position, size_bytes = 0, damage.end, 0
             return Wanted(index.last_index + 1, index.last_term, term, position, size_bytes)
         self._recovery = None
         self._cache_first = index.last_index + 1

@@ -239,8 +239,7 @@ class CommitLog:
         only. Blocking. Raises OSError."""
         assert not self._settled
         assert self.min_offset <= end <= self.max_offset
-        durable = self.durable_hint  # nothing, if the mark is lost
-        if self._mark is not None and durable > end:
+        if self._mark is not None and self.durable_hint > end:
             self._mark.lower_durable(end)
         while self._segments and self._segments[-1].start >= end and len(self._segments) > 1:
             self._remove(self._segments.pop())
@@ -249,9 +248,10 @@ class CommitLog:
         last.file.close()
         last.file = self._disk.open(last.path, allocate_bytes=self.segment_size_bytes)
         last.written_end = end
+        # All of them: below the mark, too, a frame may have been patched just before the kill. It
+        # costs nothing where nothing is dirty.
         for segment in self._segments:
-            if segment.end > durable or segment is last:
-                segment.file.sync()
+            segment.file.sync()
         self._disk.sync_directory(self.directory)
         self.max_offset = self.durable_offset = end
         self._settled = True

@@ -101,11 +101,12 @@ class RecoveredFrames:
 class FrameDamage:
     """Where the good part of a Raft log ends, although more was durable once.
 
-    The frame behind `last` (None: the log's first frame) belongs at `position`, or at the next
-    segment's start if it is a blank record that belongs there. `header`: it is intact, only the
-    payload behind it is not."""
+    `position` is where something bad stands. The frame behind `last` (None: the log's first frame)
+    belongs at `end`, or at the next segment's start if it is a blank record that belongs there.
+    `header`: it is intact, only the payload behind it is not."""
 
     position: int
+    end: int
     reason: str
     last: FrameHeader | None
     header: FrameHeader | None
@@ -283,7 +284,9 @@ class FrameRecovery:
         short = walk.end < self.hint and walk.bad_position < self.hint
         if short or (log.mark_lost and walk.reason is not None):
             reason = walk.reason or f"ends; durable up to {self.hint} once"
-            self.damage = FrameDamage(walk.bad_position, reason, self.last, walk.bad_header)
+            self.damage = FrameDamage(
+                walk.bad_position, self.end, reason, self.last, walk.bad_header
+            )
             return self.damage
         self._settle(walk.reason)
         return None
@@ -293,7 +296,7 @@ class FrameRecovery:
         back, and walk on. `proven`: what stands behind these frames is known to follow them; if
         it is not, it is damaged, too. Raises OSError."""
         assert self.damage is not None
-        log, position = self._log, self.damage.position
+        log, position = self._log, self.end
         run_start, run = position, list[bytes]()  # one behind the other: one write
         taken: list[FrameHeader] = []
         for frame in frames:
@@ -319,7 +322,7 @@ class FrameRecovery:
             return self.run()
         if self.end < self.hint or log.mark_lost:
             reason = "not proven to follow what was patched before it"
-            self.damage = FrameDamage(position, reason, self.last, None)
+            self.damage = FrameDamage(position, position, reason, self.last, None)
             return self.damage
         self._settle("not proven to follow what was patched, and never known durable")
         return None

@@ -437,6 +437,28 @@ def test_a_patch_that_proves_nothing_damages_what_follows(disk: OsDisk) -> None:
     assert recovery.result.last.index == 6
 
 
+def test_another_frame_than_the_damaged_one_may_fit_before_the_blank_record(disk: OsDisk) -> None:
+    """What stood at the segment's start was another leader's; the group's is smaller."""
+    mended = Mended(disk)
+    first = next(i for i, f in enumerate(mended.frames) if f.position == SIZE)
+    before = mended.frames[first - 1]
+    damage(disk, mended.frames, first, "header")
+    log = CommitLog(disk, "commitlog", SIZE)
+    log.open(restore=True)
+    recovery = FrameRecovery(log, mended.frames[-1].end)
+    found = recovery.run()
+    assert found is not None
+    assert (found.position, found.end) == (SIZE, before.end)
+    assert SIZE - before.end >= HEADER_SIZE_BYTES + 8
+    small = seal_frame(first + 1, 2, before.end, 0, FrameKind.NOOP, 0, b"")
+    following = recovery.patch((small,), proven=False)
+    assert following is not None
+    assert following.end == small.end
+    recovery.cut()
+    assert log.max_offset == small.end
+    assert [h.term for h in walk_frames(log, 0)] == [1] * first + [2]
+
+
 def test_unproven_above_the_mark_is_cut(disk: OsDisk) -> None:
     mended = Mended(disk)
     damage(disk, mended.frames, 4, "header")

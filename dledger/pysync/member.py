@@ -155,7 +155,9 @@ class PySyncMember:
 
     async def _hand_over(self) -> None:
         """Ask the follower that has most to take over, and wait for it for a bounded time."""
-        if not self.sync._isLeader() or not self.sync.hasQuorum:
+        links = self._transport.links
+        others = [peer for peer in self.config.peers if peer != self.config.node_id]
+        if not self.sync._isLeader() or not any(links.is_open(peer) for peer in others):
             return
         deadline_ms = self._clock_ms() + self.config.transfer_on_stop_ms
         self.guarded(self.sync.transferLeadership)

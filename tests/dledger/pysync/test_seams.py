@@ -20,8 +20,11 @@ from dledger.settings import MemberConfig
 from dledger.state import CoreConfig
 from dledger.wire import WireError
 from store.commitlog import CommitLog
+from store.config import StoreConfig, StoreMode
 from store.disk import OsDisk
 from store.frame import HEADER_SIZE_BYTES, Frame, FrameKind, seal_frame
+from store.messagestore import MessageStore
+from tests.store.make import FrameWriter, record
 
 SEGMENT_SIZE_BYTES = 1 << 20
 MORE_THAN_HALF_BYTES = SEGMENT_SIZE_BYTES // 2 + 1  # of a segment: two do not fit
@@ -216,6 +219,47 @@ def test_term_vote_and_commit_index_survive_and_are_never_synced(store, monkeypa
 def test_an_unreadable_meta_file_counts_as_none(tmp_path, text):
     (tmp_path / "meta").write_bytes(text)
     assert MetaFile(OsDisk(str(tmp_path)), "meta").load() == Meta()
+
+
+def open_store(root: Path) -> MessageStore:
+    config = StoreConfig(mode=StoreMode.RAFT, segment_size_bytes=4096, units_per_file=50)
+    store = MessageStore(OsDisk(str(root)), config)
+    store.open()
+    return store
+
+
+def test_a_store_forgets_what_its_log_lost(tmp_path):
+    """And a kill right behind that leaves no hole: the checkpoint says where the queues end."""
+    store = open_store(tmp_path)
+    writer = FrameWriter(store.commitlog)
+    frames = [writer.messages([record(), record(queue_id=1)]) for _ in range(30)]
+    for frame in frames:
+        store.dispatch_frame(frame)
+    store.flush()
+    assert store.checkpoint.fields.confirm_offset == frames[-1].end
+    end = frames[9].end
+    flush = store.begin_flush()
+    store.commitlog.truncate(end)
+    assert not store.cut_back(end)
+    assert store.queues.queue("T", 0).max_offset == 30
+    flush.run()
+    store.finish_flush(flush, synced=True)
+    assert store.checkpoint.fields.confirm_offset > end
+    assert store.cut_back(end)
+    assert store.cut_back(end)  # nothing more to cut
+    assert store.dispatched_offset == store.checkpoint.fields.confirm_offset == end
+    assert [store.queues.queue("T", n).max_offset for n in (0, 1)] == [10, 10]
+    store.queues.close()  # a kill: nothing is flushed
+    store.commitlog.close()
+    store.checkpoint.close()
+    store = open_store(tmp_path)
+    store.recover_frames()
+    assert store.dispatched_offset == end
+    writer = FrameWriter(store.commitlog, term=2, index=10)
+    writer.offsets = {("T", 0): 10, ("T", 1): 10}
+    store.dispatch_frame(writer.messages([record(), record(queue_id=1)]))
+    assert [store.queues.queue("T", n).max_offset for n in (0, 1)] == [11, 11]
+    store.close()
 
 
 def framed(data: bytes) -> bytes:

@@ -11,7 +11,9 @@ or the cluster, one table `NEEDS`; chaos.faults.catalogue joins them.
 
 from __future__ import annotations
 
+import asyncio
 import random
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,13 +21,15 @@ from typing import TYPE_CHECKING, Protocol
 
 from chaos.cluster.cluster import Cluster, NodeStatus
 from chaos.cluster.clusterfile import ClusterError, ClusterState, Node
-from chaos.faults.select import leaders, select
+from chaos.faults.select import NobodyNow, leaders, select
 from chaos.history.files import HistoryWriter
 
 if TYPE_CHECKING:
     from chaos.faults.links import Links
 
 PROCESS = "nemesis"
+CHOOSE_TIMEOUT_S = 5.0  # many elections long
+CHOOSE_POLL_S = 0.05
 FAMILIES = ("process", "network", "disk", "damage", "clock", "names")
 
 
@@ -150,10 +154,20 @@ class Deed(ABC):
         """What it does, in a few words; names the nodes once they are known."""
 
     async def choose(self) -> Hit:
-        """Whom to hit: the planned selector, unless a subclass knows better."""
-        statuses = await self.context.cluster.status()
-        nodes = select(self.planned.whom, statuses, self.planned.choice)
-        return Hit(tuple(nodes), role_of(nodes[0], statuses) if nodes else "")
+        """Whom to hit: the planned selector, unless a subclass knows better.
+
+        During an election nobody leads: it waits `CHOOSE_TIMEOUT_S` for somebody."""
+        deadline = time.monotonic() + CHOOSE_TIMEOUT_S
+        while True:
+            statuses = await self.context.cluster.status()
+            try:
+                nodes = select(self.planned.whom, statuses, self.planned.choice)
+            except NobodyNow:
+                if time.monotonic() > deadline:
+                    raise
+                await asyncio.sleep(CHOOSE_POLL_S)
+                continue
+            return Hit(tuple(nodes), role_of(nodes[0], statuses) if nodes else "")
 
     async def inject(self) -> None:
         """Choose, write it down, do it, write that it is done."""

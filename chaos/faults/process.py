@@ -109,10 +109,10 @@ class Transfer(Deed):
 
     async def choose(self) -> Hit:
         """Whom it hits is who leads; the selector says to whom it goes."""
-        statuses = await self.context.cluster.status()
-        (chosen,) = select(self.planned.whom, statuses, self.planned.choice)
-        if role_of(chosen, statuses) == "leader":
-            return Hit((chosen,), "leader")
+        hit = await super().choose()
+        if hit.role == "leader":
+            return hit
+        (chosen,) = hit.nodes
         leader = await self.context.cluster.leader(chosen.group)
         if leader is None:
             raise ClusterError("there is no leader to take leadership from")

@@ -196,6 +196,7 @@ class Proxy:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
+        self._rules.clear()
         for link in self.links.values():
             await link.close()
 
@@ -317,8 +318,8 @@ async def run(links: Sequence[Mapping[str, Any]], control: Path) -> None:
         await proxy.failure_or(stopping)
     finally:
         server.close()
+        await proxy.stop()  # before the controls' rules are lifted: what is held stays undelivered
         await controls.stop()
-        await proxy.stop()
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

@@ -22,6 +22,11 @@ from itertools import combinations, islice
 from chaos.cluster.cluster import NodeStatus
 from chaos.cluster.clusterfile import NAMESRV, ClusterError, Node
 
+
+class NobodyNow(ClusterError):
+    """The target is a role that nobody has at the moment; a moment later somebody may."""
+
+
 LEADING = ("leader", "master")
 SELECTORS = (
     "leader",
@@ -39,7 +44,8 @@ SELECTORS = (
 
 
 def select(whom: str, statuses: Sequence[NodeStatus], choice: float) -> list[Node]:
-    """The nodes that `whom` means now. Raises ClusterError if there is none."""
+    """The nodes that `whom` means now. Raises ClusterError if there is none, NobodyNow if that may
+    change by itself."""
     brokers = [s for s in statuses if s.node.kind == "broker"]
     servers = [s.node for s in statuses if s.node.kind == NAMESRV]
     if whom == "clients":
@@ -56,7 +62,7 @@ def select(whom: str, statuses: Sequence[NodeStatus], choice: float) -> list[Nod
     if whom in LEADING:
         leading = leaders(brokers)
         if not leading:
-            raise ClusterError("there is no leader now")
+            raise NobodyNow("there is no leader now")
         return [pick(leading, choice)]
     if whom in ("minority", "majority"):
         group = _group(brokers, choice)
@@ -100,12 +106,12 @@ def _follower(whom: str, brokers: Sequence[NodeStatus], choice: float) -> Node:
     leading = {node.name for node in leaders(brokers)}
     others = [s for s in brokers if s.alive and s.node.name not in leading]
     if not others:
-        raise ClusterError("there is no follower alive")
+        raise NobodyNow("there is no follower alive")
     if whom != "most-behind":
         return pick([s.node for s in others], choice)
     known = [s for s in others if s.view is not None]
     if not known:
-        raise ClusterError("no follower answers, so none is known to be the most behind")
+        raise NobodyNow("no follower answers, so none is known to be the most behind")
     ends = [s.view.last_index for s in known if s.view is not None]
     return pick([s.node for s, end in zip(known, ends, strict=True) if end == min(ends)], choice)
 

@@ -13,7 +13,7 @@ import pytest
 
 from chaos.cluster.cluster import Cluster
 from chaos.cluster.clusterfile import ClusterError
-from chaos.faults import process
+from chaos.faults import base, process
 from chaos.faults.base import Context, Fault, Planned
 from chaos.faults.catalogue import make
 from chaos.history.files import HistoryWriter
@@ -51,8 +51,13 @@ class Scene:
 
 
 @pytest.fixture
-async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
-    cluster = Cluster(tmp_path / "c", AgreeingProbe(), Programs())
+def probe() -> AgreeingProbe:
+    return AgreeingProbe()
+
+
+@pytest.fixture
+async def scene(tmp_path: Path, probe: AgreeingProbe) -> AsyncIterator[Scene]:
+    cluster = Cluster(tmp_path / "c", probe, Programs())
     await cluster.up()
     with HistoryWriter(tmp_path / "h.jsonl") as history:
         yield Scene(cluster, history)
@@ -140,6 +145,26 @@ async def test_a_fault_that_cannot_be_done_leaves_nothing_to_heal(scene: Scene) 
     assert (record["type"], record["f"]) == ("fail", "inject")
     assert "n1 is not running" in record["error"]
     await first.heal()
+
+
+async def test_a_leader_is_waited_for_but_not_for_ever(
+    scene: Scene, probe: AgreeingProbe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probe.silent = {"n0"}
+    fault = scene.fault("kill", "leader")
+    injecting = asyncio.create_task(fault.inject())
+    await asyncio.sleep(0.1)
+    assert not injecting.done()
+    probe.silent = set()
+    await injecting
+    assert await scene.down() == ["n0"]
+    await fault.heal()
+    probe.silent = {"n0"}
+    monkeypatch.setattr(base, "CHOOSE_TIMEOUT_S", 0.05)
+    with pytest.raises(ClusterError, match="no leader now"):
+        await scene.fault("kill", "leader").inject()
+    with pytest.raises(ClusterError, match="no target 'n7'"):
+        await scene.fault("kill", "n7").inject()
 
 
 async def test_who_was_started_by_somebody_else_is_left_alone(scene: Scene) -> None:

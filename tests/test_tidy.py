@@ -34,6 +34,7 @@ CORE = [
     "store/record.py",
     "store/properties.py",
     "store/dispatch.py",
+    "store/indexkeys.py",
     "store/retention.py",
     "dledger/messages.py",
     "dledger/quorum.py",

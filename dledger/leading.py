@@ -144,6 +144,8 @@ class Leading(Election, Standing):
             if progress.believes(response.recovering):
                 self._take_match(progress, response.match_index)
                 if not response.recovering:
+                    if progress.recovering:
+                        self._speaks_as_whole(progress)
                     self._count_whole(progress, response.match_index)
                 if response.recovering or self._provisional:
                     self._hurry(progress, response.match_index)

@@ -27,9 +27,9 @@ w had forgotten, and what w said before was no vote in it. So no such candidacy 
 what w acknowledged to a leader of such a term was never committed by it (no such leader is). What
 w acknowledged in terms up to T is in L's log before e as far as it is or will be committed (Raft
 5.4.3), so w has it again. Terms below T: w votes in none any more. T itself: L has won it, and
-w, becoming whole with no vote in T that it knows of, notes one for L, or it could help a late
-second candidacy to win T after a restart. (The same holds for L itself, should it be recovering
-and elected by q whole others: its first no-op is its barrier.)
+w has a frame of term T, which no candidate of that term has: it refuses them all. (That it also
+notes a vote for L, if it knows of none in T, only says so plainly.) The same holds for L itself,
+should it be recovering and elected by q whole others: its first no-op is its barrier.
 
 Why the words of peers are not enough without a barrier, be they f + 1: with five replicas, x may
 answer first and then vote for A, whose candidacy is as old as w's forgotten vote. And why not
@@ -103,6 +103,10 @@ class Standing(CoreState):
             progress.barrier_index = self._log.last_index + 1
             self.wants_noop = True
 
+    def _speaks_as_whole(self, progress: Progress) -> None:
+        """It has taken its certificate."""
+        progress.recovering = progress.certified = 0
+
     def _hurry(self, progress: Progress, match_index: int) -> None:
         """The follower has acknowledged what it needs to be certified: have it say so in a
         heartbeat's answer, which names its incarnation, now rather than at the next round."""
@@ -159,7 +163,7 @@ class Standing(CoreState):
         for progress in self._progress.values():
             if progress.recovering is None:
                 return
-            if progress.recovering != self._electors[progress.peer]:
+            if progress.recovering != self._electors.get(progress.peer):
                 self._become_follower(self.term, None, f"{progress.peer} may not know its vote")
                 return
         followers = self._progress.values()
@@ -193,7 +197,6 @@ class Standing(CoreState):
         self.whole = True
         if self.voted_for is None:
             self._vote_for(leader, 0)
-        self._voted_incarnation = 0  # a grant given while recovering is not repeated as a whole one
         self._out_hard_state = True
         self._dirty = True
 

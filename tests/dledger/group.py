@@ -246,10 +246,14 @@ class Group:
 
     def elect(self, name: str) -> None:
         """Make `name` the leader, ready, and known to everybody it reaches."""
-        self.now_ms += self.config.election_ms_max * 2  # nobody hears a leader any more
+        self.elect_unready(name)
+        assert self.members[name].core.leader_ready, (name, self.members[name].core.role)
+
+    def elect_unready(self, name: str) -> None:
+        """Make `name` campaign as if nobody had heard of a leader for long."""
+        self.now_ms += self.config.election_ms_max * 2
         self.campaign(name)
         self.settle()
-        assert self.members[name].core.leader_ready, (name, self.members[name].core.role)
 
     def inject(self, message: Message) -> None:
         """Deliver a message that is not on the queue: late, repeated or made up."""

@@ -1,6 +1,8 @@
 """Planted breaks: each takes one rule away. A checker that misses any of them is worth nothing.
 
 Most are faults that real systems had: 1, 3 and 5 are pysyncobj 0.3.17's, 2 was jraft #1241.
+13 to 17 and 19 take a rule of dledger/standing.py away. Those of its rules whose want needs more
+losses at a time than the promise covers are tested in tests/dledger/test_standing.py.
 """
 
 from __future__ import annotations
@@ -12,13 +14,17 @@ from dledger.messages import (
     AppendRequest,
     AppendResponse,
     HardState,
+    HeartbeatResponse,
     Ready,
     Role,
     VoteRequest,
     VoteResponse,
 )
+from dledger.progress import Progress
+from dledger.promises import Promises
 from dledger.quorum import Tally, majority, reached_by_majority
-from tests.simulator.node import SimNode
+from dledger.slots import SlotFile
+from tests.simulator.node import VOTES, SimNode
 
 
 class CutsAtMatch(RaftCore):
@@ -88,7 +94,7 @@ class CountsVotesByNumber(RaftCore):
     __slots__ = ()
 
     def _on_vote_response(self, response: VoteResponse) -> None:
-        if self._tally is not None and type(self._tally) is Tally:
+        if self._tally is not None and type(self._tally) is Tally and self.whole:
             counted = _Counted(self.voters)
             counted.granted = self._tally.granted
             counted.refused = self._tally.refused
@@ -160,7 +166,7 @@ class ReadsWithoutRound(RaftCore):
     def _start_read_round(self) -> None:
         self._round += 1
         for progress in self._progress.values():
-            progress.round = self._round
+            progress.whole_round = self._round
         self._confirm_reads()
 
 
@@ -173,12 +179,128 @@ class MinorityElects(RaftCore):
         tally = self._tally
         if (
             self.role is Role.CANDIDATE
+            and self.whole  # or no group would ever be founded
             and tally is not None
             and len(tally.granted) >= majority(len(self.voters)) - 1
         ):
             self._become_leader()
+            self._provisional = False
         else:
             super()._count_votes()
+
+
+class CountsRecoveringVotes(RaftCore):
+    """13. The vote of a voter that may have lost its memory is as good as any."""
+
+    __slots__ = ()
+
+    def _on_vote_response(self, response: VoteResponse) -> None:
+        if self.whole:  # or no group would ever be founded
+            response = replace(response, recovering=0)
+        super()._on_vote_response(response)
+
+
+class CountsRecoveringCopies(RaftCore):
+    """14. An acknowledgement of a replica that may have voted in a later term commits."""
+
+    __slots__ = ()
+
+    def _advance_commit(self) -> None:
+        for progress in self._progress.values():
+            progress.whole_index = max(progress.whole_index, progress.match_index)
+        super()._advance_commit()
+
+    def _take_match(self, progress: Progress, match_index: int) -> None:
+        super()._take_match(progress, match_index)
+        self._advance_commit()
+
+
+class CertifiesAlone(RaftCore):
+    """15. The leader's word alone makes a replica whole: it may be deposed and not know it."""
+
+    __slots__ = ()
+
+    def _witnesses(self) -> int:
+        return 1
+
+
+class CertifiesWithoutBarrier(RaftCore):
+    """16. A replica is whole as soon as it answers: whatever it has lost."""
+
+    __slots__ = ()
+
+    def _meet_recovering(self, progress: Progress, response: HeartbeatResponse) -> None:
+        super()._meet_recovering(progress, response)
+        progress.barrier_index = 0
+
+
+class ElectedByAllButOne(RaftCore):
+    """17. With replicas that recover, all but one are taken for all."""
+
+    __slots__ = ()
+
+    def _count_votes(self) -> None:
+        tally = self._tally
+        enough = tally is not None and len(tally.granted) == len(self.voters) - 1
+        if enough and self.whole and self.role is Role.CANDIDATE:
+            self._become_leader()
+            self._provisional = False
+        elif enough and self.whole:
+            self._start_election("all but one would vote for this replica")
+        else:
+            super()._count_votes()
+
+
+class CampaignsWithABadDisk(RaftCore):
+    """18. A leader that stepped down for its disk comes back with it."""
+
+    __slots__ = ()
+
+    def disk_fails(self, reason: str, takes_frames: bool = True) -> None:
+        super().disk_fails(reason, takes_frames)
+        self.unfit = None
+
+
+class ForgetsThatItRecovers(SimNode):
+    """19. That it may have lost promises is not noted: after a restart it is whole."""
+
+    def _save_hard_state(self, ready: Ready) -> None:
+        assert ready.hard_state is not None
+        super()._save_hard_state(replace(ready, hard_state=replace(ready.hard_state, whole=True)))
+
+
+class OneSlotFile(SlotFile):
+    """Two slots used in turn: the older one holds the promise before."""
+
+    def save(self, content: bytes) -> None:
+        if self._file is None:
+            super().save(content)
+            return
+        self._sequence += 1
+        self._write(self._sequence % 2, content)
+
+    def load(self) -> bytes | None:
+        write, self._write = self._write, lambda slot, content: None  # type: ignore[method-assign]
+        try:
+            return super().load()
+        finally:
+            self._write = write  # type: ignore[method-assign]
+
+
+class VotesInOneSlot(SimNode):
+    """20. The newest vote stands in one place only: rot brings the one before back."""
+
+    def make_promises(self) -> Promises:
+        promises = super().make_promises()
+        promises.hard_state._slots = OneSlotFile(self.disk, VOTES)
+        return promises
+
+
+class TrustsThePageCache(SimNode):
+    """21. What was acknowledged before it was durable survives a power cut, it believes."""
+
+    def make_promises(self) -> Promises:
+        return Promises(self.disk, "raft", unsynced=False)
 
 
 CORE_BREAKS: tuple[type[RaftCore], ...] = (
@@ -193,5 +315,16 @@ CORE_BREAKS: tuple[type[RaftCore], ...] = (
     CommitsUnproven,
     ReadsWithoutRound,
     MinorityElects,
+    CountsRecoveringVotes,
+    CountsRecoveringCopies,
+    CertifiesAlone,
+    CertifiesWithoutBarrier,
+    ElectedByAllButOne,
+    CampaignsWithABadDisk,
 )
-NODE_BREAKS: tuple[type[SimNode], ...] = (ForgetsVote,)
+NODE_BREAKS: tuple[type[SimNode], ...] = (
+    ForgetsVote,
+    ForgetsThatItRecovers,
+    VotesInOneSlot,
+    TrustsThePageCache,
+)

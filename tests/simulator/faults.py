@@ -33,15 +33,24 @@ class FaultPlan:
             self._transfer,
             self._step_down,
             self._relapse,
+        ]
+        if world.profile.durable:
+            faults += [self._power_cut, self._power_cut_all]
+        self._faults = rng.sample(faults, rng.randint(1, 5))
+        if rng.random() < 0.15:
+            self._faults += [self._relapse] * 3
+        # In half of the worlds replicas lose promises, or have bad disks, too.
+        memories = [
             self._lose_disk,
             self._rot_votes,
             self._stall_disk,
             self._fill_disk,
             self._power_cut,
+            self._forgotten_vote,
         ]
-        if world.profile.durable:
-            faults += [self._power_cut_all]
-        self._faults = rng.sample(faults, rng.randint(1, 5))
+        if rng.random() < 0.5:
+            self._faults += rng.sample(memories, rng.randint(1, 3))
+        self._forgetful = ""  # the leader of whom a voter is to learn too late
         if rng.random() < 0.6:
             self._faults.append(self._kill_leader)
 
@@ -49,8 +58,6 @@ class FaultPlan:
         # figure 8. In most worlds nobody is.
         self._relapsing: dict[str, str] = {}  # who is to lead again: who shall not hear of it
         self._ambush = rng.choice((0.0, 0.0, 0.3, 0.7))
-        # Voters lose their disks while their votes are on the way.
-        self._amnesia = rng.choice((0.0, 0.0, 0.0, 0.2, 0.5))
         self._ambushes = [self._kill_leader, self._isolate_leader, self._split]
 
     def elected(self, node: SimNode) -> None:
@@ -67,20 +74,35 @@ class FaultPlan:
             fault = world.rng.choice(self._ambushes)
             world.after(delay_ms * world.rng.random(), self._spring, fault, node)
 
-    def voted(self, node: SimNode, vote: VoteResponse) -> None:
-        """`node` grants a vote: it may forget it at once, and the vote may take its time."""
+    def voted(self, node: SimNode, vote: VoteResponse) -> bool:
+        """`node` grants a vote. True: it is on its way for longer than usual, and its giver's
+        disk is lost meanwhile; the old leader is heard again, and the candidate is not."""
         world = self._world
-        if world.healed or world.rng.random() >= self._amnesia or not self._may_lose(node):
-            return
+        leader = world.nodes.get(self._forgetful)
+        if leader is None or world.healed or node.lost or leader.name in (vote.sender, vote.to):
+            return False
+        if not leader.up or leader.core.role is not Role.LEADER or not self._may_lose(node):
+            return False
+        self._forgetful = ""
+        others = world.nodes.keys() - {node.name}
+        world.cut = {(a, b) for a, b in world.cut if node.name not in (a, b)}
+        far = {other for other in others if (other, leader.name) in world.cut}
+        self._cut({(node.name, o) for o in far} | {(o, node.name) for o in far})
         world.after(0.0, self._forget, node)
-        if not world.profile.ordered:
-            for beats in (2, 6, 12):
-                world.after(beats * world.unit_ms * world.rng.random(), world.deliver, vote)
+        world.after((1 + 3 * world.rng.random()) * world.unit_ms, self._arrive, vote)
+        for beats in (0.5, 1.0, 1.5):
+            world.after(beats * world.unit_ms, leader.offer, b"forgotten")
+        return True
 
     def _forget(self, node: SimNode) -> None:
-        if node.up and not self._world.healed and self._may_lose(node):
+        if node.up and not self._world.healed:
             node.wipe()
-            self.restart_later(node)
+            self._world.after(0.1 * self._world.unit_ms, self._restart, node)
+
+    def _arrive(self, vote: VoteResponse) -> None:
+        candidate = self._world.nodes[vote.to]
+        if candidate.up:
+            candidate.receive(vote)
 
     def _replay(self, name: str) -> None:
         """Old messages to a new leader arrive once more: words of its earlier leaderships."""
@@ -203,6 +225,24 @@ class FaultPlan:
         if node.up and (not both or self._may_lose(node)):
             self._stop(node, power=False)
             node.rot_votes((0, 1) if both else (self._world.rng.randrange(2),))
+
+    def _forgotten_vote(self) -> None:
+        """The others hear nothing of the leader until one has voted for another and forgets it."""
+        world = self._world
+        leader = self._leader()
+        if not leader.up or leader.core.role is not Role.LEADER:
+            return
+        others = sorted(world.nodes.keys() - {leader.name})
+        friends = world.rng.sample(others, len(others) // 2 - 1)
+        near = {leader.name, *friends}
+        far = world.nodes.keys() - near
+        self._forgetful = leader.name
+        self._cut({(a, b) for a in near for b in far} | {(b, a) for a in near for b in far})
+        world.after(world.config.election_ms_max, self._remember, leader.name)
+
+    def _remember(self, name: str) -> None:
+        if self._forgetful == name:
+            self._forgetful = ""
 
     # -- disks ------------------------------------------------------------------------------------
 

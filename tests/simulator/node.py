@@ -77,7 +77,7 @@ class SimNode:
             self.commitlog.open()
             self.log = RaftLog(self.commitlog)
             self.log.open()
-            self.promises = Promises(self.disk, "raft", unsynced=not world.profile.durable)
+            self.promises = self.make_promises()
             hard_state = self.promises.open(self.log.last_index == 0)
         except SimCrash:
             self.crash(power=False)
@@ -107,6 +107,9 @@ class SimNode:
         world.checker.started(self)
         self.votes_lost = False
         self._work()
+
+    def make_promises(self) -> Promises:
+        return Promises(self.disk, "raft", unsynced=not self.world.profile.durable)
 
     def crash(self, power: bool) -> None:
         """The process dies; with `power`, the page cache goes with it."""
@@ -351,7 +354,8 @@ class SimNode:
             )
         if isinstance(message, VoteResponse) and message.granted and not message.pre_vote:
             self.world.checker.voted(self, message)
-            self.world.plan.voted(self, message)
+            if self.world.plan.voted(self, message):
+                return
         self.world.send(message)
 
     def _apply(self, commit_index: int) -> None:

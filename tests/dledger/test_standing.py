@@ -1,0 +1,459 @@
+"""Whole and recovering replicas: each rule of dledger/standing.py by itself. (How they play
+together is in scripts/ and in the simulator, where rules 1, 2 and the barrier are also taken away
+one by one. What the simulator cannot show the want of, because it needs more losses at a time
+than the promise covers, or two of them within one candidacy, is here only.)"""
+
+from __future__ import annotations
+
+import pytest
+
+from dledger.errors import Busy
+from dledger.messages import (
+    AppendOrder,
+    AppendRequest,
+    AppendResponse,
+    HardState,
+    Heartbeat,
+    HeartbeatResponse,
+    Role,
+    TimeoutNow,
+    VoteRequest,
+    VoteResponse,
+)
+from dledger.quorum import Outcome, Tally, majority, witnesses
+from tests.dledger.group import Group, Member, make_frame, make_log
+
+LOST = HardState(0, None, whole=False)
+
+
+def led(names: str = "abc") -> Group:
+    group = Group(names)
+    group.elect("a")
+    group.run(75)
+    return group
+
+
+def lose_disk(group: Group, name: str) -> Member:
+    """A blank replica in the place of `name`; its links are as they were."""
+    member = group[name]
+    member.log.clear()
+    member.saved = LOST
+    member.boot()
+    return member
+
+
+def blank(names: str = "abc") -> Group:
+    group = Group(names)
+    for name in names:
+        group.add(name, hard_state=LOST)
+    return group
+
+
+# -- counting ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", range(1, 10))
+def test_witnesses_meet_every_majority_less_one(count: int) -> None:
+    others = count - 1
+    assert witnesses(count) + (majority(count) - 1) > others  # they overlap
+    assert witnesses(count) - 1 + (majority(count) - 1) <= others  # and one less need not
+
+
+@pytest.mark.parametrize(
+    ("voters", "grants", "outcome"),
+    [
+        ("abc", {"a": 0, "b": 0}, Outcome.WON),
+        ("abc", {"a": 0, "b": 7}, Outcome.PENDING),
+        ("abc", {"a": 5, "b": 7, "c": 8}, Outcome.WON),
+        ("abc", {"a": 0, "b": 7, "c": 8}, Outcome.WON),
+        ("abc", {"a": 5, "b": 0, "c": 0}, Outcome.WON),
+        ("abcde", {"a": 0, "b": 0, "c": 7, "d": 8}, Outcome.PENDING),
+        ("abcde", {"a": 0, "b": 0, "c": 7, "d": 8, "e": 9}, Outcome.WON),
+        ("ab", {"a": 0}, Outcome.PENDING),
+        ("ab", {"a": 0, "b": 7}, Outcome.WON),
+        ("a", {"a": 7}, Outcome.WON),
+    ],
+)
+def test_a_majority_of_whole_voters_wins_or_all(
+    voters: str, grants: dict[str, int], outcome: Outcome
+) -> None:
+    tally = Tally(frozenset(voters))
+    for voter, recovering in grants.items():
+        tally.record(voter, True, recovering)
+    assert tally.outcome() is outcome
+    whole = sum(not recovering for recovering in grants.values())
+    assert tally.by_majority is (whole >= majority(len(voters)))
+
+
+def test_an_election_by_all_is_lost_with_the_first_refusal() -> None:
+    tally = Tally(frozenset("abc"))
+    tally.record("a", True, 5)
+    tally.record("b", True, 6)
+    assert tally.outcome() is Outcome.PENDING
+    tally.record("c", False)
+    assert tally.outcome() is Outcome.LOST
+    tally = Tally(frozenset("abc"))
+    tally.record("a", True)
+    tally.record("b", True, 6)
+    assert tally.outcome(unreachable=frozenset("c")) is Outcome.LOST
+    tally = Tally(frozenset("abc"))
+    tally.record("a", True)
+    tally.record("b", False)
+    assert tally.outcome() is Outcome.PENDING  # c may be whole
+
+
+# -- what a recovering replica does and what it is worth --------------------------------------
+
+
+def test_it_says_so_with_every_word() -> None:
+    member = Member("a", list("abc"), hard_state=LOST)
+    member.core.step(VoteRequest("b", "a", 1, 0, 0, False, incarnation=9), 0)
+    member.core.step(Heartbeat("b", "a", 1, 0, 1), 0)
+    member.core.step(AppendRequest("b", "a", 1, 0, 0, 0, tuple(make_log([1]))), 0)
+    member.core.step(AppendRequest("b", "a", 1, 7, 1, 0, ()), 0)
+    member.work()
+    said = {(type(m), getattr(m, "recovering", None)) for m in member.outbox}
+    assert said == {(VoteResponse, 1), (HeartbeatResponse, 1), (AppendResponse, True)}
+    assert not member.saved.whole
+
+
+def test_its_copy_does_not_count_for_commit() -> None:
+    group = led()
+    group["c"].down = True
+    lose_disk(group, "b")
+    group["a"].propose(b"x")
+    group.run(300)
+    assert group["b"].log == group["a"].log
+    assert group["a"].core.commit_index == 1
+    group["c"].down = False
+    group.run(300)
+    assert group["a"].core.commit_index == group["a"].core.last_index
+    assert group["b"].core.whole
+
+
+def test_it_confirms_no_read() -> None:
+    group = led()
+    group["c"].down = True
+    lose_disk(group, "b")
+    group.run(75)
+    group["a"].core.read_index(1)
+    group.run(300)
+    assert group["a"].reads == []
+    group["c"].down = False
+    group.run(300)
+    assert [token for token, _ in group["a"].reads] == [1]
+
+
+def test_a_recovering_leader_confirms_no_read_with_its_own_word() -> None:
+    group = led("abcde")
+    core = group["a"].core
+    core.whole = False
+    core._own_first_index = 99  # and not made whole by what the others have
+    core.read_index(1)
+    group.work()
+    for peer in "bc":
+        core.step(HeartbeatResponse(peer, "a", 1, 1, core._round, 1, 1, 1), group.now_ms)
+    group.work()
+    assert group["a"].reads == []
+    core.step(HeartbeatResponse("d", "a", 1, 1, core._round, 1, 1, 1), group.now_ms)
+    group.work()
+    assert len(group["a"].reads) == 1
+
+
+def test_leadership_is_not_handed_to_it() -> None:
+    group = led()
+    lose_disk(group, "b")
+    group["c"].down = True
+    group.run(150)
+    core = group["a"].core
+    with pytest.raises(Busy, match="b is recovering"):
+        core.transfer("b", group.now_ms)
+    core._progress["b"].match_index = core._progress["c"].match_index + 1
+    core.step_down("disk")
+    orders = [m for r in group["a"].work() for m in r.messages if isinstance(m, TimeoutNow)]
+    assert [m.to for m in orders] == ["c"]
+
+
+def test_it_commits_on_a_heartbeat_only_what_is_proven() -> None:
+    """The leader may not know yet that it forgot what it had acknowledged."""
+    for whole, commit_index in ((True, 3), (False, 0)):
+        member = Member("a", list("abc"), [1, 1, 1], HardState(1, None, whole))
+        member.core.step(Heartbeat("b", "a", 2, 3, 1), 0)
+        assert member.core.commit_index == commit_index
+
+
+# -- votes and candidacies --------------------------------------------------------------------
+
+
+def test_a_vote_counts_for_the_candidacy_that_asked_for_it() -> None:
+    member = Member("a", list("abc"))
+    member.core.step(TimeoutNow("b", "a", 0), 0)
+    member.work()
+    assert member.core.role is Role.CANDIDATE
+    member.core.step(VoteResponse("b", "a", 1, 1, False, True, request_incarnation=77), 0)
+    assert member.core.role is Role.CANDIDATE
+    member.core.step(VoteResponse("b", "a", 1, 1, False, True, request_incarnation=1), 0)
+    assert member.core.role is Role.LEADER
+
+
+def test_a_grant_is_repeated_to_the_same_candidacy_only() -> None:
+    """A candidate that lost its memory may have led that term already."""
+    member = Member("a", list("abc"))
+
+    def asked(incarnation: int) -> bool:
+        member.core.step(VoteRequest("b", "a", 1, 0, 0, False, incarnation=incarnation), 0)
+        member.work()
+        return member.outbox.pop().granted  # type: ignore[union-attr]
+
+    assert asked(5)
+    assert asked(5)
+    assert not asked(6)
+    member.boot()
+    assert not asked(5)  # it does not remember which: the candidate has to start a new term
+
+
+# -- the barrier ------------------------------------------------------------------------------
+
+
+def test_one_barrier_for_each_incarnation() -> None:
+    group = led()
+    before = len(group["a"].log)
+    lose_disk(group, "b")
+    group["c"].holding = True
+    group.run(1_000)
+    assert len(group["a"].log) == before + 1
+    assert not group["b"].core.whole
+    group["b"].boot()  # killed, and nothing was lost with that; but it is another incarnation
+    group.run(1_000)
+    assert len(group["a"].log) == before + 2
+    assert not group["b"].core.whole
+    group["c"].holding = False
+    group["c"].core.durable(len(group["c"].log))
+    group.run(300)
+    assert group["b"].core.whole
+    assert group["b"].saved == HardState(1, "a")
+    group.run(1_000)
+    assert len(group["a"].log) == before + 2
+
+
+def test_what_stands_behind_the_barrier_is_not_enough() -> None:
+    """It needs every frame up to it durable, not only sent."""
+    group = led()
+    member = lose_disk(group, "b")
+    member.holding = True
+    group.run(75)
+    member.core.durable(1)
+    group.run(300)
+    assert len(member.log) == len(group["a"].log) == 2
+    assert not member.core.whole
+    member.core.durable(len(member.log))
+    group.run(300)
+    assert member.core.whole
+
+
+@pytest.mark.parametrize(
+    ("term", "certified", "whole"), [(1, 1, True), (1, 2, False), (0, 1, False)]
+)
+def test_a_certificate_is_for_one_incarnation_in_one_term(
+    term: int, certified: int, whole: bool
+) -> None:
+    member = Member("a", list("abc"), hard_state=HardState(1, None, whole=False))
+    member.core.step(Heartbeat("b", "a", 1, 0, 1), 0)
+    member.core.step(Heartbeat("b", "a", term, 0, 1, certified), 0)
+    member.work()
+    assert member.core.whole is whole
+    assert member.saved == HardState(1, "b" if whole else None, whole)
+
+
+def test_a_vote_that_it_knows_of_stays() -> None:
+    """After a power cut under ASYNC_FLUSH votes are known, if frames may not be."""
+    member = Member("a", list("abc"), hard_state=HardState(1, "c", whole=False))
+    member.core.step(Heartbeat("b", "a", 1, 0, 1, certified=1), 0)
+    member.work()
+    assert member.saved == HardState(1, "c", whole=True)
+
+
+def test_words_from_before_the_loss_count_for_nothing_after_it() -> None:
+    group = led()
+    core = group["a"].core
+    lose_disk(group, "b")
+    group["b"].holding = True
+    group["c"].holding = True
+    group.run(150)
+    progress = core.progress["b"]
+    assert (progress.match_index, progress.whole_index) == (0, 0)
+    last = core.last_index
+    core.step(AppendResponse("b", "a", 1, 1, True, last, last - 1, 0, 0, last), group.now_ms)
+    late = HeartbeatResponse("b", "a", 1, 1, progress.round - 1, last, last, last)
+    core.step(late, group.now_ms)
+    assert (progress.match_index, progress.whole_index) == (0, 0)
+    assert core.commit_index < last
+
+
+def test_frames_of_an_older_leader_do_not_hold_up_a_blank_replica() -> None:
+    """It took frames that nobody committed where the leader believes that it has the right ones."""
+    group = Group("abc")
+    for name in "abc":
+        group.add(name, [1, 1, 2], HardState(2, None))
+    group.elect("a")
+    group.run(75)
+    member = lose_disk(group, "b")
+    frames = make_log([1, 1])
+    for index in range(3, 9):
+        frames.append(make_frame(index, 1, frames[-1].end, b"an older leader's"))
+    member.core.step(AppendRequest("c", "b", 1, 0, 0, 0, tuple(frames)), group.now_ms)
+    member.work()
+    assert len(member.log) == 8
+    group.run(1_000)
+    assert member.log == group["a"].log
+    assert member.core.whole
+
+
+def test_a_recovering_leader_is_made_whole_by_its_own_first_frame() -> None:
+    group = Group("abc")
+    group.add("a", [1, 1], HardState(1, None, whole=False))
+    group.add("b", [1, 1], HardState(1, None))
+    group.add("c", [1], HardState(1, None))
+    group["a"].holding = True
+    group.elect_unready("a")
+    group.run(75)
+    core = group["a"].core
+    assert core.leader_ready  # by the other two
+    assert not core.whole
+    core.durable(2)
+    assert not core.whole
+    core.durable(3)
+    group.run(75)
+    assert core.whole
+    assert group["a"].saved.whole
+
+
+# -- founding ---------------------------------------------------------------------------------
+
+
+def test_founding_waits_for_all_and_commits_nothing_before() -> None:
+    group = blank()
+    group["c"].holding = True
+    group.campaign("a")
+    group.settle()
+    group.run(5_000)
+    core = group["a"].core
+    assert core.role is Role.LEADER
+    assert not core.leader_ready
+    assert [m.core.whole for m in group.members.values()] == [False] * 3
+    group["c"].holding = False
+    group["c"].core.durable(1)
+    group.run(75)
+    assert core.leader_ready
+    assert [m.core.whole for m in group.members.values()] == [True] * 3
+
+
+def test_a_grant_from_before_its_voter_moved_on_founds_nothing() -> None:
+    """a is recovering, and all grant it a vote; but b gave its own long ago and follows another
+    leader since. Elected by all, a is not whole for that: b's log may hold what a never saw."""
+    group = blank()
+    group.campaign("a")
+    while group["a"].core.role is not Role.CANDIDATE:
+        group.work()
+        group.deliver_one()
+    core = group["a"].core
+    for voter in "bc":
+        core.step(VoteResponse(voter, "a", 1, 1, False, True, 1, 50), group.now_ms)
+    group["a"].work()
+    assert core.role is Role.LEADER
+    core.step(HeartbeatResponse("c", "a", 1, 1, 1, 1, 1, 1, 50), group.now_ms)
+    assert not core.whole
+    core.step(HeartbeatResponse("b", "a", 2, 1, 1, 1, 0, 0), group.now_ms)
+    assert (core.role, core.term, core.whole) == (Role.FOLLOWER, 2, False)
+
+
+def test_founding_takes_the_best_log_that_is_left() -> None:
+    group = Group("abc")
+    for name, terms in (("a", [1, 1]), ("b", [1, 1, 1]), ("c", [1])):
+        group.add(name, terms, HardState(1, None, whole=False))
+    group.run(5_000)
+    leaders = [m.name for m in group.members.values() if m.core.role is Role.LEADER]
+    assert leaders == ["b"]
+    assert [m.terms for m in group.members.values()] == [[1, 1, 1, group["b"].core.term]] * 3
+    assert all(m.core.whole for m in group.members.values())
+
+
+def test_blank_replicas_elect_as_fast_as_whole_ones() -> None:
+    """To the millisecond: one more round trip to found the group takes none here."""
+    ready_ms = []
+    for hard_state in (HardState(0, None), LOST):
+        group = Group("abc")
+        for name in "abc":
+            group.add(name, hard_state=hard_state)
+        while not any(m.core.leader_ready for m in group.members.values()):
+            group.run(1.0)
+        ready_ms.append(group.now_ms)
+    assert ready_ms[0] == ready_ms[1]
+
+
+@pytest.mark.parametrize("names", ["abc", "abcde"])
+def test_the_last_of_blank_replicas_to_come_is_not_waited_for_long(names: str) -> None:
+    for seed in range(20):
+        group = blank(names)
+        for offset, name in enumerate(names):
+            group.members[name] = Member(
+                name, list(names), hard_state=LOST, seed=1000 * seed + offset
+            )
+        late = group[names[-1]]
+        late.down = True
+        group.run(3_000)
+        assert not any(m.core.role is Role.LEADER for m in group.members.values())
+        late.down = False
+        late.now_ms = group.now_ms
+        late.boot()
+        group.run(1_500)
+        assert any(m.core.leader_ready for m in group.members.values()), seed
+
+
+# -- disks ------------------------------------------------------------------------------------
+
+
+def test_a_bad_disk_neither_leads_nor_tries_to() -> None:
+    group = led()
+    core = group["a"].core
+    core.disk_fails("it hangs")
+    assert core.role is Role.FOLLOWER
+    assert core.unfit == "it hangs"
+    for name in "bc":
+        group[name].down = True
+    group.run(10_000)
+    core.step(TimeoutNow("b", "a", core.term), group.now_ms)
+    assert (core.role, core.term) == (Role.FOLLOWER, 1)
+    assert core.next_deadline_ms > group.now_ms
+    core.disk_works()
+    assert core.unfit is None
+    group.run(1_000)
+    assert core.role is Role.PRE_CANDIDATE
+    core.disk_fails("again")
+    assert core.role is Role.FOLLOWER
+
+
+def test_a_bad_disk_still_votes_and_follows() -> None:
+    member = Member("a", list("abc"))
+    member.core.disk_fails("it hangs")
+    member.core.step(VoteRequest("b", "a", 1, 0, 0, False, incarnation=3), 0)
+    member.core.step(AppendRequest("b", "a", 1, 0, 0, 0, tuple(make_log([1]))), 0)
+    member.work()
+    assert member.saved == HardState(1, "b")
+    assert member.terms == [1]
+
+
+def test_a_full_disk_takes_no_frames_but_answers_heartbeats() -> None:
+    group = led()
+    group["b"].core.disk_fails("no room", takes_frames=False)
+    for _ in range(5):
+        group["a"].propose(b"x" * 1000)
+        group.run(2_000)
+    assert group["b"].terms == [1]
+    assert group["b"].core.leader == "a"
+    assert group["a"].core.commit_index == 6
+    sent = [m for r in group["a"].readies for m in r.messages if isinstance(m, AppendOrder)]
+    assert len([m for m in sent if m.to == "b"]) < 25  # it is not fed for ever
+    group["b"].core.disk_works()
+    group.run(10_000)  # resends back off to 4.8 s
+    assert group["b"].log == group["a"].log

@@ -229,7 +229,9 @@ class RaftMember:
     async def _hand_over(self) -> None:
         """Transfer leadership to the follower that has most, for a bounded time."""
         core = self.core
-        reachable = [p for p in core.progress.values() if self._links.is_open(p.peer)]
+        reachable = [
+            p for p in core.progress.values() if self._links.is_open(p.peer) and not p.recovering
+        ]
         if core.role is not Role.LEADER or not reachable:
             return
         best = max(reachable, key=lambda p: p.match_index)

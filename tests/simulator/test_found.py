@@ -17,7 +17,7 @@ from store.frame import FrameKind, seal_frame
 from tests.simulator.disk import SimCrash, SimDisk
 
 
-@pytest.mark.parametrize("operations", range(1, 12))
+@pytest.mark.parametrize("operations", range(1, 20))
 def test_a_loaded_hard_state_is_durable(operations: int) -> None:
     """Killed at any operation of making or saving it; what is read then survives a power cut."""
     for seed in range(40):

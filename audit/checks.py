@@ -4,7 +4,7 @@
 a fault unless at-least-once delivery allows what it counts. Positions count as audit.limits says.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from pyspark.sql import Column, DataFrame, Window
@@ -44,6 +44,7 @@ def all_checks(tables: Tables) -> Iterator[Check]:
     """Every check that a query can make; the replicas' comparison is in audit.replicas."""
     yield from history_checks(tables)
     yield from ledger_checks(tables)
+    yield from duplicate_checks(tables)
     yield failed_but_stored(tables)
     yield from offset_checks(tables)
     yield from order_checks(tables)
@@ -81,17 +82,10 @@ def history_checks(tables: Tables) -> Iterator[Check]:
 
 
 def ledger_checks(tables: Tables) -> Iterator[Check]:
-    """Acknowledged and missing, never sent, altered, stored twice: from one row per message id."""
-    ledger = tables.ledger
+    """Acknowledged and missing, never sent, altered: from one row per message id."""
     acknowledged = F.col("outcome") == "ok"
     stored = F.col("copies") > 0
-    # An unknown number of attempts (the history ends in the middle of the send) excuses any copies.
-    excused = F.col("sent") & (F.col("attempts").isNull() | (F.col("copies") <= F.col("attempts")))
-
-    def check(name: str, title: str, fault: bool, wrong: Column, *columns: str) -> Check:
-        order = (columns[0], "id_text")
-        return Check(name, title, fault, ledger, wrong, ("id_text", *columns), order)
-
+    check = _ledger_check(tables.ledger)
     enough = "a majority" if tables.limits.mode == RAFT else "any store"
     yield check(
         "missing",
@@ -131,6 +125,22 @@ def ledger_checks(tables: Tables) -> Iterator[Check]:
         "altered",
     )
     yield check(
+        "weak_missing",
+        "not stored, but not promised either: acknowledged with less than SEND_OK",
+        False,
+        (F.col("outcome") == WEAK) & ~stored,
+        "ack_offset",
+        "ack_queue",
+        "op",
+    )
+
+
+def duplicate_checks(tables: Tables) -> Iterator[Check]:
+    """Stored more than once, by cause; and stored though nobody was told: that is no duplicate."""
+    # An unknown number of attempts (the history ends in the middle of the send) excuses any copies.
+    excused = F.col("sent") & (F.col("attempts").isNull() | (F.col("copies") <= F.col("attempts")))
+    check = _ledger_check(tables.ledger)
+    yield check(
         "duplicate_broker",
         "stored more often than the client tried: made by the broker",
         True,
@@ -154,20 +164,21 @@ def ledger_checks(tables: Tables) -> Iterator[Check]:
         "unknown_stored",
         "stored, though its sender could not know: no duplicate",
         False,
-        F.col("sent") & (F.col("outcome") == "unknown") & stored,
+        F.col("sent") & (F.col("outcome") == "unknown") & (F.col("copies") > 0),
         "first_position",
         "copies",
         "attempts",
     )
-    yield check(
-        "weak_missing",
-        "not stored, but not promised either: acknowledged with less than SEND_OK",
-        False,
-        (F.col("outcome") == WEAK) & ~stored,
-        "ack_offset",
-        "ack_queue",
-        "op",
-    )
+
+
+def _ledger_check(ledger: DataFrame) -> Callable[..., Check]:
+    """A maker of checks on the ledger; offenders are sorted by their first column."""
+
+    def check(name: str, title: str, fault: bool, wrong: Column, *columns: str) -> Check:
+        order = (columns[0], "id_text")
+        return Check(name, title, fault, ledger, wrong, ("id_text", *columns), order)
+
+    return check
 
 
 def failed_but_stored(tables: Tables) -> Check:

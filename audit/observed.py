@@ -11,7 +11,6 @@ from pyspark.sql import Column, DataFrame, Row, Window
 from pyspark.sql import functions as F
 
 from audit.checks import Check
-from audit.consumption import of_topic
 from audit.history import of_group
 from audit.tables import Tables
 
@@ -40,140 +39,50 @@ def offset_checks(tables: Tables) -> Iterator[Check]:
     not answered yet when it was asked for.
     """
     place = ("group", "broker", "queue")
-    answered = (
-        of_topic(tables)
-        .where(F.col("f").isin("commit", "fetch", "reset"))
-        .withColumn("broker", F.coalesce("broker", F.lit("")))
-        .select(
-            *place,
-            "f",
-            "op",
-            "p",
-            "offset",
-            "t_ns",
-            F.coalesce("invoked_ns", "t_ns").alias("asked_ns"),
-        )
+    moments = _moments(_operations(tables, ("commit", "fetch", "reset"), place, "offset"))
+    table = _judged_offsets(moments, place)
+    low = F.coalesce("offset", F.lit(-1)) < F.col("floor")
+    excused = F.exists(
+        "lower_commits",
+        lambda c: (
+            (c.offset == F.col("offset")) & (c.done_ns.isNull() | (c.done_ns >= F.col("asked_ns")))
+        ),
     )
-    rows = _with_epochs(answered, tables, place)
-    low = _fetched(rows, place).where(F.coalesce("offset", F.lit(-1)) < F.col("floor"))
-    open_then = F.col("done_ns").isNull() | (F.col("done_ns") >= F.col("asked_ns"))
-    excused = low.join(_commits(tables), [*place, "offset"]).where(open_then).select("op")
-    columns = ("group", "broker", "queue", "p", "offset", "floor")
+    same_epoch = F.col("epoch_asked") == F.col("epoch")
+    columns = (*place, "p", "offset")
     yield Check(
         "offsets_back",
         "consumer offsets answered below one that was acknowledged before",
         True,
-        low.join(excused, "op", "left_anti"),
-        F.lit(True),
-        columns,
-        ("group", "broker", "queue"),
+        table,
+        (F.col("f") == "fetch") & low & same_epoch & ~excused,
+        (*columns, "floor"),
+        place,
     )
     yield Check(
         "commits_back",
         "commits of a consumer below its own last one",
         True,
-        rows,
+        table,
         F.col("own_lower"),
-        ("group", "broker", "queue", "p", "offset", "before"),
-        ("group", "broker", "queue"),
+        (*columns, "before"),
+        place,
     )
-
-
-def _fetched(rows: DataFrame, place: tuple[str, ...]) -> DataFrame:
-    """The fetches with `floor`, the highest value of their epoch known when they were asked for."""
-    in_epoch = (
-        Window.partitionBy(*place, "epoch")
-        .orderBy("t_ns", "kind")
-        .rowsBetween(Window.unboundedPreceding, -1)
-    )
-    fetches = rows.where(F.col("f") == "fetch")
-    asks = fetches.select(
-        *place, "op", "epoch", F.col("asked_ns").alias("t_ns"), F.lit(0).alias("kind")
-    )
-    values = rows.select(
-        *place, "op", "epoch", "t_ns", F.lit(1).alias("kind"), F.col("offset").alias("known")
-    )
-    floors = (
-        values.unionByName(asks, allowMissingColumns=True)
-        .withColumn("floor", F.max("known").over(in_epoch))
-        .where("kind = 0")
-        .select("op", "floor")
-    )
-    return fetches.join(floors, "op")
-
-
-def _commits(tables: Tables) -> DataFrame:
-    """Commits that say when they began: c_op, place, offset, begun_ns, done_ns (null: none)."""
-    ours = (F.col("topic") == tables.topic) & of_group(tables.group)
-    found = tables.events.where((F.col("f") == "commit") & ours)
-    broker = F.coalesce("broker", F.lit("")).alias("broker")
-    op = F.col("op").alias("c_op")
-    begun = found.where(F.col("type") == "invoke").select(
-        op, "group", broker, "queue", "offset", F.col("t_ns").alias("begun_ns")
-    )
-    done = found.where(F.col("type") == "ok").select(op, F.col("t_ns").alias("done_ns"))
-    return begun.join(done, "c_op", "left")
-
-
-def _with_epochs(answered: DataFrame, tables: Tables, place: tuple[str, ...]) -> DataFrame:
-    """`answered` with `begun_ns`, `before` (the last commit's offset), `own_lower`, `epoch`."""
-    begun = _commits(tables).select(F.col("c_op").alias("op"), "begun_ns")
-    rows = answered.join(begun, "op", "left").withColumn("begun_ns", F.coalesce("begun_ns", "t_ns"))
-    order = Window.partitionBy(*place).orderBy("t_ns", "op")
-    is_commit = F.col("f") == "commit"
-
-    def last(name: str) -> Column:
-        earlier = order.rowsBetween(Window.unboundedPreceding, -1)
-        return F.last(F.when(is_commit, F.col(name)), ignorenulls=True).over(earlier)
-
-    rows = rows.withColumn("before", last("offset")).withColumn("before_p", last("p"))
-    rows = rows.withColumn("before_ns", last("t_ns"))
-    lower = is_commit & (F.col("offset") < F.col("before"))
-    own = (F.col("p") == F.col("before_p")) & (F.col("before_ns") <= F.col("begun_ns"))
-    own_lower = F.coalesce(lower & own, F.lit(False))
-    set_back = F.coalesce(lower, F.lit(False)) | (F.col("f") == "reset")
-    return rows.withColumn("own_lower", own_lower & ~_reset_between(order)).withColumn(
-        "epoch", F.sum(set_back.cast("int")).over(order)
-    )
-
-
-def _reset_between(order: Window) -> Column:
-    """The event before this one, if it is no fetch, was a reset."""
-    earlier = order.rowsBetween(Window.unboundedPreceding, -1)
-    writing = F.when(F.col("f") != "fetch", F.col("f"))
-    return F.coalesce(F.last(writing, ignorenulls=True).over(earlier) == "reset", F.lit(False))
 
 
 def metadata_check(tables: Tables) -> Check:
     """Versions read back below one that was acknowledged or read before, or that nobody wrote."""
     thing = ("broker", "what", "name")
-    events = tables.events.where(
-        F.col("f").isin("meta_write", "meta_read") & of_group(tables.group)
-    ).withColumn("broker", F.coalesce("broker", F.lit("")))
-    answered = events.where(F.col("type") == "ok")
-    begun = events.where(F.col("type") == "invoke").select("op", F.col("t_ns").alias("asked_ns"))
-    reads = answered.where(F.col("f") == "meta_read").join(begun, "op")
-    asks = reads.select(
-        *thing, "op", F.col("asked_ns").alias("t_ns"), F.lit(0).alias("kind"), "version"
-    )
-    values = answered.select(
-        *thing, "op", "t_ns", F.lit(1).alias("kind"), F.col("version").alias("known")
-    )
-    before = (
-        Window.partitionBy(*thing)
-        .orderBy("t_ns", "kind")
-        .rowsBetween(Window.unboundedPreceding, -1)
-    )
-    written = (
-        events.where((F.col("f") == "meta_write") & (F.col("type") == "invoke"))
-        .groupBy(*thing)
-        .agg(F.max("version").alias("written"))
-    )
+    operations = _operations(tables, ("meta_write", "meta_read"), thing, "version")
+    whole = Window.partitionBy(*thing)
+    is_write, is_read = F.col("f") == "meta_write", F.col("f") == "meta_read"
+    written = F.max(F.when(is_write, F.col("version"))).over(whole)
+    before = whole.orderBy("t_ns", "kind").rowsBetween(Window.unboundedPreceding, -1)
+    answered = F.when((F.col("kind") == 1) & (F.col("type") == "ok"), F.col("version"))
     judged = (
-        values.unionByName(asks, allowMissingColumns=True)
-        .withColumn("floor", F.max("known").over(before))
-        .where("kind = 0")
-        .join(written, [*thing], "left")
+        _moments(operations.withColumn("written", written))
+        .withColumn("floor", F.max(answered).over(before))
+        .where((F.col("kind") == 0) & is_read & (F.col("type") == "ok"))
     )
     version = F.coalesce("version", F.lit(-1))
     gone = version < F.coalesce("floor", F.lit(-1))
@@ -186,6 +95,93 @@ def metadata_check(tables: Tables) -> Check:
         gone | (F.col("version").isNotNull() & invented),
         (*thing, "op", "version", "floor", "written"),
         (*thing, "op"),
+    )
+
+
+def _operations(
+    tables: Tables, functions: tuple[str, ...], place: tuple[str, ...], value: str
+) -> DataFrame:
+    """One row per operation: op, f, p, place, value, type (its outcome's; null: none), asked_ns,
+    done_ns (null: no answer)."""
+    ours = F.col("f").isin(*functions) & of_group(tables.group)
+    if "queue" in place:
+        ours = ours & (F.col("topic") == tables.topic)
+    begun = F.col("type") == "invoke"
+    answered = F.when(F.col("type") == "ok", F.col("t_ns"))
+    return (
+        tables.events.where(ours)
+        .withColumn("broker", F.coalesce("broker", F.lit("")))
+        .groupBy("op", "f", *place)
+        .agg(
+            F.max("p").alias("p"),
+            F.max(value).alias(value),
+            F.max(F.when(~begun, F.col("type"))).alias("type"),
+            F.max(answered).alias("done_ns"),
+            F.coalesce(
+                F.max("invoked_ns"), F.max(F.when(begun, F.col("t_ns"))), F.max("t_ns")
+            ).alias("asked_ns"),
+        )
+    )
+
+
+def _moments(operations: DataFrame) -> DataFrame:
+    """Each operation twice: when it was asked for (kind 0) and when it was answered (kind 1)."""
+    times = F.array(
+        F.struct(F.col("asked_ns").alias("t_ns"), F.lit(0).alias("kind")),
+        F.struct(F.col("done_ns").alias("t_ns"), F.lit(1).alias("kind")),
+    )
+    rows = operations.withColumn("moment", F.explode(times)).where("moment.t_ns is not null")
+    return rows.select("*", "moment.t_ns", "moment.kind").drop("moment")
+
+
+def _judged_offsets(moments: DataFrame, place: tuple[str, ...]) -> DataFrame:
+    """One row per answered operation: before (the last commit's offset), own_lower, epoch,
+    epoch_asked, floor (the highest value of its epoch known when it was asked for), lower_commits
+    (offset and done_ns of the commits that wrote less than was there, or may have)."""
+    order = Window.partitionBy(*place).orderBy("t_ns", "kind", "op")
+    earlier = order.rowsBetween(Window.unboundedPreceding, -1)
+    answer = F.col("kind") == 1
+    is_commit = F.col("f") == "commit"
+
+    def last(column: Column, among: Column) -> Column:
+        return F.last(F.when(answer & among, column), ignorenulls=True).over(earlier)
+
+    writes = F.col("f").isin("commit", "reset")
+    rows = (
+        moments.withColumn("before", last(F.col("offset"), is_commit))
+        .withColumn("before_p", last(F.col("p"), is_commit))
+        .withColumn("before_ns", last(F.col("t_ns"), is_commit))
+        .withColumn("before_f", last(F.col("f"), writes))
+    )
+    lower = F.coalesce(is_commit & (F.col("offset") < F.col("before")), F.lit(False))
+    own = (F.col("p") == F.col("before_p")) & (F.col("before_ns") <= F.col("asked_ns"))
+    own_lower = answer & lower & own & (F.col("before_f") == "commit")
+    set_back = answer & (lower | (F.col("f") == "reset"))
+    maybe_lower = is_commit & (lower | F.col("done_ns").isNull())
+    rows = (
+        rows.withColumn("own_lower", F.coalesce(own_lower, F.lit(False)))
+        .withColumn("epoch", F.sum(set_back.cast("int")).over(order))
+        .withColumn(
+            "lower_commits",
+            F.collect_set(F.when(maybe_lower, F.struct("offset", "done_ns"))).over(
+                Window.partitionBy(*place)
+            ),
+        )
+    )
+    in_epoch = (
+        Window.partitionBy(*place, "epoch")
+        .orderBy("t_ns", "kind", "op")
+        .rowsBetween(Window.unboundedPreceding, -1)
+    )
+    rows = rows.withColumn("floor", F.max(F.when(answer, F.col("offset"))).over(in_epoch))
+    asked = F.col("kind") == 0
+    return rows.groupBy("op", "f", *place, "p", "offset", "asked_ns").agg(
+        F.max(F.when(answer, F.col("epoch"))).alias("epoch"),
+        F.max(F.when(asked, F.col("epoch"))).alias("epoch_asked"),
+        F.max(F.when(asked, F.col("floor"))).alias("floor"),
+        F.max(F.when(answer, F.col("before"))).alias("before"),
+        F.coalesce(F.max(F.when(answer, F.col("own_lower"))), F.lit(False)).alias("own_lower"),
+        F.first("lower_commits").alias("lower_commits"),
     )
 
 

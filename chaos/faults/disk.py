@@ -185,8 +185,13 @@ def needs_restoring(state: ClusterState, node: Node) -> bool:
 
 
 def copy_store(context: Context, source: Node, target: Node) -> None:
-    """The store of a stopped node to another's disk. Blocking. Raises OSError."""
+    """The store of a stopped node to another's disk. Blocking. Raises OSError.
+
+    Without the index: its files are sparse and large, a copy would fill them, and the broker makes
+    them anew from the log."""
     for entry in store_of(context, source).iterdir():
+        if entry.name == "index":
+            continue
         place = store_of(context, target) / entry.name
         if entry.is_dir():
             shutil.copytree(entry, place, dirs_exist_ok=True)

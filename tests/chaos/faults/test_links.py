@@ -18,7 +18,7 @@ from chaos.faults.base import Context, Deed, Fault, Planned
 from chaos.faults.catalogue import make
 from chaos.faults.links import Links
 from chaos.history.files import HistoryWriter
-from client import Admin, ClientError, Message, Producer
+from client import Admin, ClientError, Message, MessageQueue, Producer
 from remoting.client import RemotingClient
 from remoting.codes import RequestCode
 from remoting.command import RemotingCommand
@@ -115,7 +115,7 @@ async def test_an_isolated_leader_is_replaced_and_follows_after_the_heal(scene: 
     async with AsyncExitStack() as stack:
         namesrv = scene.cluster.state().namesrv
         admin = await stack.enter_async_context(Admin(namesrv))
-        await admin.create_topic("T", 1)
+        await admin.create_topic("T", 8)
         producer = await stack.enter_async_context(Producer("links", namesrv))
         await producer.send(Message("T", b"before"))
         fault, old = await scene.inject("cut-node", "leader")
@@ -162,10 +162,10 @@ async def test_answers_lost_are_unknown_outcomes_of_what_was_done(scene: Scene) 
     async with AsyncExitStack() as stack:
         namesrv = scene.cluster.state().namesrv
         admin = await stack.enter_async_context(Admin(namesrv))
-        await admin.create_topic("Answers", 1)
+        await admin.create_topic("Answers", 8)
         producer = await stack.enter_async_context(Producer("answers", namesrv))
-        await producer.send(Message("Answers", b"heard"))
-        (queue,) = await producer.queues("Answers")
+        queue = MessageQueue("Answers", "broker-a", 0)
+        await producer.send(Message("Answers", b"heard"), queue=queue)
         assert await max_offset(scene, "Answers") == 1
         fault = scene.fault("answers-lost", "leader")
         await fault.inject()

@@ -234,6 +234,8 @@ class PullService:
         wait_ms = header.suspend_timeout_ms
         if not self._config.long_polling_enable:
             wait_ms = self._config.short_polling_time_mills
+        elif self._reads.redirects():
+            wait_ms = min(wait_ms, self._config.short_polling_time_mills)
         if wait_ms <= 0:
             return False
         deadline_ms = self._clock_ms() + wait_ms

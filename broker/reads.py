@@ -6,7 +6,9 @@ are in memory. A slave that serves because its master is away says "the master",
 that cannot reach it asks the slave again.
 
 What looks like a moved offset on a slave may only mean that the slave is behind. With its master
-alive it sends the consumer there at once, the offset kept (20); else the consumer waits.
+alive it sends the consumer there at once, the offset kept (20); else the consumer waits. A pull
+that finds nothing new is not held for long either while the master is alive: its consumer belongs
+there.
 Raft replicas serve what is committed and suggest nothing.
 """
 

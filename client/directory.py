@@ -107,6 +107,12 @@ class Directory:
         group.accepted(address)
         self._announce(group, version)
 
+    def presume(self, group: ReplicaGroup, address: str) -> None:
+        """`address`, which the route calls the leader, answers again."""
+        version = group.version
+        group.presume(address)
+        self._announce(group, version)
+
     def doubt(self, group: ReplicaGroup, address: str, hint: str | None = None) -> None:
         """`address` refused as no leader, or its connection broke: believe it no longer and ask
         the name servers at once."""

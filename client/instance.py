@@ -165,7 +165,7 @@ class ClientInstance:
             refusal = BrokerRefused(response.code, response.remark or "", address)
             refusal.retriable = True
             raise refusal
-        if leader_only and response.code == ResponseCode.SUCCESS:
+        if leader_only and response.code == ResponseCode.SUCCESS and not from_slave(response):
             self.directory.accepted(group, address)
         return response
 
@@ -227,6 +227,11 @@ class ClientInstance:
 def leader_hint(response: RemotingCommand) -> str | None:
     """The leader's address in a refusal, if the broker knew it."""
     return (response.ext or {}).get("leaderAddr") or None
+
+
+def from_slave(response: RemotingCommand) -> bool:
+    """Whether a slave answered, which takes offsets in its master's absence."""
+    return (response.ext or {}).get("brokerRole") == "SLAVE"
 
 
 def local_address() -> bytes:

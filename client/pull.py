@@ -3,6 +3,9 @@
 A `QueueWorker` owns one pulling task and `consume_tasks` consuming tasks. Pulling goes on while
 the process queue has room; a pull that finds nothing waits at the broker (long polling). After a
 fail-over it goes on at the new leader from its own offset.
+
+In classic mode it pulls where the brokers suggest: cold data from a slave. While the master is away
+any replica will do; the master is tried again once the route names it.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from client.instance import ClientInstance, leader_hint
 from client.message import MessageExt, MessageQueue
 from client.offsets import MovedAction, OffsetMoved, PullAnswer
 from client.processqueue import Batch, CacheLimits, ProcessQueue
+from client.route import LEADER_ID
 from client.subscription import Subscription
 from remoting.codes import RequestCode, ResponseCode
 from remoting.command import RemotingCommand
@@ -31,6 +35,9 @@ SUSPEND_FLAG = 0x2
 SUBSCRIPTION_FLAG = 0x4
 PAUSE_MS_FIRST = 10.0
 PAUSE_MS_MAX = 1000.0
+LEADER_TRY_MS_FIRST = 1000.0  # before a leader that nobody could reach is tried again; doubled,
+LEADER_TRY_MS_MAX = 30_000.0  # while the route names it
+LEADER_TRY_TIMEOUT_MS = 1000  # it may be frozen
 FAST_EMPTY_MS = 20  # a "nothing new" quicker than this was not held: do not spin on it
 
 
@@ -97,6 +104,9 @@ class QueueWorker:
         self._room = asyncio.Event()
         self._pull: asyncio.Task[RemotingCommand] | None = None
         self._pull_address = ""
+        self._read_from = LEADER_ID  # the brokerId last suggested
+        self._leader_try_ms = LEADER_TRY_MS_FIRST
+        self._leader_due_ms = 0.0
         self._tasks: list[asyncio.Task[Any]] = []
         self._pulling: asyncio.Task[Any] | None = None
         self._pause_ms = 0.0
@@ -129,6 +139,7 @@ class QueueWorker:
     def leader_changed(self) -> None:
         """Another leader: a pull held by the old one (perhaps frozen) is of no use."""
         leader = self._replicas.leader
+        self._read_from = LEADER_ID
         if self._pull is not None and leader is not None and leader != self._pull_address:
             self._pull.cancel()
 
@@ -161,20 +172,22 @@ class QueueWorker:
 
     async def _request(self, offset: int) -> RemotingCommand | None:
         """One pull; None if it has to be tried again (the leader is not found, or changed)."""
-        address = self._replicas.target
+        address = self._address()
         if address is None:
             self._instance.directory.refresh_groups_soon()
             self._back_off()
             return None
+        trying = address == self._replicas.absent_leader
+        suspend_ms = 0 if trying else self._config.suspend_ms
         header = PullHeader(
             self._group,
             self.queue.topic,
             self.queue.queue_id,
             offset,
             self._config.batch_size,
-            SUSPEND_FLAG | SUBSCRIPTION_FLAG,
+            SUBSCRIPTION_FLAG | (SUSPEND_FLAG if suspend_ms else 0),
             0,
-            self._config.suspend_ms,
+            suspend_ms,
             self.subscription.expression,
             self.subscription.version,
             self.subscription.expression_type,
@@ -182,7 +195,9 @@ class QueueWorker:
             self.queue.broker_name,
         )
         command = RemotingCommand.request(RequestCode.PULL_MESSAGE, header.to_ext())
-        timeout_ms = self._config.suspend_ms + self._config.answer_grace_ms
+        timeout_ms = suspend_ms + self._config.answer_grace_ms
+        if trying:
+            timeout_ms = LEADER_TRY_TIMEOUT_MS
         self.last_pull_ms = self._loop.time() * 1000
         self._pull_address = address
         self._pull = self._loop.create_task(
@@ -195,6 +210,7 @@ class QueueWorker:
             return self._pull.result()
         except RemotingError as error:
             logger.info("pull_failed queue=%s address=%s error=%s", self.queue, address, error)
+            self._read_from = LEADER_ID
             self._instance.directory.doubt(self._replicas, address)
             self._back_off(PAUSE_MS_FIRST * 8)
             return None
@@ -202,10 +218,36 @@ class QueueWorker:
             self._pull.cancel()  # no effect unless this task itself is being cancelled
             self._pull = None
 
+    def _address(self) -> str | None:
+        """Whom to pull from."""
+        replicas = self._replicas
+        if self._read_from != LEADER_ID:
+            return replicas.replica(self._read_from) or replicas.target
+        absent = replicas.absent_leader
+        now_ms = self._loop.time() * 1000
+        if absent is None:
+            self._leader_try_ms = LEADER_TRY_MS_FIRST
+        elif now_ms >= self._leader_due_ms:
+            self._leader_due_ms = now_ms + self._leader_try_ms
+            self._leader_try_ms = min(2 * self._leader_try_ms, LEADER_TRY_MS_MAX)
+            return absent
+        return replicas.target
+
+    def _follow_suggestion(self, answer: PullResponseHeader) -> bool:
+        """Take in where the broker says the next pull shall go; True if that is somewhere else."""
+        if self._pull_address == self._replicas.absent_leader:
+            self._instance.directory.presume(self._replicas, self._pull_address)
+        self._read_from = answer.suggested_broker_id
+        wanted = self._replicas.replica(self._read_from)
+        if self._read_from == LEADER_ID and self._replicas.leader is None:
+            return False  # nobody knows it
+        return wanted is not None and wanted != self._pull_address
+
     async def _take_in(self, process_queue: ProcessQueue, response: RemotingCommand) -> None:
         code = response.code
         if code == ResponseCode.SUCCESS:
             answer = PullResponseHeader.parse(response.ext)
+            self._follow_suggestion(answer)
             messages = decode_messages(response.body, self.queue.broker_name, self._wanted)
             fresh = self._only_new(process_queue, messages)
             process_queue.add(fresh, max(answer.next_offset, process_queue.next_pull))
@@ -249,7 +291,11 @@ class QueueWorker:
         """19: nothing behind the offset. 20: what there was did not match; go on behind it."""
         answer = PullResponseHeader.parse(response.ext)
         self._moved.clear()
+        elsewhere = self._follow_suggestion(answer)
         if response.code == ResponseCode.PULL_RETRY_IMMEDIATELY:
+            if elsewhere and answer.next_offset == process_queue.next_pull:
+                self._pause_ms = 0.0
+                return
             if answer.next_offset > process_queue.next_pull:
                 process_queue.add([], answer.next_offset)
                 self._owner.advanced(self.queue, process_queue.committable)

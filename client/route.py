@@ -1,6 +1,6 @@
 """The route of a topic: which broker groups hold its queues, and where their replicas are. Pure.
 
-A group's brokerId 0 is the leader, the others are followers (section 5.2). `ReplicaGroup` keeps
+A group's brokerId 0 is the leader or master, the others follow (section 5.2). `ReplicaGroup` keeps
 what is known of one group and gives the order in which its replicas are asked for the leader:
 the hint from a refusal, then the route's id 0, then every known replica.
 """
@@ -112,6 +112,7 @@ class ReplicaGroup:
         "_addresses",
         "_doubted",
         "_hint",
+        "_ids",
         "_route_leader",
         "leader",
         "name",
@@ -123,6 +124,7 @@ class ReplicaGroup:
         self.leader: str | None = None
         self.version = 0
         self._addresses: dict[str, None] = {}  # insertion-ordered set
+        self._ids: dict[int, str] = {}  # the latest route: brokerId → address
         self._route_leader: str | None = None
         self._hint: str | None = None
         self._doubted: dict[str, None] = {}  # who refused, in order: asked again after the others
@@ -137,6 +139,18 @@ class ReplicaGroup:
         """The route's id 0, whether or not it is believed."""
         return self._route_leader
 
+    def replica(self, broker_id: int) -> str | None:
+        """The address of that brokerId in the latest route."""
+        return self._ids.get(broker_id)
+
+    @property
+    def absent_leader(self) -> str | None:
+        """Whom the latest route calls the leader, while nobody is believed to be and no replica
+        has named another: it may have been away only for a while."""
+        if self.leader is not None or self._hint is not None:
+            return None
+        return self._ids.get(LEADER_ID)
+
     @property
     def target(self) -> str | None:
         """Whom to ask next: the leader, else the best guess. Whoever refuses goes to the end of
@@ -146,11 +160,15 @@ class ReplicaGroup:
     def learn(self, addresses: Mapping[int, str]) -> tuple[str, ...]:
         """Take in a route answer; returns the addresses that were not known before.
 
-        Only a change of the route's id 0 is news and believed at once. A route that still says
-        what it said before may be older than what the replicas themselves told us since.
+        Only a change of the route's id 0 is news and believed at once; that it is back after a
+        route without it is one. A route that still says what it said before may be older than what
+        the replicas themselves told us since.
         """
         new = self._remember(addresses[key] for key in sorted(addresses))
+        self._ids = dict(addresses)
         route_leader = addresses.get(LEADER_ID)
+        if route_leader is None:
+            self._route_leader = None
         if route_leader is not None and route_leader != self._route_leader:
             self._route_leader = route_leader
             self._hint = None
@@ -165,6 +183,12 @@ class ReplicaGroup:
         self._doubted.clear()
         if self.leader != address:
             self._remember((address,))
+            self._lead(address)
+
+    def presume(self, address: str) -> None:
+        """`address`, which the route calls the leader, answers again."""
+        self._doubted.pop(address, None)
+        if self.leader is None:
             self._lead(address)
 
     def doubt(self, address: str, hint: str | None = None) -> bool:

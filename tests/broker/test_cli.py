@@ -1,6 +1,7 @@
 """The process: one line when it listens, exit codes, a clean stop on SIGTERM, kill -9 and back."""
 
 import asyncio
+import contextlib
 import signal
 import socket
 import subprocess
@@ -9,7 +10,7 @@ import sys
 import pytest
 
 from remoting.client import RemotingClient
-from remoting.codes import RequestCode
+from remoting.codes import RequestCode, ResponseCode
 from remoting.command import RemotingCommand
 from remoting.headers import SendHeader, SendResponseHeader
 
@@ -80,6 +81,55 @@ async def test_life_of_a_process(tmp_path):
             assert (tmp_path / "store" / "abort").exists() is not clean
     finally:
         await client.close()
+
+
+@contextlib.contextmanager
+def broker_process(conf):
+    """A running mqbroker and the address it listens on; SIGTERM ends it, in order."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "broker.cli", "-c", str(conf), "--log-level", "ERROR"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        line = process.stdout.readline()
+        assert line.startswith("mqbroker broker-a/")
+        yield line.split()[-1]
+    finally:
+        process.send_signal(signal.SIGTERM)
+        code = process.wait(timeout=30)
+        process.stdout.close()
+    assert code == 0
+
+
+async def test_classic_roles_start_from_broker_conf(tmp_path):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        ha_port = probe.getsockname()[1]
+    common = "listenPort=0\nmappedFileSizeCommitLog=8388608\ndiskSpaceWarningLevelRatio=100\n"
+    master, slave = tmp_path / "master.conf", tmp_path / "slave.conf"
+    master.write_text(
+        f"{common}brokerRole=SYNC_MASTER\nbrokerId=0\nflushDiskType=SYNC_FLUSH\n"
+        f"haListenPort={ha_port}\nstorePathRootDir={tmp_path / 'm'}\n"
+    )
+    slave.write_text(
+        f"{common}brokerRole=SLAVE\nbrokerId=1\nflushDiskType=ASYNC_FLUSH\n"
+        f"haMasterAddress=127.0.0.1:{ha_port}\nstorePathRootDir={tmp_path / 's'}\n"
+    )
+    header = SendHeader("pg", "T", "TBW102", 4, 0, 0, 1, 0, "").to_ext(310)
+    client = RemotingClient()
+    codes = []
+    try:
+        with broker_process(master) as address, broker_process(slave):
+            async with asyncio.timeout(30):
+                while ResponseCode.SUCCESS not in codes:  # until the slave counts
+                    request = RemotingCommand.request(RequestCode.SEND_MESSAGE_V2, header, b"x")
+                    codes.append((await client.invoke(address, request, 10_000)).code)
+    finally:
+        await client.close()
+    assert set(codes) <= {ResponseCode.SUCCESS, ResponseCode.SLAVE_NOT_AVAILABLE}
+    logs = [(tmp_path / name / "commitlog" / f"{0:020d}").read_bytes() for name in "ms"]
+    assert logs[0] == logs[1]
 
 
 async def send(client, address):

@@ -164,6 +164,34 @@ def test_replica_group_script() -> None:
     assert group.candidates()[0] == "new:1"
 
 
+def test_a_leader_that_was_away_and_is_named_again_is_believed() -> None:
+    group = ReplicaGroup("g")
+    group.learn({0: "a", 1: "b"})
+    group.doubt("a")
+    assert (group.leader, group.target, group.absent_leader) == (None, "b", "a")
+    group.learn({0: "a", 1: "b"})
+    assert group.leader is None, "an unchanged route is not news"
+    group.learn({1: "b"})
+    assert (group.absent_leader, group.route_leader, group.target) == (None, None, "b")
+    group.learn({0: "a", 1: "b"})
+    assert group.leader == "a"
+
+
+def test_a_leader_that_answers_again_is_presumed_to_lead() -> None:
+    group = ReplicaGroup("g")
+    group.learn({0: "a", 1: "b"})
+    group.doubt("a")
+    version = group.version
+    group.presume("a")
+    assert (group.leader, group.absent_leader, group.version) == ("a", None, version + 1)
+    group.doubt("a", "b")
+    assert (group.absent_leader, group.target) == (None, "b"), "there is a hint to follow"
+    group.accepted("b")
+    group.presume("a")
+    assert group.leader == "b", "who was accepted is not presumed away"
+    assert (group.replica(0), group.replica(1), group.replica(2)) == ("a", "b", None)
+
+
 def test_replica_group_forgets_the_oldest_address_at_the_limit() -> None:
     group = ReplicaGroup("g")
     for number in range(REPLICAS_MAX + 5):

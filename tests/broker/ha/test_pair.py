@@ -388,6 +388,17 @@ async def test_a_slave_serves_when_its_master_is_gone(tmp_path):
         assert answer.ext["nextBeginOffset"] == "3"
 
 
+async def test_a_slave_does_not_keep_a_consumer_from_its_master(tmp_path):
+    async with Classic(tmp_path, shortPollingTimeMills=50) as pair:
+        await pair.followed()
+        await filled(pair, 3)
+        await pair.caught_up()
+        await until(lambda: pair.slave.state.topics.get("T") is not None)
+        answer = await pair.pull(pair.slave, "T", 3, flags=0x6, wait_ms=60_000)  # asks for 60 s
+        assert answer.code == ResponseCode.PULL_NOT_FOUND
+        assert answer.ext["suggestWhichBrokerId"] == "0"
+
+
 async def test_an_offset_the_slave_does_not_have_is_the_masters_business(tmp_path):
     async with Classic(tmp_path) as pair:
         await pair.followed()

@@ -42,8 +42,21 @@ async def group(tmp_path):
         yield three
 
 
+async def agreed_leader(group: Any) -> str:
+    """The leader that every running replica names. A group that starts may have two for a while:
+    who is not connected yet does not hear that it was deposed (faults 5 and 6)."""
+
+    def agreed() -> bool:
+        roles = [broker.roles for broker in group.brokers.values()]
+        said = {(role.leader, role.term) for role in roles}
+        return len(said) == 1 and sum(role.leading for role in roles) == 1
+
+    await until(agreed)
+    return next(name for name, broker in group.brokers.items() if broker.roles.leading)
+
+
 async def leader_with_topic(group: Any) -> tuple[str, Broker]:
-    name = await group.leader()
+    name = await agreed_leader(group)
     assert (await group.create_topic(group.brokers[name], TOPIC, QUEUES)).code == 0
     return name, group.brokers[name]
 
@@ -109,7 +122,7 @@ async def test_runtime_info_and_status_say_who_leads(group):
     assert (leads["raftRole"], follows["raftRole"]) == ("leader", "follower")
     assert (leads["raftLeaderReady"], follows["raftLeaderReady"]) == ("true", "false")
     for table in tables:
-        assert (table["raftLeader"], table["raftTerm"]) == (name, "1")
+        assert (table["raftLeader"], table["raftTerm"]) == (name, str(broker.roles.term))
         assert table["raftCommitIndex"] == table["raftAppliedIndex"] == last
         assert (table["raftFirstIndex"], table["raftLastIndex"]) == ("1", last)
         assert (table["raftDurableIndex"], table["raftVotedFor"]) == ("0", name)
@@ -126,7 +139,7 @@ async def test_leader_killed_and_back(group):
     for n in range(50):
         assert (await group.send(broker, TOPIC, b"a%d" % n, queue=n % QUEUES)).code == 0
     await group.kill(name)
-    survivor = await group.leader()
+    survivor = await agreed_leader(group)
     assert survivor != name
     broker = group.brokers[survivor]
     assert broker.engine.status()["term"] > 1
@@ -148,7 +161,7 @@ async def test_all_restart_from_their_journals(group, clean):
         await (group.stop(name) if clean else group.kill(name))
     for name in group.names:
         await group.start(name)
-    broker = await group.leading()
+    broker = group.brokers[await agreed_leader(group)]
     assert await bodies(group, broker) == {b"m%d" % n for n in range(50)}
     answer = await group.send(broker, TOPIC, b"more", queue=0)
     assert SendResponseHeader.parse(answer.ext).queue_offset == 25
@@ -217,11 +230,14 @@ async def test_cut_off_frames_are_taken_back_and_come_again(group, caplog):
     await all_applied(group)
     follower = next(b for n, b in group.brokers.items() if n != name)
     engine = follower.engine
+    before = engine.frames_taken_back  # under load SyncObj does it by itself
+    behind = engine.log_index.last_index - end
+    assert behind >= 20
     engine._transport.on_messages(old_heartbeat(broker, end))
     assert engine.log_index.last_index == end
     assert follower.store.queues.queue(TOPIC, 0).max_offset == 1
     assert follower.store.dispatched_offset == engine.log_index.end_position
-    assert engine.frames_taken_back == 20
+    assert engine.frames_taken_back == before + behind
     lines = [r.getMessage() for r in caplog.records if r.levelno == logging.CRITICAL]
     assert any(
         f"applied_frames_truncated node={follower.config.dleger_self_id}" in x for x in lines
@@ -245,7 +261,7 @@ async def test_what_was_cut_off_both_followers_is_lost_with_the_leader(group):
         if other != name:
             follower.engine._transport.on_messages(old_heartbeat(broker, end))
     await group.kill(name)
-    survivor = await group.leading()
+    survivor = group.brokers[await agreed_leader(group)]
     assert await bodies(group, survivor) == {b"kept"}
     await group.start(name)
     await all_applied(group)
@@ -260,12 +276,13 @@ async def test_a_cut_waits_for_a_flush_under_way(group):
         await group.send(broker, TOPIC, b"m%d" % n)
     await all_applied(group)
     follower = next(b for n, b in group.brokers.items() if n != name)
+    before = follower.engine.frames_taken_back
     flush = follower.store.begin_flush()
     follower.engine._transport.on_messages(old_heartbeat(broker, end))
     assert follower.store.queues.queue(TOPIC, 0).max_offset == 5
     flush.run()
     follower.store.finish_flush(flush, synced=True)
-    await until(lambda: follower.engine.frames_taken_back == 5)
+    await until(lambda: follower.engine.frames_taken_back >= before + 5)
     await all_applied(group)
     await until(lambda: follower.engine._roll_back_to is None)
     assert follower.store.queues.queue(TOPIC, 0).max_offset == 5
@@ -291,7 +308,7 @@ async def test_ticks_that_always_fail_end_the_node(group, monkeypatch):
     reason = await asyncio.wait_for(broker.failed, 20)
     assert f"{FAILURES_MAX} ticks in a row" in reason
     await group.stop(name)
-    assert await group.leader() != name
+    assert await agreed_leader(group) != name
 
 
 async def test_an_entry_that_does_not_fit_ends_the_node(group):
@@ -399,7 +416,7 @@ async def test_slow_flapping_link_and_the_leader_killed(tmp_path, engine):
         await load.end()
         assert behind is (engine == "pysyncobj")
         group.heal()
-        survivor = await group.leading()
+        survivor = group.brokers[await agreed_leader(group)]
         lost = load.acked - await bodies(group, survivor)
         await group.start(name)
         await all_applied(group)

@@ -38,6 +38,7 @@ class Admin:
     template: TopicConfig | None  # the auto-create template, part of what tools see
     runtime_info: Callable[[], dict[str, str]]
     delay_offsets: Callable[[], bytes]
+    ha_status: Callable[[], dict[str, object]]
     hand_over: Callable[[str], str]  # node id or "" → to whom leadership is being handed
 
     def handlers(self) -> dict[int, Handler]:
@@ -56,6 +57,7 @@ class Admin:
             int(code.GET_PRODUCER_CONNECTION_LIST): self.producer_connections,
             int(code.GET_ALL_CONSUMER_OFFSET): self.all_offsets,
             int(code.GET_ALL_DELAY_OFFSET): self.all_delay_offsets,
+            int(code.GET_BROKER_HA_STATUS): self.broker_ha_status,
             int(code.TRANSFER_LEADERSHIP): self.transfer,
         }
 
@@ -140,6 +142,14 @@ class Admin:
 
     def all_delay_offsets(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         return RemotingCommand.response_to(request, body=self.delay_offsets())
+
+    def broker_ha_status(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """Of classic mode; a Raft replica has no such connections (28 tells of its peers)."""
+        if not self.config.is_classic:
+            raise Refused(
+                ResponseCode.REQUEST_CODE_NOT_SUPPORTED, "a Raft replica has no HA connections"
+            )
+        return RemotingCommand.response_to(request, body=dumps(self.ha_status()))
 
     # ---- clients and the broker itself -----------------------------------------------------
 

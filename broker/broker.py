@@ -25,7 +25,7 @@ from broker.commits import CommitService
 from broker.config import BrokerConfig
 from broker.configfiles import ConfigFiles, delay_offsets
 from broker.engine import Engine, make_engine
-from broker.errors import OutcomeUnknown, Refused
+from broker.errors import EngineError, OutcomeUnknown, Refused
 from broker.groups import SubscriptionGroup
 from broker.housekeeping import Chore, Housekeeper
 from broker.keeper import ClassicKeeper, Keeper, RaftKeeper
@@ -66,6 +66,7 @@ log = logging.getLogger("broker")
 
 GROUPS_BEING_CREATED_MAX = 10_000
 VIP_PORT_BELOW = 2  # the port below listenPort that Apache's brokers listen on besides
+RAFT_DIRECTORY = "raft"  # of a Raft replica (dledger.settings), below the store's root
 
 
 class Broker:
@@ -109,6 +110,11 @@ class Broker:
         self.engine: Engine
         if self.config.is_classic:
             self.files = ConfigFiles(self.disk, self.state, self._pool)
+        if self.config.is_classic and self.disk.exists(RAFT_DIRECTORY):
+            raise EngineError(
+                f"storePathRootDir={self.config.store_path_root_dir} is a Raft replica's: set "
+                "enableDLegerCommitLog=true, or another directory for classic mode"
+            )
             self.keeper = self._classic_keeper()
         else:
             self.keeper = self._raft_keeper()
@@ -356,6 +362,7 @@ class Broker:
             lambda: delay_offsets(self.disk),
             self._hand_over,
         )
+            lambda: self.classic.ha_status(),
         self.key_queries = KeyQueries(config, self.store)
         handlers: dict[int, Handler] = {
             **queries.handlers(),

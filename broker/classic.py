@@ -380,6 +380,25 @@ class ClassicEngine:
         self._application.store.delete_before(position)
         return self._commitlog.min_offset
 
+    def ha_status(self) -> dict[str, object]:
+        """Apache's HARuntimeInfo (907), without the transfer rates."""
+        links = [] if self.is_slave else self.master.status()
+        info: dict[str, object] = {
+            "master": not self.is_slave,
+            "masterCommitLogMaxOffset": self._commitlog.max_offset,
+            "inSyncSlaveNums": sum(1 for link in links if link["inSync"]),
+            "haConnectionInfo": links,
+        }
+        if self.is_slave:
+            info["masterCommitLogMaxOffset"] = self.follower.comparison.master_end
+            info["haClientRuntimeInfo"] = {
+                "masterAddr": self.slave.master,
+                "maxOffset": self._commitlog.max_offset,
+                "masterFlushOffset": self.follower.comparison.master_end,
+                "isActivated": self.slave.connected,
+            }
+        return info
+
     def status(self) -> dict[str, object]:
         """As far as it is what every engine tells."""
         return {"role": self.config.broker_role}

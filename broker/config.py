@@ -165,6 +165,7 @@ class BrokerConfig:
             ("dLegerGroup", self.dleger_group, ""),
             ("dLegerPeers", self.dleger_peers, ""),
             ("dLegerSelfId", self.dleger_self_id, "n0"),
+            ("engine", self.engine, "dledger"),
         )
         classic_only = (
             ("brokerId", self.broker_id, 0),
@@ -206,7 +207,7 @@ class BrokerConfig:
         return str(self.broker_id) if self.is_classic else self.dleger_self_id
 
     def registration_id(self, leader: bool) -> int:
-        """0 for the leader, else 1 + this replica's ordinal in the peer list."""
+        """0 for the leader or master. Others: a slave's brokerId; 1 + the ordinal in the peers."""
         if leader:
             return 0
         if self.is_classic:
@@ -354,12 +355,6 @@ def _check_together(config: BrokerConfig, places: dict[str, str]) -> None:
         if config.preferred_leader_id and config.preferred_leader_id not in ids:
             near = _nearest(config.preferred_leader_id, ids)
             fail("preferred_leader_id", f"not among the peers {', '.join(ids)}{near}")
-    if config.election_timeout_max_ms <= config.election_timeout_min_ms:
-        fail("election_timeout_max_ms", "must be above electionTimeoutMinMs")
-    if config.heartbeat_interval_ms * 2 > config.election_timeout_min_ms:
-        fail("heartbeat_interval_ms", "must be at most half of electionTimeoutMinMs")
-    if config.mapped_file_size_consume_queue % 20:
-        fail("mapped_file_size_consume_queue", "must be a multiple of 20, the size of a unit")
     if config.is_slave and config.broker_id == 0:
         fail("broker_id", "0 is the master's; a SLAVE needs a brokerId of its own, e.g. 1")
     if config.is_classic and not config.is_slave and config.broker_id != 0:
@@ -368,6 +363,12 @@ def _check_together(config: BrokerConfig, places: dict[str, str]) -> None:
         fail("ha_listen_port", "is listenPort, too")
     if config.ha_port > 65535:
         fail("listen_port", "haListenPort would be one more: set it")
+    if config.election_timeout_max_ms <= config.election_timeout_min_ms:
+        fail("election_timeout_max_ms", "must be above electionTimeoutMinMs")
+    if config.heartbeat_interval_ms * 2 > config.election_timeout_min_ms:
+        fail("heartbeat_interval_ms", "must be at most half of electionTimeoutMinMs")
+    if config.mapped_file_size_consume_queue % 20:
+        fail("mapped_file_size_consume_queue", "must be a multiple of 20, the size of a unit")
     if config.mapped_file_size_commit_log < config.max_message_size + 128 * KIB:
         fail("mapped_file_size_commit_log", "a segment must hold maxMessageSize + 128 KiB")
     if not re.fullmatch(r"([01]?\d|2[0-3])(;([01]?\d|2[0-3]))*", config.delete_when):

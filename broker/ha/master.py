@@ -115,7 +115,6 @@ class HaMaster:
                 "diff": end - link.acknowledged,
                 "inSync": link.serving
                 and end - link.acknowledged < self.settings.fall_behind_bytes_max,
-                "transferredByteInSecond": 0,
                 "transferFromWhere": link.next_offset,
             }
             for link in self.links

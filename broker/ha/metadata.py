@@ -144,6 +144,7 @@ class LogComparison:
     ) -> None:
         """`last_record()` is where the last record of this log begins; None: not known."""
         self.master_end = 0  # the master's log end, last time it was asked
+        self._master_begin = 0
         self._master = master
         self._commitlog = commitlog
         self._last_record = last_record
@@ -153,6 +154,7 @@ class LogComparison:
         table = _object(await self._master.ask(RequestCode.GET_BROKER_RUNTIME_INFO)).get("table")
         try:
             self.master_end = int((table or {})["commitLogMaxOffset"])
+            self._master_begin = int((table or {})["commitLogMinOffset"])
         except (KeyError, TypeError, ValueError) as error:
             raise MetadataError(f"runtime info without commitLogMaxOffset: {error!r}") from error
 
@@ -168,9 +170,14 @@ class LogComparison:
                 f"this log has {end} bytes, the master's has {self.master_end}: the master lost "
                 "its tail, or it is another log"
             )
+        if end < self._master_begin:
+            raise LogsDiffer(
+                f"this log ends at {end}, the master's begins at {self._master_begin}: what lies "
+                "between is gone"
+            )
         position = self._last_record()
-        if position is None:
-            return
+        if position is None or position < self._master_begin:
+            return  # the master has let go of it: its next bytes must tell
         mine = self._commitlog.record_at(position)
         try:
             answer = await self._master.ask(

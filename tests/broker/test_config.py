@@ -94,6 +94,7 @@ def test_properties_text_reads_back():
         ("", ()),
         ("brokerRole=SYNC_MASTER\nslaveReadEnable=true\n", ()),
         ("dLegerGroup=g\npreferredLeaderId=n1\n", ("dLegerGroup", "preferredLeaderId")),
+        ("engine=pysyncobj\n", ("engine",)),
         (RAFT, ()),
         (RAFT + "brokerRole=SLAVE\nbrokerId=1\n", ("brokerId", "brokerRole")),
     ],

@@ -4,11 +4,14 @@ import asyncio
 
 import pytest
 
+from broker.errors import EngineError
+from namesrv.server import NameServer, NameServerConfig
+from remoting.client import RemotingClient
 from remoting.codes import RequestCode, ResponseCode
 from remoting.fastjson import loads_object
 from remoting.headers import PullResponseHeader, SendResponseHeader
 from store.record import decode_record, walk_records
-from tests.broker.cluster import until
+from tests.broker.cluster import Group, until
 from tests.broker.ha.pair import SEGMENT, Classic, log_bytes
 
 OK = ResponseCode.SUCCESS
@@ -242,6 +245,39 @@ async def test_a_reader_that_does_not_read_costs_no_memory(tmp_path):
         writer.close()
 
 
+async def test_a_slave_vouches_for_what_is_durable(tmp_path):
+    """flushDiskType=SYNC_FLUSH holds on the slave, too: no report before fdatasync."""
+    async with Classic(tmp_path, slaveTimeout=300) as pair:
+        await pair.followed()
+        await filled(pair, 1)
+        slow = SlowSync(pair.slave.store.commitlog)
+        assert await filled(pair, 1) == [ResponseCode.FLUSH_SLAVE_TIMEOUT]
+        assert pair.slave.store.commitlog.max_offset == pair.master.store.commitlog.max_offset
+        (link,) = pair.master.classic.master.status()
+        assert link["diff"] > 0
+        slow.let_go()
+        assert await filled(pair, 1) == [OK]
+
+
+async def test_ha_status(tmp_path):
+    async with Classic(tmp_path) as pair:
+        await pair.followed()
+        await filled(pair, 2)
+        await pair.caught_up()
+        found = {}
+        for name in ("master", "slave"):
+            broker = getattr(pair, name)
+            answer = await pair.ask(broker, RequestCode.GET_BROKER_HA_STATUS)
+            found[name] = loads_object(answer.body)
+        end = pair.master.store.commitlog.max_offset
+        assert found["master"]["inSyncSlaveNums"] == 1
+        assert found["master"]["masterCommitLogMaxOffset"] == end
+        assert found["master"]["haConnectionInfo"][0]["slaveAckOffset"] == end
+        client = found["slave"]["haClientRuntimeInfo"]
+        assert (found["slave"]["master"], client["isActivated"]) == (False, True)
+        assert client["maxOffset"] == end
+
+
 # ---- logs that differ --------------------------------------------------------------------------
 
 
@@ -275,6 +311,60 @@ async def test_a_master_refuses_who_is_ahead_of_it(tmp_path, caplog):
             assert await closed(reader)
             writer.close()
         assert "this master lost its tail" in caplog.text
+
+
+async def test_a_slave_that_ends_before_its_master_begins_is_told(tmp_path):
+    async with Classic(tmp_path, role="ASYNC_MASTER") as pair:
+        await pair.followed()
+        await filled(pair, 3)
+        await pair.caught_up()
+        await pair.stop("slave1")
+        await filled(pair, 40, size=20_000)
+        pair.master.store.delete_before(pair.master.store.commitlog.segments()[-1].start)
+        await pair.start("slave1")
+        await until(lambda: "what lies between is gone" in pair.slave.classic.slave.refused)
+
+
+async def test_a_raft_store_is_not_opened_in_classic_mode(tmp_path):
+    async with Group(tmp_path) as group:
+        await group.leader()
+    pair = Classic(tmp_path, 0)
+    (tmp_path / "n0").rename(tmp_path / "master")
+    with pytest.raises(EngineError, match="a Raft replica's"):
+        await pair.start("master")
+    await pair.brokers["master"].stop()
+    pair.sockets.clear()
+
+
+async def test_name_servers_bring_slaves_and_masters_together(tmp_path):
+    """Two groups; the slaves know nothing but the name server, and start first."""
+    async with NameServer(NameServerConfig(bind="127.0.0.1", port=0)) as server:
+        namesrv = f"127.0.0.1:{server.port}"
+        own = {"slave1": {"haMasterAddress": ""}}
+        pairs = [
+            Classic(tmp_path / name, names=own, namesrvAddr=namesrv, brokerName=name)
+            for name in ("broker-a", "broker-b")
+        ]
+        for pair in pairs:
+            pair.introduce = lambda: None
+            await pair.start("slave1")
+            await pair.start("master")
+        try:
+            for pair in pairs:
+                await pair.followed()
+                pair.client = RemotingClient()
+                assert await filled(pair, 1) == [OK]
+                assert pair.slave.roles.leader_address == pair.master.address
+            addresses = {
+                name: dict(server.table.group(name).addresses) for name in ("broker-a", "broker-b")
+            }
+            assert addresses == {
+                pair.settings["brokerName"]: {0: pair.master.address, 1: pair.slave.address}
+                for pair in pairs
+            }
+        finally:
+            for pair in pairs:
+                await pair.__aexit__()
 
 
 async def test_a_stream_that_does_not_continue_the_log_is_refused(tmp_path):
@@ -462,7 +552,7 @@ async def test_retention(tmp_path):
     async with Classic(tmp_path, 0, "ASYNC_MASTER") as pair:
         await filled(pair, 40, size=20_000)
         broker = pair.master
-        broker.store.expired_before = lambda now_ms: broker.store.commitlog.segments()[-1].start
+        broker.store.expired_before = lambda now_ms, by_age: broker.store.commitlog.segments()[-1].start
         broker.keeper.retain()
         low = broker.store.commitlog.min_offset
         assert low == broker.store.commitlog.segments()[0].start > 0

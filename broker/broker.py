@@ -65,8 +65,8 @@ from store.retention import RetentionPolicy
 log = logging.getLogger("broker")
 
 GROUPS_BEING_CREATED_MAX = 10_000
-VIP_PORT_BELOW = 2  # the port below listenPort that Apache's brokers listen on besides
 RAFT_DIRECTORY = "raft"  # of a Raft replica (dledger.settings), below the store's root
+VIP_PORT_BELOW = 2  # the port below listenPort that Apache's brokers listen on besides
 
 
 class Broker:
@@ -108,13 +108,13 @@ class Broker:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="broker-disk")
         self.keeper: Keeper
         self.engine: Engine
-        if self.config.is_classic:
-            self.files = ConfigFiles(self.disk, self.state, self._pool)
         if self.config.is_classic and self.disk.exists(RAFT_DIRECTORY):
             raise EngineError(
                 f"storePathRootDir={self.config.store_path_root_dir} is a Raft replica's: set "
                 "enableDLegerCommitLog=true, or another directory for classic mode"
             )
+        if self.config.is_classic:
+            self.files = ConfigFiles(self.disk, self.state, self._pool)
             self.keeper = self._classic_keeper()
         else:
             self.keeper = self._raft_keeper()
@@ -360,9 +360,9 @@ class Broker:
             template,
             lambda: runtime_info(self),
             lambda: delay_offsets(self.disk),
+            lambda: self.classic.ha_status(),
             self._hand_over,
         )
-            lambda: self.classic.ha_status(),
         self.key_queries = KeyQueries(config, self.store)
         handlers: dict[int, Handler] = {
             **queries.handlers(),

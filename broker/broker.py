@@ -36,6 +36,7 @@ from broker.queries import Queries, not_leader
 from broker.rates import SAMPLE_MS, Rates
 from broker.reads import ReadPolicy
 from broker.registration import Registrar
+from broker.retention import Retention
 from broker.roles import RoleView, most_advanced
 from broker.runtime import runtime_info
 from broker.send import NOT_LEADER, SendPath
@@ -90,8 +91,9 @@ class Broker:
         self.store = MessageStore(disk, _store_config(config))
         self.failed: asyncio.Future[str] | None = None
         self._replication_socket = replication_socket
-        self._wall_ms = wall_ms
+        self.wall_ms = wall_ms
         self.clock_ms = clock_ms
+        self.retention = Retention(self.store, wall_ms, clock_ms)
         self._started = False
         self._creating_groups: set[str] = set()
         self._stopping = False
@@ -229,7 +231,7 @@ class Broker:
             propose=self._propose_then,
             leader_address=lambda: self.roles.leader_address,
             clock_ms=self.clock_ms,
-            wall_ms=self._wall_ms,
+            wall_ms=self.wall_ms,
         )
         self.sends.stamp_ms = self.store.newest_ms
         if config.is_classic:
@@ -275,7 +277,7 @@ class Broker:
             self.disk,
             self.store.commitlog,
             application,
-            wall_ms=self._wall_ms,
+            wall_ms=self.wall_ms,
             on_fatal=self._on_fatal,
             listen_socket=self._replication_socket,
         )
@@ -298,7 +300,7 @@ class Broker:
             self.config,
             application,
             clock_ms=self.clock_ms,
-            wall_ms=self._wall_ms,
+            wall_ms=self.wall_ms,
             on_fatal=self._on_fatal,
             master_address=lambda: self.roles.leader_address,
             master_ha_address=lambda: self.roles.master_ha_address,
@@ -314,7 +316,7 @@ class Broker:
             self.store,
             self._pool,
             engine=lambda: self._framed_engine,
-            wall_ms=self._wall_ms,
+            retention=self.retention,
         )
 
     def _classic_keeper(self) -> ClassicKeeper:
@@ -324,7 +326,7 @@ class Broker:
             self.store,
             self._pool,
             engine=lambda: self.engine,
-            wall_ms=self._wall_ms,
+            retention=self.retention,
         )
 
     def _build_edges(self) -> None:
@@ -588,7 +590,7 @@ class Broker:
     # ---- chores ---------------------------------------------------------------------------
 
     def _today(self) -> int:
-        return time.localtime(self._wall_ms() / 1000).tm_yday
+        return time.localtime(self.wall_ms() / 1000).tm_yday
 
     def _sample_rates(self) -> None:
         now_ms, today = self.clock_ms(), self._today()

@@ -18,6 +18,7 @@ from broker.config import BrokerConfig
 from broker.configfiles import ConfigFiles
 from broker.engine import Engine, FramedEngine
 from broker.housekeeping import Chore
+from broker.retention import Retention
 from broker.state import BrokerState
 from store.disk import Disk
 from store.messagestore import MessageStore
@@ -61,7 +62,7 @@ class RaftKeeper:
         pool: Executor,
         *,
         engine: Callable[[], FramedEngine],
-        wall_ms: Callable[[], int],
+        retention: Retention,
     ) -> None:
         self._config = config
         self._disk = disk
@@ -69,7 +70,7 @@ class RaftKeeper:
         self._store = store
         self._pool = pool
         self._engine = engine
-        self._wall_ms = wall_ms
+        self._retention = retention
         self.covered_index = 0  # frames up to here are in durable snapshots
 
     def load(self) -> None:
@@ -103,7 +104,7 @@ class RaftKeeper:
     def retain(self) -> None:
         """Let old segments go, as far as snapshots cover them."""
         engine, store = self._engine(), self._store
-        position = store.expired_before(self._wall_ms())
+        position = self._retention.expired_before()
         index = engine.log_index
         if position <= store.commitlog.min_offset or self.covered_index < index.first_index:
             return
@@ -134,14 +135,14 @@ class ClassicKeeper:
         pool: Executor,
         *,
         engine: Callable[[], Engine],
-        wall_ms: Callable[[], int],
+        retention: Retention,
     ) -> None:
         self.files = files
         self._config = config
         self._store = store
         self._pool = pool
         self._engine = engine
-        self._wall_ms = wall_ms
+        self._retention = retention
 
     def load(self) -> None:
         self.files.load()
@@ -160,7 +161,7 @@ class ClassicKeeper:
         """Let old segments go."""
         store = self._store
         before = store.commitlog.min_offset
-        position = store.expired_before(self._wall_ms())
+        position = self._retention.expired_before()
         if position > before and self._engine().delete_before(position) > before:
             log.info("log_trimmed from=%d to=%d", before, store.commitlog.min_offset)
 

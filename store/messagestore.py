@@ -616,11 +616,16 @@ class MessageStore:
     # -- retention ----------------------------------------------------------------------------
 
     def expired_before(
-        self, now_ms: int, usage: tuple[int, int] | None = None, hour: int | None = None
+        self,
+        now_ms: int,
+        usage: tuple[int, int] | None = None,
+        hour: int | None = None,
+        by_age: bool = True,
     ) -> int:
         """The offset below which segments shall go by the configured policy (store.retention).
 
-        `usage` is Disk.usage(), `hour` the local hour; both are looked up if not given."""
+        `usage` is Disk.usage(), `hour` the local hour; both are looked up if not given. Without
+        `by_age` the time does not matter, only usage. Raises OSError."""
         total, available = self.disk.usage() if usage is None else usage
         policy = self.config.retention
         infos = self.commitlog.segments()
@@ -645,6 +650,7 @@ class MessageStore:
             hour=time.localtime(now_ms / 1000).tm_hour if hour is None else hour,
             disk_used_ratio=1 - available / total if total else 0.0,
             limit=limit,
+            by_age=by_age,
         )
 
     def delete_before(self, offset: int) -> int:

@@ -5,6 +5,11 @@ at any time once the disk is fuller than `disk_ratio_max`. Above `disk_ratio_for
 whatever their age. The last segment never goes, nor anything at or above the limit handed in.
 Unlike there, a segment's age is that of its last record, not the file's mtime: copying a store
 to another machine does not make its messages young again.
+
+Ages are judged by the wall clock, which may be wrong. `SteadyClock` compares it with the monotonic
+clock; for an hour after a jump nothing goes because of its age. Above `disk_ratio_force`, where age
+does not matter, the oldest go all the same. A clock that was wrong at the start already, and stays
+so, cannot be told from a right one.
 """
 
 from __future__ import annotations
@@ -13,6 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 HOUR_MS = 3_600_000
+CLOCK_JUMP_MS = 5 * 60_000  # more than NTP slews away; next to hours of age, less does not matter
+CLOCK_STEADY_MS = HOUR_MS  # for an operator, or NTP, to put a clock right that has jumped
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +42,37 @@ class SegmentAge:
     newest_ms: int
 
 
+class SteadyClock:
+    """Whether the wall clock has kept pace with the monotonic one (both in ms), and for how long.
+
+    What is compared is the difference between them since the start, or since the last jump: many
+    small steps count as one large one does."""
+
+    __slots__ = ("_ahead_ms", "_jumped_at_ms", "jump_ms")
+
+    def __init__(self, wall_ms: int, clock_ms: int) -> None:
+        self.jump_ms = 0  # the last jump; 0: none yet
+        self._ahead_ms = wall_ms - clock_ms
+        self._jumped_at_ms: int | None = None
+
+    def look(self, wall_ms: int, clock_ms: int) -> int:
+        """By how much the wall clock has jumped, forward or (negative) back, as seen now; 0: not.
+        Each jump is told once. Useful before each decision by age."""
+        jump_ms = wall_ms - clock_ms - self._ahead_ms
+        if abs(jump_ms) <= CLOCK_JUMP_MS:
+            return 0
+        self.jump_ms = jump_ms
+        self._ahead_ms += jump_ms
+        self._jumped_at_ms = clock_ms
+        return jump_ms
+
+    def held_ms(self, clock_ms: int) -> int:
+        """For how much longer no age may be judged by the wall clock; 0: it may."""
+        if self._jumped_at_ms is None:
+            return 0
+        return max(0, self._jumped_at_ms + CLOCK_STEADY_MS - clock_ms)
+
+
 def expired_before(
     segments: Sequence[SegmentAge],
     policy: RetentionPolicy,
@@ -43,17 +81,19 @@ def expired_before(
     hour: int,
     disk_used_ratio: float,
     limit: int,
+    by_age: bool = True,
 ) -> int:
     """The offset below which whole segments shall be removed; the log's start for none.
 
     `segments` oldest first, without gaps; `hour` is the local hour of `now_ms`. Segments that
-    reach beyond `limit` (what is not yet dispatched, durable or replicated) are kept.
+    reach beyond `limit` (what is not yet dispatched, durable or replicated) are kept. Without
+    `by_age` no age is judged: segments go only when they are forced to.
     """
     if not segments:
         return 0
     offset = segments[0].start
     forced = disk_used_ratio >= policy.disk_ratio_force
-    due = hour in policy.delete_when or disk_used_ratio >= policy.disk_ratio_max
+    due = by_age and (hour in policy.delete_when or disk_used_ratio >= policy.disk_ratio_max)
     if not forced and not due:
         return offset
     old_ms = now_ms - policy.reserved_hours * HOUR_MS

@@ -1,0 +1,48 @@
+"""Which of the log may go now: the store's decision, made by a wall clock only while it is steady.
+
+A wall clock that jumped makes everything look old, or young. So it is compared with the monotonic
+clock in each round of retention; after a jump (`clock_jumped`) nothing goes because of its age
+until the clock has been steady for CLOCK_STEADY_MS. What a full disk forces out still goes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from store.messagestore import MessageStore
+from store.retention import CLOCK_STEADY_MS, SteadyClock
+
+log = logging.getLogger("broker.retention")
+
+
+class Retention:
+    """One per broker, made when it starts: the clocks are compared from then on."""
+
+    def __init__(
+        self, store: MessageStore, wall_ms: Callable[[], int], clock_ms: Callable[[], int]
+    ) -> None:
+        self._store = store
+        self._wall_ms = wall_ms
+        self._clock_ms = clock_ms
+        self._steady = SteadyClock(wall_ms(), clock_ms())
+
+    def expired_before(self) -> int:
+        """The CommitLog offset below which segments shall go. Raises OSError."""
+        wall_ms, clock_ms = self._wall_ms(), self._clock_ms()
+        jump_ms = self._steady.look(wall_ms, clock_ms)
+        if jump_ms:
+            log.warning(
+                "clock_jumped seconds=%+.3f retention_by_age_held_s=%d",
+                jump_ms / 1000,
+                CLOCK_STEADY_MS // 1000,
+            )
+        steady = self._steady.held_ms(clock_ms) == 0
+        return self._store.expired_before(wall_ms, by_age=steady)
+
+    def info(self) -> dict[str, str]:
+        """For the runtime info. clockJumpedMs: the last jump, 0 for none since the start."""
+        return {
+            "clockJumpedMs": str(self._steady.jump_ms),
+            "retentionByAgeHeldMs": str(self._steady.held_ms(self._clock_ms())),
+        }

@@ -1,0 +1,95 @@
+"""Retention by a wall clock that jumps, over a real store."""
+
+import pytest
+
+from broker.retention import Retention
+from store.config import StoreConfig, StoreMode
+from store.disk import OsDisk
+from store.messagestore import MessageStore
+from store.retention import CLOCK_STEADY_MS, HOUR_MS, RetentionPolicy
+from tests.store.make import record
+
+NOW = 1_700_000_000_000
+MONTH = 30 * 24 * HOUR_MS
+HALF_FULL, FULL = (100, 50), (100, 10)
+
+
+class Clocks:
+    """Both in ms; the wall clock is off by `off`."""
+
+    def __init__(self):
+        self.now = 0
+        self.off = 0
+
+    def wall(self):
+        return NOW + self.now + self.off
+
+    def monotonic(self):
+        return self.now
+
+
+class Usage(OsDisk):
+    """A disk that is as full as it is told to be."""
+
+    space = HALF_FULL
+
+    def usage(self):
+        return self.space
+
+
+@pytest.fixture
+def clocks():
+    return Clocks()
+
+
+@pytest.fixture
+def disk(tmp_path):
+    return Usage(str(tmp_path))
+
+
+@pytest.fixture
+def store(disk):
+    """Several segments, all written at NOW; any hour is right for deleting."""
+    policy = RetentionPolicy(delete_when=frozenset(range(24)))
+    config = StoreConfig(
+        mode=StoreMode.CLASSIC, segment_size_bytes=4096, units_per_file=100, retention=policy
+    )
+    store = MessageStore(disk, config)
+    store.open()
+    store.append_classic([record(body=bytes(500)) for _ in range(40)], now_ms=NOW)
+    store.flush()
+    assert len(store.commitlog.segments()) > 4
+    yield store
+    store.close()
+
+
+def test_a_clock_that_jumps_a_month_makes_nothing_old(store, clocks, caplog):
+    retention = Retention(store, clocks.wall, clocks.monotonic)
+    assert retention.expired_before() == 0
+    assert retention.info() == {"clockJumpedMs": "0", "retentionByAgeHeldMs": "0"}
+    clocks.off = MONTH
+    for clocks.now in range(10_000, 100_000, 10_000):
+        assert retention.expired_before() == 0
+    assert retention.info() == {
+        "clockJumpedMs": str(MONTH),
+        "retentionByAgeHeldMs": str(CLOCK_STEADY_MS - 80_000),
+    }
+    said = [r.getMessage() for r in caplog.records if r.name == "broker.retention"]
+    assert said == ["clock_jumped seconds=+2592000.000 retention_by_age_held_s=3600"]
+    # It stays there: then it is taken at its word.
+    clocks.now = 10_000 + CLOCK_STEADY_MS
+    assert retention.expired_before() == store.commitlog.segments()[-1].start
+
+
+def test_time_that_passes_on_both_clocks_makes_old(store, clocks):
+    retention = Retention(store, clocks.wall, clocks.monotonic)
+    clocks.now = MONTH
+    assert retention.expired_before() == store.commitlog.segments()[-1].start
+
+
+def test_a_full_disk_is_relieved_whatever_the_clock_does(store, disk, clocks):
+    retention = Retention(store, clocks.wall, clocks.monotonic)
+    clocks.off = -MONTH
+    assert retention.expired_before() == 0
+    disk.space = FULL
+    assert retention.expired_before() == store.commitlog.segments()[-1].start

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import shlex
 import signal
 import sys
@@ -204,6 +205,7 @@ def run(
         DEFAULT_SETTINGS | parse_settings(settings),
         existing,
     )
+    log_to(directory)
     console = make_console()
     say = partial(console.print, highlight=False, markup=False)
     result = attempt(lambda: run_scenario(config, repeat_command(), say))
@@ -299,6 +301,7 @@ def compare(
         calm_s,
         DEFAULT_SETTINGS | parse_settings(settings),
     )
+    log_to(directory)
     console = make_console()
     say = partial(console.print, highlight=False, markup=False)
     print_comparison(attempt(lambda: compare_engines(config, repeat_command(), say)), console)
@@ -316,6 +319,16 @@ def log_config(options: dict[str, float]) -> MessagesConfig:
         window=int(options["window"]),
         keys=int(options["keys"]),
         body_bytes=int(options["body"]),
+    )
+
+
+def log_to(directory: Path) -> None:
+    """What the clients of a run log about lost connections and retries goes into a file."""
+    directory.mkdir(parents=True, exist_ok=True)
+    logging.basicConfig(
+        filename=directory / "harness.log",
+        level=logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
     )
 
 

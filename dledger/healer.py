@@ -108,6 +108,9 @@ class Healer:
         Raises StoreDamaged in a group of one, OSError."""
         self._pool = pool
         wanted = await self._in_pool(self._log.recover)
+        voted = self._disk.exists(f"{self._config.directory}/hardstate")
+        if self._log.may_lack_its_end and voted:  # else it is blank, and recovers anyway
+            await self._in_pool(partial(give_up, "how far the log was durable is not known"))
         if wanted is None:
             return
         position, reason = wanted.position, self._log.damage_reason

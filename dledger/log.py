@@ -130,6 +130,11 @@ class RaftLog:
         return self._recovery is None
 
     @property
+    def may_lack_its_end(self) -> bool:
+        """Whether nothing is left that would tell if whole segments are gone from its end."""
+        return self.commitlog.mark_was_lost
+
+    @property
     def damage_reason(self) -> str:
         """What is wrong where `recover` stopped; empty once the log is open."""
         recovery = self._recovery

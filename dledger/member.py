@@ -42,6 +42,7 @@ from dledger.promises import Promises
 from dledger.proposals import Proposals
 from dledger.proposer import Proposer
 from dledger.reads import Reads
+from dledger.readtrial import ReadTrial
 from dledger.repair import RepairRequest, RepairResponse, Standing, standing_of
 from dledger.saver import HardStateSaver
 from dledger.settings import MemberConfig
@@ -98,6 +99,7 @@ class RaftMember:
         trim = SlotFile(disk, f"{config.directory}/trim")
         self.log = RaftLog(commitlog, trim, config.log_cache_bytes_max)
         self._writer = FrameWriter(self.log)
+        self._read_trial = ReadTrial(self.log, self._health, len(config.peers) == 1)
         self._healer = Healer(
             config,
             disk,
@@ -193,8 +195,9 @@ class RaftMember:
         given_up: list[HardState] = []
 
         def give_up(reason: str) -> None:
-            self.start_recovering(reason)
-            given_up.append(self._promises.open(False))
+            if not given_up:
+                self.start_recovering(reason)
+                given_up.append(self._promises.open(False))
 
         await self._healer.recover(pool, self._open_links, give_up)
         return given_up[0] if given_up else self._promises.open(self.log.last_index == 0)
@@ -305,6 +308,13 @@ class RaftMember:
         if settled >= index.first_index:
             self.core.trim(self.log.trim(min(position, index.end_of(settled))))
         return self._commitlog.min_offset
+
+    def read_failed(self, error: OSError, again: Callable[[], object]) -> None:
+        """Reading for somebody failed, and `again` is the same read: see readtrial.py."""
+        trial = self._read_trial  # later: the caller may be at work for the pump
+        asyncio.get_running_loop().call_soon(
+            self._drive, lambda: trial.failed(self.core, error, again)
+        )
 
     def start_recovering(self, reason: str) -> None:
         """Before `start`, or during it until the log is open: frames that this replica once had
@@ -445,6 +455,7 @@ class RaftMember:
         self._proposals.expire(now_ms)
         if self._health.is_full:
             self._try_to_write()
+        self._read_trial.try_again(self.core)
         if self._preparing is None and self.log.wants_next_segment:
             assert self._housekeeper is not None
             loop = asyncio.get_running_loop()
@@ -586,7 +597,8 @@ class RaftMember:
                     continue  # no room for it here (writer.py); as if it had been lost
                 try:
                     sent = self.log.frames(m.first_index, m.last_index)
-                except FrameDamaged:
+                except FrameDamaged as damage:
+                    self._read_trial.check(damage.index, self.read_failed)
                     continue  # the same: it is sent again, by then it may be mended
                 buffers = encode_append(m.term, m.prev_index, m.prev_term, m.commit_index, sent)
                 frames.setdefault(m.to, []).extend(buffers)

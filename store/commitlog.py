@@ -163,6 +163,7 @@ class CommitLog:
         self._lock = threading.Lock()  # guards these four and `_segments`' end
         self._failed: OSError | None = None
         self._settled = False
+        self.mark_was_lost = False  # when it was opened
         self.min_offset = 0
         self.max_offset = 0
         self.durable_offset = 0
@@ -176,6 +177,7 @@ class CommitLog:
         missing among the others or below the durable mark comes back as zeros instead: recovery
         then finds damage there, and a peer may have what it held."""
         assert not self._segments
+        self.mark_was_lost = self.mark_lost
         self._disk.makedirs(self.directory)
         starts = []
         for name in self._disk.listdir(self.directory):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Awaitable, Callable
 from itertools import pairwise
 from pathlib import Path
@@ -255,6 +256,29 @@ def test_damage_at_different_places_of_all_costs_nothing(tmp_path: Path) -> None
             await group.all_applied()
             for node in group.nodes:
                 assert node.app.frames[: len(frames)] == frames
+            assert_same_logs(group)
+
+    run(test)
+
+
+@pytest.mark.parametrize("harm", ["all", "end", "mark"])
+def test_without_its_mark_a_log_may_have_been_longer(tmp_path: Path, harm: str) -> None:
+    async def test() -> None:
+        async with a_group(tmp_path) as group:
+            frames = await filled(group, 20)
+            node = group.others(await group.leader())[0]
+            await node.stop()
+            root = Path(node.disk.root)
+            if harm == "all":
+                shutil.rmtree(root / "commitlog")
+            elif harm == "end":
+                max((root / "commitlog").iterdir()).unlink()
+            (root / "checkpoint").write_bytes(b"\xff" * 4096)
+            await node.start()
+            assert node.member._promises.recovering is not None
+            await group.until(lambda: node.member.core.whole)
+            await group.all_applied()
+            assert node.app.frames[: len(frames)] == frames
             assert_same_logs(group)
 
     run(test)

@@ -269,7 +269,7 @@ class SlaveLink(asyncio.Protocol):
             self._written_ms = now_ms
 
     def close(self, reason: str) -> None:
-        log.warning("slave_refused address=%s: %s", self.peer_address, reason)
+        log.warning("slave_closed address=%s: %s", self.peer_address, reason)
         self.serving = False
         if self._transport is not None:
             self._transport.abort()

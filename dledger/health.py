@@ -1,9 +1,10 @@
 """Whether this node's disk lets it lead. Pure.
 
-ok       it does
-stalled  an fdatasync, of the log or of a vote, has been under way for too long
-full     there is no room for the next frame: nothing is acknowledged until there is
-failed   a write or an fdatasync failed: the member has ended
+ok          it does
+stalled     an fdatasync, of the log or of a vote, has been under way for too long
+full        there is no room for the next frame: nothing is acknowledged until there is
+unreadable  a read failed while this node led, and would fail again (readtrial.py)
+failed      a write or an fdatasync failed: the member has ended
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ class DiskState(Enum):
     OK = "ok"
     STALLED = "stalled"
     FULL = "full"
+    UNREADABLE = "unreadable"
     FAILED = "failed"
 
 
 class DiskHealth:
-    """The state and why. `failed` is final; a full disk is not also called stalled."""
+    """The state and why. `failed` is final; a full or unreadable disk is not also called
+    stalled."""
 
     def __init__(self, stall_ms: int) -> None:
         self.state = DiskState.OK
@@ -47,6 +50,21 @@ class DiskHealth:
 
     def has_room(self) -> None:
         if self.state is DiskState.FULL:
+            self._clear()
+
+    @property
+    def is_unreadable(self) -> bool:
+        return self.state is DiskState.UNREADABLE
+
+    def unreadable(self, reason: str) -> bool:
+        """True if the state changed: a disk that is bad already stays what it is."""
+        if self.state is not DiskState.OK:
+            return False
+        self.state, self.reason = DiskState.UNREADABLE, reason
+        return True
+
+    def readable(self) -> None:
+        if self.state is DiskState.UNREADABLE:
             self._clear()
 
     def failed(self, reason: str) -> None:

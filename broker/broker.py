@@ -257,6 +257,7 @@ class Broker:
                 config.is_classic and config.slave_read_enable,
                 lambda: config.is_slave and self.classic.slave.connected,
             ),
+            on_read_failed=lambda error, again: self.engine.read_failed(error, again),
             clock_ms=self.clock_ms,
         )
         self._build_edges()

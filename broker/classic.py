@@ -375,6 +375,9 @@ class ClassicEngine:
     def transfer(self, target: str) -> None:
         raise NotLeader(None)
 
+    def read_failed(self, error: OSError, again: Callable[[], object]) -> None:
+        """Nobody else can be the master: it goes on with what can be read."""
+
     def delete_before(self, position: int) -> int:
         """Let whole segments go; returns where the log begins then."""
         self._application.store.delete_before(position)

@@ -5,11 +5,14 @@ Only a ready leader may answer PULL_OFFSET_MOVED (21): a replica that is behind 
 consumer to its own, wrong, end (remoting-protocol trap 9). What looks like a moved offset on any
 other replica is held like an empty queue, or answered 19 with the offset kept; see broker.reads
 for classic slaves.
+What cannot be read from the disk is answered 14, `[DISK_ERROR]`: the consumer asks again, and by
+then another replica may lead (`on_read_failed`).
 The records go out as the slices that were read, behind a header whose length counts them in.
 """
 
 from __future__ import annotations
 
+import logging
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,9 +35,12 @@ from remoting.headers import (
     PullHeader,
     PullResponseHeader,
 )
+from store.errors import StoreError
 
 if TYPE_CHECKING:
     from store.messagestore import GetResult
+
+log = logging.getLogger("broker.pull")
 
 _LENGTH = struct.Struct(">I")
 
@@ -83,10 +89,12 @@ class PullService:
         ensure_group: Callable[[str], None],
         leading: Callable[[], bool],
         reads: ReadPolicy,
+        on_read_failed: Callable[[OSError, Callable[[], object]], None],
         clock_ms: Callable[[], int],
     ) -> None:
         """`commit_offset(topic, group, queue_id, offset)` takes a piggybacked commit, or does not;
-        `ensure_group` has an unknown group created where that is allowed."""
+        `ensure_group` has an unknown group created where that is allowed;
+        `on_read_failed(error, again)` is told of the disk's errors, `again` being the same read."""
         self._config = config
         self._state = state
         self._clients = clients
@@ -95,6 +103,7 @@ class PullService:
         self._ensure_group = ensure_group
         self._leading = leading
         self._reads = reads
+        self._on_read_failed = on_read_failed
         self._clock_ms = clock_ms
         self.holds: HoldTable[Pull] = HoldTable(config.held_pulls_max, self._again)
         self.get_count = 0
@@ -172,14 +181,7 @@ class PullService:
 
     def _run(self, pull: Pull, may_hold: bool) -> RemotingCommand | None:
         header = pull.header
-        result = self._get_messages(
-            header.topic,
-            header.queue_id,
-            header.queue_offset,
-            self._count_max(header),
-            self._bytes_max(header),
-            pull.codes,
-        )
+        result = self._read(pull)
         code, next_offset = self._decide(header, result)
         if code == ResponseCode.PULL_NOT_FOUND and may_hold and self._hold(pull):
             return None
@@ -195,6 +197,26 @@ class PullService:
             return response
         self._write_found(pull, response, result)
         return None
+
+    def _read(self, pull: Pull) -> GetResult:
+        """Raises Refused when the disk or what is on it is bad: a consumer may ask again."""
+        header = pull.header
+        wanted = (
+            header.topic,
+            header.queue_id,
+            header.queue_offset,
+            self._count_max(header),
+            self._bytes_max(header),
+            pull.codes,
+        )
+        try:
+            return self._get_messages(*wanted)
+        except (OSError, StoreError) as error:
+            log.error("read_failed topic=%s queue=%d error=%s", *wanted[:2], error)
+            if isinstance(error, OSError):
+                self._on_read_failed(error, lambda: self._get_messages(*wanted))
+            remark = f"[DISK_ERROR] the messages cannot be read here now: {error}"
+            raise Refused(ResponseCode.SERVICE_NOT_AVAILABLE, remark, retriable=True) from error
 
     def _count_max(self, header: PullHeader) -> int:
         limit = self._config.max_transfer_count_on_message_in_memory
@@ -245,6 +267,10 @@ class PullService:
         """A held pull's message came, or its time is over: answer it in any case."""
         if not pull.connection.is_open:
             return
-        response = self._run(pull, may_hold=False)
+        response: RemotingCommand | None
+        try:
+            response = self._run(pull, may_hold=False)
+        except Refused as refused:
+            response = RemotingCommand.response_to(pull.request, refused.code, refused.remark)
         if response is not None:
             pull.connection.write_many([encode_command(response)])

@@ -1,11 +1,17 @@
-"""GET_BROKER_RUNTIME_INFO (28): the numbers tools and the dashboard read, all as strings."""
+"""GET_BROKER_RUNTIME_INFO (28): the numbers tools and the dashboard read, all as strings.
+
+Who leads must be seen above all when a disk is bad: what cannot be read is -1, and `diskState`,
+otherwise "ok", says which and why.
+"""
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from remoting.codes import MQ_VERSION
+from store.errors import StoreError
+from store.frame import FrameError
 
 if TYPE_CHECKING:
     from broker.broker import Broker
@@ -15,9 +21,6 @@ def runtime_info(broker: Broker) -> dict[str, str]:
     """Apache's keys as far as they mean something here, and this replica's own view of Raft."""
     config, store = broker.config, broker.store
     status = broker.engine.status()
-    total, available = broker.disk.usage()
-    used = f"{1 - available / total:.4f}" if total else "0"
-    now_ms = time.time_ns() // 1_000_000
     clock_ms = broker.clock_ms()
     log = store.commitlog
     info = {
@@ -27,7 +30,7 @@ def runtime_info(broker: Broker) -> dict[str, str]:
         "brokerRole": _role(broker),
         "flushDiskType": config.flush_disk_type,
         "bootTimestamp": str(broker.boot_ms),
-        "runtime": _duration(now_ms - broker.boot_ms),
+        "runtime": _duration(broker.wall_ms() - broker.boot_ms),
         "msgPutTotalTodayNow": str(broker.sends.put_count),
         "msgGetTotalTodayNow": str(broker.pulls.get_count),
         "msgPutTotalTodayMorning": str(broker.put_rates.at_midnight),
@@ -38,9 +41,8 @@ def runtime_info(broker: Broker) -> dict[str, str]:
         "getTransferedTps": broker.get_rates.text(clock_ms, broker.pulls.get_count),
         "commitLogMinOffset": str(log.min_offset),
         "commitLogMaxOffset": str(log.max_offset),
-        "commitLogDiskRatio": used,
-        "consumeQueueDiskRatio": used,
-        "earliestMessageTimeStamp": str(store.log_start_time()),
+        **_from_disk(broker),
+        **broker.retention.info(),
         "remainHowManyDataToFlush": f"{log.max_offset - log.durable_offset} B",
         "dispatchBehindBytes": str(max(0, log.max_offset - store.dispatched_offset)),
         "pageCacheLockTimeMills": "0",
@@ -70,10 +72,36 @@ def runtime_info(broker: Broker) -> dict[str, str]:
         "voted_for": "raftVotedFor",
         "whole": "raftWhole",
         "disk_state": "raftDiskState",
+        "disk_reason": "raftDiskReason",
     }
     for name, key in names.items():
         info[key] = _text(status.get(name))
     return info
+
+
+def _from_disk(broker: Broker) -> dict[str, str]:
+    """What has to be looked up on the disk."""
+    bad: list[str] = []
+
+    def read(what: str, figure: Callable[[], str]) -> str:
+        try:
+            return figure()
+        except (OSError, StoreError, FrameError) as error:
+            bad.append(f"{what}: {error}")
+            return "-1"
+
+    def used_ratio() -> str:
+        total, available = broker.disk.usage()
+        return f"{1 - available / total:.4f}" if total else "0"
+
+    used = read("usage", used_ratio)
+    earliest = read("earliestMessageTimeStamp", lambda: str(broker.store.log_start_time()))
+    return {
+        "commitLogDiskRatio": used,
+        "consumeQueueDiskRatio": used,
+        "earliestMessageTimeStamp": earliest,
+        "diskState": "; ".join(bad) or "ok",
+    }
 
 
 def _role(broker: Broker) -> str:

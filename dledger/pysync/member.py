@@ -214,6 +214,9 @@ class PySyncMember:
         """SyncObj cannot do without the beginning of its log: nothing is deleted."""
         return self._commitlog.min_offset
 
+    def read_failed(self, error: OSError, again: Callable[[], object]) -> None:
+        """SyncObj does not ask whether a disk can be read."""
+
     def abandon(self, reason: str) -> None:
         """Fall silent at once; `stop` has to follow."""
         self._fail("abandoned", RuntimeError(reason))

@@ -18,6 +18,8 @@ PATIENCE_S = 20.0  # nothing here takes so long unless it is broken
 class Group:
     """`count` replicas below `root`. They keep their directories and ports over restarts."""
 
+    disk = OsDisk  # what a replica stores on: called with its directory
+
     def __init__(self, root, count=1, **settings):
         self.root = root
         self.settings = settings
@@ -63,7 +65,7 @@ class Group:
     async def start(self, name):
         listener = self.sockets.pop(name, None) or _bound(self.ports[name])
         broker = Broker(
-            self.config(name), OsDisk(str(self.root / name)), replication_socket=listener
+            self.config(name), self.disk(str(self.root / name)), replication_socket=listener
         )
         self.brokers[name] = broker
         await broker.start()

@@ -40,6 +40,7 @@ class TroubledFile:
         return self._file.size_bytes
 
     def pread(self, offset: int, size: int) -> bytes:
+        self._disk.before_read(self._path)
         return self._file.pread(offset, size)
 
     def pwrite(self, offset: int, data: bytes | memoryview) -> None:
@@ -67,6 +68,7 @@ class TroubledDisk(OsDisk):
     def __init__(self, root: str) -> None:
         super().__init__(root)
         self.trouble_below = "commitlog/"
+        self.fail_reads = False
         self.fail_writes = False
         self.write_error = errno.EIO
         self.power_cuts = 0
@@ -79,6 +81,10 @@ class TroubledDisk(OsDisk):
 
     def boot_id(self) -> str:
         return f"boot {self.power_cuts}"
+
+    def before_read(self, path: str) -> None:
+        if self.fail_reads and path.startswith(self.trouble_below):
+            raise OSError(errno.EIO, "cannot read, says the test")
 
     def before_write(self, path: str) -> None:
         if self.fail_writes and path.startswith(self.trouble_below):

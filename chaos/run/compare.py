@@ -23,6 +23,9 @@ from chaos.run.runner import RunConfig, Say, Workloads, run_scenario
 from chaos.run.saturate import saturate
 from chaos.run.scenario import SLOT_S, find_scenario
 
+# An engine that does not come back at all must not make the comparison endless.
+WHOLE_TIMEOUT_S = 10.0
+
 
 @dataclass(frozen=True, slots=True)
 class Engine:
@@ -109,6 +112,7 @@ async def _candidate(
         config.repeats,
         engine.shape,
         settings,
+        whole_timeout_s=WHOLE_TIMEOUT_S,
     )
     began_s = time.monotonic()
     result = await run_scenario(run, command, tell)

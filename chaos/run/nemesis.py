@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from chaos.cluster.clusterfile import ClusterError
 from chaos.cluster.process import state
-from chaos.cluster.whole import wait_whole
+from chaos.cluster.whole import WHOLE_TIMEOUT_S, wait_whole
 from chaos.faults.base import Context, Fault, Planned
 from chaos.faults.catalogue import make
 
@@ -35,7 +35,9 @@ class Inflicted:
 class Nemesis:
     """See the module. `begin_s`: second 0 of the plan, on the monotonic clock."""
 
-    def __init__(self, context: Context, begin_s: float, whole_timeout_s: float = 60.0) -> None:
+    def __init__(
+        self, context: Context, begin_s: float, whole_timeout_s: float = WHOLE_TIMEOUT_S
+    ) -> None:
         self._context = context
         self._begin_s = begin_s
         self._whole_timeout_s = whole_timeout_s

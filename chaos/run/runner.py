@@ -26,6 +26,7 @@ from chaos.cluster.cluster import Cluster
 from chaos.cluster.clusterfile import ClusterError
 from chaos.cluster.launch import log_path, node_directory
 from chaos.cluster.topology import Shape
+from chaos.cluster.whole import WHOLE_TIMEOUT_S
 from chaos.faults.base import Context, Planned
 from chaos.faults.links import Links
 from chaos.history.files import HistoryWriter
@@ -47,7 +48,9 @@ RUNNER = "runner"
 class RunConfig:
     """One run. `repeats`: rounds of all the scenario's faults; None: as many as the time holds.
 
-    `workloads` makes the run's own; `existing` is a cluster that runs: it is left running."""
+    `workloads` makes the run's own; `existing` is a cluster that runs: it is left running. After
+    `whole_timeout_s` a run does not wait longer for a cluster to be whole again: that is noted, and
+    the next fault comes."""
 
     scenario: str
     directory: Path
@@ -58,6 +61,7 @@ class RunConfig:
     shape: Shape = field(default_factory=Shape)
     settings: Mapping[str, str] = field(default_factory=dict)
     existing: Path | None = None
+    whole_timeout_s: float = WHOLE_TIMEOUT_S
 
 
 async def run_scenario(config: RunConfig, command: str, say: Say) -> RunResult:
@@ -123,7 +127,7 @@ async def _torment(
         links = await _links(cluster, stack)
         context = Context(cluster, history, links, random.Random(rng.random()), say)
         begin_s = time.monotonic() + SETTLE_S
-        nemesis = Nemesis(context, begin_s)
+        nemesis = Nemesis(context, begin_s, config.whole_timeout_s)
         inflicted = await nemesis.inflict(plan, lambda: _raise_failure(workloads))
         await asyncio.sleep(max(SETTLE_S, begin_s + config.minutes * 60 - time.monotonic()))
         for workload in workloads:

@@ -133,12 +133,10 @@ _ALL = (
         "what tells engines apart",
         (
             "kill:leader",
-            "kill:follower",
             "pause:leader",
             "cut-node:leader",
             "restart-all",
             "power-cut:all",
-            "disk-loss:leader",
             "cut-peers:leader+disk-loss:leader",
         ),
     ),

@@ -111,6 +111,8 @@ async def test_transfer_on_request(tmp_path: Path) -> None:
     async with Group(tmp_path) as group:
         first = await group.leader()
         target = group.others(first)[0]
+        # The leader hands over only to who has told it that it is whole.
+        await group.until(lambda: first.member.status()["peers"][target.node_id]["whole"])  # type: ignore[index]
         first.member.transfer(target.node_id)
         await group.until(lambda: target.app.ready)
         with pytest.raises(NotLeader):

@@ -11,6 +11,7 @@ import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
@@ -387,26 +388,29 @@ def _add_latencies(chart: go.Figure, series: Series) -> None:
 
 
 def _add_faults(chart: go.Figure, series: Series) -> None:
+    """Bands and lines over all rows. All shapes at once: added one by one, each looks at all."""
     worded = len(series.bands) <= LABELS_MAX
+    shapes = []
     for band in series.bands:
-        chart.add_vrect(
-            x0=band.from_s,
-            x1=max(band.to_s, band.from_s + series.end_s / 400),
-            fillcolor=DOWN,
-            line_width=0,
-            row="all",
-            col=1,
-        )
+        width_s = max(band.to_s - band.from_s, series.end_s / 400)
+        shapes.append(_shape("rect", band.from_s, width_s, fillcolor=DOWN, line={"width": 0}))
         line = {"color": COLOURS[Outcome.FAIL], "width": 1.5}
-        chart.add_vline(x=band.from_s, line=line, row="all", col=1)
+        shapes.append(_shape("line", band.from_s, 0.0, line=line))
         if worded:
             words = f"{band.kind} {band.nodes}".strip()
             _add_words(chart, band.from_s, words, COLOURS[Outcome.FAIL], 1.0)
     for at_s, node, term in series.leaders:
         line = {"color": LEADER, "width": 1, "dash": "dash"}
-        chart.add_vline(x=at_s, line=line, row="all", col=1)
+        shapes.append(_shape("line", at_s, 0.0, line=line))
         if worded:
             _add_words(chart, at_s, f"{node} leads term {term}", LEADER, 0.93)
+    chart.update_layout(shapes=shapes)
+
+
+def _shape(kind: str, at_s: float, width_s: float, **style: Any) -> dict[str, Any]:
+    """From top to bottom of the figure."""
+    place = {"x0": at_s, "x1": at_s + width_s, "y0": 0, "y1": 1, "xref": "x", "yref": "paper"}
+    return {"type": kind, "layer": "below" if kind == "rect" else "above", **place, **style}
 
 
 def _add_words(chart: go.Figure, at_s: float, words: str, colour: str, height: float) -> None:

@@ -7,6 +7,7 @@ losses at a time than the promise covers are tested in tests/dledger/test_standi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from dledger.core import RaftCore
@@ -23,7 +24,12 @@ from dledger.messages import (
 from dledger.progress import Progress
 from dledger.promises import Promises
 from dledger.quorum import Tally, majority, reached_by_majority
+from dledger.repair import Patch, RepairResponse, StartRepair, Wanted
 from dledger.slots import SlotFile
+from store.commitlog import SyncTicket
+from store.frame import HEADER_SIZE_BYTES, Frame, FrameError, parse_header
+from tests.simulator.disk import SimFile
+from tests.simulator.mender import Mender
 from tests.simulator.node import VOTES, SimNode
 
 
@@ -303,6 +309,94 @@ class TrustsThePageCache(SimNode):
         return Promises(self.disk, "raft", unsynced=False)
 
 
+class _BelievesAll(StartRepair):
+    def _is_committed(self, frame: Frame, response: RepairResponse) -> bool:
+        return True
+
+
+class _RepairsWithUncommitted(Mender):
+    start_repair_class = _BelievesAll
+
+
+class RepairsWithUncommitted(SimNode):
+    """A. Any frame of a peer that fits is taken for the one that was damaged."""
+
+    mender_class = _RepairsWithUncommitted
+
+
+class _ChecksNothing(StartRepair):
+    def _patch(self, response: RepairResponse, data: bytes, wanted: Wanted) -> Patch | None:
+        try:
+            _, _, index, term, position, stamp, length, count, kind, _, _ = parse_header(data)
+        except FrameError:
+            return None
+        size = HEADER_SIZE_BYTES + length
+        frame = Frame(index, term, position, stamp, kind, count, data[:size])
+        fits = position in (wanted.position, self._log.segment_end(wanted.position))
+        if len(data) < size or index != wanted.index or not fits:
+            return None
+        return Patch((frame,), True, response.sender)
+
+
+class _RepairsUnchecked(Mender):
+    start_repair_class = _ChecksNothing
+
+
+class RepairsUnchecked(SimNode):
+    """B. Neither checksum nor term of what a peer sends is looked at."""
+
+    mender_class = _RepairsUnchecked
+
+
+class _CutsDamage(Mender):
+    def recover(self) -> None:
+        if self.node.log.recover() is not None:
+            self.node.log.cut_damaged()
+        self._go_on(None)
+
+
+class CutsDamage(SimNode):
+    """C. Damage is cut as if it were a torn tail."""
+
+    mender_class = _CutsDamage
+
+
+class _LeavesPatchesUnsynced(Mender):
+    def mend(self, frames: Sequence[Frame], proven: bool) -> Wanted | None:
+        sync, SimFile.sync = SimFile.sync, _no_sync  # type: ignore[method-assign, assignment]
+        try:
+            return super().mend(frames, proven)
+        finally:
+            SimFile.sync = sync  # type: ignore[method-assign]
+
+    def sync_patch(self, ticket: SyncTicket) -> None:
+        ticket.ran = True
+        self.node.commitlog.finish_sync(ticket)
+
+
+def _no_sync(_: SimFile) -> None:
+    """Says that it did."""
+
+
+class LeavesPatchesUnsynced(SimNode):
+    """D. A patch is not synced."""
+
+    mender_class = _LeavesPatchesUnsynced
+
+
+class _CutsWithoutANote(Mender):
+    def give_up(self, reason: str) -> None:
+        self.node.gives_up()
+        self.world.damage.giving_up(self.node)
+        self.node.log.cut_damaged()
+
+
+class CutsWithoutANote(SimNode):
+    """E. It gives up frames, and does not note that it may have lost promises."""
+
+    mender_class = _CutsWithoutANote
+
+
 CORE_BREAKS: tuple[type[RaftCore], ...] = (
     CutsAtMatch,
     IgnoresRequestTerm,
@@ -327,4 +421,9 @@ NODE_BREAKS: tuple[type[SimNode], ...] = (
     ForgetsThatItRecovers,
     VotesInOneSlot,
     TrustsThePageCache,
+    RepairsWithUncommitted,
+    RepairsUnchecked,
+    CutsDamage,
+    LeavesPatchesUnsynced,
+    CutsWithoutANote,
 )

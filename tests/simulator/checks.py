@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from dledger.messages import Role, RoleEvent, VoteResponse
 from dledger.quorum import majority
-from store.frame import Frame
+from store.frame import Frame, parse_frame
 
 if TYPE_CHECKING:
     from tests.simulator.node import SimNode
@@ -42,6 +42,7 @@ class Checker:
         self._committed: list[Frame] = []  # at index - 1: what some replica applied
         self._acked: list[Frame] = []
         self._seen: dict[str, tuple[int, int, str | None]] = {}  # term, commit, vote
+        self._kept_by: dict[str, int] = {}  # what a node applied and had durable
         self.acked_max = 0  # highest acknowledged index
         self.elections = 0
         self._votes: dict[tuple[str, int], str] = {}  # (whole voter, term) -> candidate
@@ -71,18 +72,44 @@ class Checker:
             self.fail(f"{node.name} forgot its vote for {old_vote} in term {term}")
         # What it says now counts once it has said it to somebody: after its first event.
         self._seen[node.name] = (old_term, 0, old_vote)
-        index = node.log.index
-        last = index.last_index
-        if last >= index.first_index:
-            self._same_frames(node, node.log.frames(index.first_index, last))
+        self._same_frames(node)
+        self._kept(node)
 
-    def _same_frames(self, node: SimNode, frames: Sequence[Frame]) -> None:
-        previous_term = node.log.index.term_at(frames[0].index - 1)
-        for frame in frames:
-            known = self._frames.get((frame.index, frame.term))
-            if known is None or known != (frame.data, previous_term):
-                self.fail(f"{node.name} recovered {frame}, known as {known}")
-            previous_term = frame.term
+    def _kept(self, node: SimNode) -> None:
+        """A replica that is whole still has every committed frame that it ever had durable."""
+        if node.lost:
+            self._kept_by[node.name] = 0
+        index = node.log.index
+        for frame in self._committed[: self._kept_by.get(node.name, 0)]:
+            if frame.index > index.last_index or index.term_at(frame.index) != frame.term:
+                self.fail(f"{node.name} had {frame} durable, is without it, and is whole")
+
+    def _same_frames(self, node: SimNode) -> None:
+        """What it recovered was written once, behind the same frame; and it is durable."""
+        index = node.log.index
+        for at in range(index.first_index, index.last_index + 1):
+            term, previous_term = index.term_at(at), index.term_at(at - 1)
+            known = self._frames.get((at, term))
+            if known is None or known[1] != previous_term:
+                self.fail(f"{node.name} recovered {at}@{term} behind {previous_term}: {known}")
+            frame = parse_frame(known[0])
+            durable = self._world.profile.durable
+            if not node.holds(frame, durable) and not self._world.damage.lacks(node, frame):
+                self.fail(f"{node.name} recovered {frame}, but does not hold it")
+
+    def frames_known(self) -> list[Frame]:
+        """Every frame that was ever written anywhere."""
+        return [parse_frame(data) for data, _ in self._frames.values()]
+
+    def is_committed(self, frame: Frame) -> bool:
+        """Whether some replica applied it."""
+        return frame in self._committed[frame.index - 1 : frame.index]
+
+    def log_of(self, node: SimNode) -> list[Frame]:
+        """The frames of a node's log as they should be."""
+        index = node.log.index
+        indexes = range(index.first_index, index.last_index + 1)
+        return [parse_frame(self._frames[(at, index.term_at(at))][0]) for at in indexes]
 
     def appending(self, node: SimNode, frames: Sequence[Frame]) -> None:
         """Log matching, by induction over what is behind each frame."""
@@ -156,7 +183,10 @@ class Checker:
             self.fail(f"{node.name} acknowledges {frame}, durable only on {holders}")
 
     def _holds_durably(self, node: SimNode, frame: Frame) -> bool:
-        """Ground truth: the bytes are on the platter (or in the page cache, with async flush)."""
+        """Ground truth: the bytes are on the platter (or in the page cache, with async flush), or
+        were when it acknowledged them, and rotted since."""
+        if self._world.damage.lacks(node, frame):
+            return True
         return node.holds(frame, durable=self._world.profile.durable)
 
     def read(self, node: SimNode, acked_before: int, applied: int) -> None:
@@ -168,6 +198,9 @@ class Checker:
     def after_event(self, node: SimNode) -> None:
         core = node.core
         commit = core.commit_index
+        kept = min(node.applied, core.durable_index)
+        if kept > self._kept_by.get(node.name, 0):
+            self._kept_by[node.name] = kept
         now = (core.term, commit, core.voted_for)
         before = self._seen[node.name]
         if now == before:
@@ -186,6 +219,9 @@ class Checker:
             if self._committed[frame.index - 1].data != frame.data:
                 self.fail(f"acknowledged {frame} is not what was committed there")
         for node in self._world.nodes.values():
+            for frame in self.log_of(node):
+                if not node.holds_for_good(frame):
+                    self.fail(f"{node.name} does not hold {frame} in the end")
             if node.core.role is Role.LEADER:
                 self._leader_complete(node)
             progress = node.core.progress.values()

@@ -12,10 +12,11 @@ may happen in part first), so that crashes fall between any two operations of on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 
-WHOLE_BYTES = 24  # never torn: they lie in one sector, as a checkpoint's mark and checksum do
+WHOLE_BYTES = 8  # never torn: they lie in one sector
+CHECKPOINT_BYTES = 48  # nor are these, all of one checkpoint's
 ALLOCATED = -1  # stands for the offset of a pending change of size
 
 
@@ -27,9 +28,10 @@ class SimInode:
     """One file's bytes. A pending change is (number, offset, bytes), or of the size only:
     (number, ALLOCATED, size)."""
 
-    __slots__ = ("data", "durable", "pending")
+    __slots__ = ("data", "durable", "pending", "whole_bytes")
 
-    def __init__(self) -> None:
+    def __init__(self, whole_bytes: int = WHOLE_BYTES) -> None:
+        self.whole_bytes = whole_bytes
         self.data = bytearray()
         self.durable = bytearray()
         self.pending: list[tuple[int, int, bytes | int]] = []
@@ -54,7 +56,7 @@ class SimInode:
             fate = rng.random()
             if fate < 0.4:
                 continue
-            if fate < 0.7 and isinstance(content, bytes) and len(content) > WHOLE_BYTES:
+            if fate < 0.7 and isinstance(content, bytes) and len(content) > self.whole_bytes:
                 at = rng.randrange(len(content))
                 if rng.random() < 0.5:
                     content = content[:at]
@@ -103,7 +105,7 @@ class SimFile:
         try:
             number = self._operation()
         except SimCrash:
-            if len(content) > WHOLE_BYTES:
+            if len(content) > self._inode.whole_bytes:
                 done = self._disk.rng.randrange(len(content) + 1)
                 self._change(self._disk.operations, offset, content[:done])
             raise
@@ -204,6 +206,32 @@ class SimDisk:
             if offset < len(data):
                 data[offset] ^= 1 << self.rng.randrange(8)
 
+    def spoil(self, path: str, offset: int, change: Callable[[bytes], bytes]) -> bool:
+        """Change durable bytes from `offset` on, where they lie and in the page cache; False, and
+        nothing is done, if something about the file is not durable, or nothing would change."""
+        inode = self._names.get(path)
+        if inode is None or inode.pending or self._durable_names.get(path) is not inode:
+            return False
+        assert inode.data == inode.durable
+        rest = bytes(inode.data[offset:])
+        changed = change(rest)
+        for data in (inode.data, inode.durable):
+            data[offset:] = changed
+        return changed != rest
+
+    def lose_file(self, path: str) -> bool:
+        """A durable file is gone; False if there is none."""
+        inode = self._names.get(path)
+        if inode is None or self._durable_names.get(path) is not inode:
+            return False
+        del self._names[path], self._durable_names[path]
+        return True
+
+    def durable(self, path: str) -> bytes:
+        """What a power cut leaves of a file for sure."""
+        inode = self._durable_names.get(path)
+        return b"" if inode is None else bytes(inode.durable)
+
     def holds(self, path: str, offset: int, content: bytes, durable: bool) -> bool:
         """Whether these bytes are in that file: what a power cut leaves for sure if `durable`."""
         inode = (self._durable_names if durable else self._names).get(path)
@@ -219,7 +247,8 @@ class SimDisk:
         if inode is None:
             self.operation()
             assert path.rpartition("/")[0] in self._directories, f"no directory for {path}"
-            inode = self._names[path] = SimInode()
+            whole_bytes = CHECKPOINT_BYTES if path == "checkpoint" else WHOLE_BYTES
+            inode = self._names[path] = SimInode(whole_bytes)
             self._pending.append(("create", path, inode))
         file = SimFile(self, inode)
         if allocate_bytes is not None and len(inode.data) < allocate_bytes:

@@ -53,6 +53,8 @@ class FaultPlan:
         self._forgetful = ""  # the leader of whom a voter is to learn too late
         if rng.random() < 0.6:
             self._faults.append(self._kill_leader)
+        if world.rots:
+            self._faults += [self._rot, self._rot_and_kill, self._rot_at_a_fork]
 
         # New leaders are struck just when their first frames are on the way: the moment of
         # figure 8. In most worlds nobody is.
@@ -157,10 +159,10 @@ class FaultPlan:
         world.after(delay_ms, self._restart, node)
 
     def _restart(self, node: SimNode) -> None:
-        if node.up:
+        if node.alive:
             return
         node.start()
-        if not node.up:
+        if not node.alive:
             self.restart_later(node)
             return
         for peer in node.peers:
@@ -183,7 +185,7 @@ class FaultPlan:
             self._stop(node, power=True)
 
     def _stop(self, node: SimNode, power: bool) -> None:
-        if node.up:
+        if node.alive:
             node.crash(power)
             self.restart_later(node)
 
@@ -207,13 +209,14 @@ class FaultPlan:
     def _may_lose(self, node: SimNode) -> bool:
         """Whether the promise holds if `node` loses some, too: a minority at a time."""
         nodes = self._world.nodes.values()
-        others = sum(other.lost for other in nodes if other is not node)
+        damage = self._world.damage
+        others = sum(other.lost or damage.has(other) for other in nodes if other is not node)
         return others + 1 <= len(nodes) - majority(len(nodes))
 
     def _lose_disk(self) -> None:
         node = self._victim()
         if self._may_lose(node):
-            was_up = node.up
+            was_up = node.alive
             node.wipe()
             if was_up:
                 self.restart_later(node)
@@ -260,6 +263,45 @@ class FaultPlan:
         node = self._victim()
         node.fill()
         self._world.after(self._soon(), node.disk_works, node.incarnation)
+
+    # -- rot --------------------------------------------------------------------------------------
+
+    def _rot(self) -> None:
+        """While it runs: met by the next reader, or the scrubber, or at the next start."""
+        self._world.damage.strike(self._anybody())
+
+    def _rot_and_kill(self) -> None:
+        """Found at start, one place or several."""
+        node = self._anybody()
+        self._stop(node, power=self._world.profile.durable and self._world.rng.random() < 0.5)
+        for _ in range(self._world.damage.rng.choice((1, 1, 2, 4))):
+            self._world.damage.strike(node)
+
+    def _rot_at_a_fork(self) -> None:
+        """A leader goes on alone while the others elect another one; when they hear each other
+        again, somebody has to mend his log just where the two part."""
+        world = self._world
+        leader = self._leader()
+        if not leader.up or leader.core.role is not Role.LEADER:
+            return
+        others = world.nodes.keys() - {leader.name}
+        self._cut({(leader.name, o) for o in others} | {(o, leader.name) for o in others})
+        for _ in range(3):
+            world.after(2 * world.unit_ms * world.rng.random(), leader.offer, b"alone")
+        apart_ms = (6 + 4 * world.rng.random()) * world.unit_ms
+        world.after(apart_ms, self._strike_fork, leader.name)
+
+    def _strike_fork(self, alone: str) -> None:
+        """Half of the time nobody but the one who was alone is there to answer."""
+        world = self._world
+        node = None if world.healed else world.damage.strike_fork()
+        if node is None:
+            return
+        self._stop(node, power=False)
+        if world.rng.random() < 0.5 and node.name != alone:
+            for other in world.nodes.keys() - {node.name, alone}:
+                self._cut({(other, node.name), (node.name, other)})
+        world.cut -= {(alone, node.name), (node.name, alone)}
 
     # -- links ------------------------------------------------------------------------------------
 

@@ -6,27 +6,31 @@ acknowledge is visible; it is the order of `Ready`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from dledger.core import RaftCore
-from dledger.errors import Busy, NotLeader
+from dledger.errors import Busy, FrameDamaged, NotLeader
 from dledger.log import LogSyncTicket, RaftLog
 from dledger.messages import (
     AppendOrder,
     AppendRequest,
-    Message,
+    HardState,
     Outgoing,
     Ready,
     Role,
     VoteResponse,
 )
 from dledger.promises import Promises
+from dledger.repair import RepairRequest, RepairResponse
 from dledger.slots import SLOT_SIZE_BYTES
+from dledger.wire import PeerMessage
 from store.checkpoint import Checkpoint
 from store.commitlog import CommitLog
 from store.frame import Frame, FrameKind, seal_frame
 from tests.simulator.disk import SimCrash, SimDisk
+from tests.simulator.mender import Mender
 
 if TYPE_CHECKING:
     from tests.simulator.world import World
@@ -36,7 +40,11 @@ SEGMENT_SIZE_BYTES = 4096  # small, so that frames roll over segments all the ti
 
 
 class SimNode:
-    """A replica and its disk. `up` is whether its process lives."""
+    """A replica and its disk. `up` is whether its process lives and takes part; while it mends
+    its log it is `alive` only."""
+
+    mender_class = Mender
+    segment_size_bytes = SEGMENT_SIZE_BYTES
 
     def __init__(self, world: World, name: str, voters: frozenset[str]) -> None:
         self.world = world
@@ -56,6 +64,9 @@ class SimNode:
         self.incarnation = 0
         self.applied = 0
         self.core: RaftCore
+        self.log: RaftLog
+        self.mender: Mender
+        self.mending = False
         self._waiting: list[tuple[str, object]] = []  # what arrived while paused
         self._proposals: dict[int, Frame] = {}  # proposed by this leadership, not yet committed
         self._reads: dict[int, int] = {}  # token -> what had been acknowledged when it was asked
@@ -66,22 +77,31 @@ class SimNode:
 
     # -- life -------------------------------------------------------------------------------------
 
+    @property
+    def alive(self) -> bool:
+        return self.up or self.mending
+
     def start(self) -> None:
-        """Boot: recover the log, load term and vote, build the core."""
-        world = self.world
+        """Boot: recover the log, which may take a while (mender.py), then take part."""
         self.incarnation += 1
         try:
-            checkpoint = Checkpoint(self.disk, "checkpoint")
-            checkpoint.open()
-            self.commitlog = CommitLog(self.disk, "commitlog", SEGMENT_SIZE_BYTES, checkpoint)
-            self.commitlog.open()
-            self.log = RaftLog(self.commitlog)
-            self.log.open()
+            self.checkpoint = Checkpoint(self.disk, "checkpoint")
+            self.checkpoint.open(verify=True)
+            self.commitlog = CommitLog(self.disk, "commitlog", SEGMENT_SIZE_BYTES, self.checkpoint)
+            self.commitlog.open(restore=True)
+            cache_bytes_max = 2_000 if self.world.rots else 1 << 20  # damage is met in the file
+            self.log = RaftLog(self.commitlog, cache_bytes_max=cache_bytes_max)
             self.promises = self.make_promises()
-            hard_state = self.promises.open(self.log.last_index == 0)
+            self.mending = True
+            self.mender = self.mender_class(self)
+            self.mender.recover()
         except SimCrash:
             self.crash(power=False)
-            return
+
+    def take_part(self, hard_state: HardState) -> None:
+        """The log is open: build the core."""
+        world = self.world
+        self.mending = False
         self.core = world.core_class(
             self.name,
             self.voters,
@@ -116,7 +136,7 @@ class SimNode:
         if power and not self.world.profile.durable:
             self._lose_promises()
         self.world.note(f"{self.name} {'loses power' if power else 'is killed'}")
-        self.up = False
+        self.up = self.mending = False
         self.paused = False
         self.incarnation += 1
         if power:
@@ -128,6 +148,14 @@ class SimNode:
                     self.world.profile.delay_ms, self.world.tell_closed, self.name, peer
                 )
 
+    def may_die(self, action: Callable[[], None]) -> None:
+        """Do what may end in the middle of an operation of the disk."""
+        try:
+            action()
+        except SimCrash:
+            self.crash(power=self.world.profile.durable and self.world.rng.random() < 0.5)
+            self.world.plan.restart_later(self)
+
     def _lose_promises(self) -> None:
         self.lost, self.made_good = True, False
         self.world.losses += 1
@@ -135,12 +163,18 @@ class SimNode:
 
     def wipe(self) -> None:
         """The disk is lost with the process, and replaced by a blank one."""
-        if self.up:
+        if self.alive:
             self.crash(power=self.world.profile.durable)
         self.world.note(f"{self.name} loses its disk")
         self._lose_promises()
+        self.world.damage.wiped(self)
         self.votes_lost = True
         self.disk = SimDisk(self.world.rng)
+
+    def gives_up(self) -> None:
+        """It may have lost promises, and has noted that."""
+        if not self.lost:
+            self._lose_promises()
 
     def rot_votes(self, slots: tuple[int, ...]) -> None:
         """Bits flip in the vote file: in one of its two slots, or in both."""
@@ -176,7 +210,7 @@ class SimNode:
     def heal(self) -> None:
         self.slow_sync = 1.0
         self.disk_works(self.incarnation)
-        if not self.up:
+        if not self.alive:
             self.start()
         self.resume()
         for peer in self.peers:
@@ -198,9 +232,14 @@ class SimNode:
 
     # -- events -----------------------------------------------------------------------------------
 
-    def receive(self, message: Message) -> None:
+    def receive(self, message: PeerMessage) -> None:
         if self.paused:
             self._waiting.append(("receive", message))
+            return
+        if isinstance(message, RepairRequest | RepairResponse):
+            self.may_die(lambda: self.mender.on_message(message))
+            return
+        if not self.up:
             return
         self.core.step(message, self.world.now_ms)
         self._work()
@@ -341,8 +380,10 @@ class SimNode:
 
     def _send(self, message: Outgoing) -> None:
         if isinstance(message, AppendOrder):
-            frames = self.log.frames(message.first_index, message.last_index)
-            assert len(frames) == message.last_index - message.first_index + 1
+            try:
+                frames = self.log.frames(message.first_index, message.last_index)
+            except FrameDamaged:
+                return  # it is sent again
             message = AppendRequest(
                 self.name,
                 message.to,
@@ -361,14 +402,24 @@ class SimNode:
     def _apply(self, commit_index: int) -> None:
         if self.applied >= commit_index:
             return
-        for frame in self.log.frames(self.applied + 1, commit_index):
+        try:
+            frames = self.log.frames(self.applied + 1, commit_index)
+        except FrameDamaged:
+            return  # `mended` goes on
+        for frame in frames:
             self.applied = frame.index
             self.world.checker.applied(self, frame)
             mine = self._proposals.pop(frame.index, None)
             if mine is not None and mine.term == frame.term:
                 self.world.acknowledged += 1
                 self.world.checker.acknowledged(self, frame)
-        assert self.applied == commit_index
+        if self.applied < commit_index:
+            self._apply(commit_index)
+
+    def mended(self) -> None:
+        """A damaged frame can be read again."""
+        self._apply(self.core.commit_index)
+        self._serve_reads()
 
     def _serve_reads(self) -> None:
         if not self._confirmed:
@@ -412,6 +463,8 @@ class SimNode:
             ticket.run()
             self.disk.sync_horizon = None
             index = self.log.finish_sync(ticket)
+            if self.world.rots and self.world.damage.rng.random() < 0.7:
+                self.checkpoint.sync()  # as the store's flush does every few seconds
         except SimCrash:
             self.crash(power=self.world.rng.random() < 0.5)
             self.world.plan.restart_later(self)
@@ -432,9 +485,22 @@ class SimNode:
         before = self.before_loss.get(path, b"")
         return self.lost and before[at : at + len(frame.data)] == frame.data
 
+    def holds_for_good(self, frame: Frame) -> bool:
+        """In the page cache; and on the platter, where that is promised."""
+        promised = self.world.profile.durable and frame.index <= self.log.durable_index
+        return self.holds(frame, False) and (not promised or self.holds(frame, True))
+
+    def is_whole(self) -> bool:
+        """Whether every frame of its log stands where it should, and nothing is damaged still."""
+        return (
+            self.up
+            and not len(self.mender.frames)
+            and all(map(self.holds_for_good, self.world.checker.log_of(self)))
+        )
+
     def __str__(self) -> str:
         if not self.up:
-            return f"{self.name} is down"
+            return f"{self.name} {'mends its log' if self.mending else 'is down'}"
         core = self.core
         return (
             f"{self.name} {core.role.value} term {core.term} leader {core.leader} "

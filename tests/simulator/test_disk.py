@@ -43,12 +43,12 @@ def test_what_is_not_synced_is_kept_dropped_or_torn() -> None:
 def test_what_lies_in_one_sector_does_not_tear() -> None:
     for seed in range(100):
         disk = SimDisk(Random(seed))
-        file = disk.open("f", allocate_bytes=24)
+        file = disk.open("f", allocate_bytes=8)
         file.sync()
         disk.sync_directory("")
-        file.pwrite(0, WRITTEN[:24])
+        file.pwrite(0, WRITTEN[:8])
         disk.lose_power()
-        assert disk.open("f").pread(0, 24) in (bytes(24), WRITTEN[:24])
+        assert disk.open("f").pread(0, 8) in (bytes(8), WRITTEN[:8])
 
 
 def test_unsynced_writes_survive_independently() -> None:
@@ -131,3 +131,42 @@ def test_it_crashes_at_the_operation_it_was_told() -> None:
     data = disk.open("f").pread(0, 99)
     assert data.startswith(b"whole and well")
     assert b"whole and wellperhaps in part".startswith(data)
+
+
+def test_rot_changes_what_is_durable_and_nothing_else() -> None:
+    disk = SimDisk(Random(1))
+    file = disk.open("a", allocate_bytes=8)
+    file.pwrite(0, b"abcdefgh")
+
+    def upper(old: bytes) -> bytes:
+        return old[:2].upper() + old[2:]
+
+    assert not disk.spoil("a", 2, upper), "what is not durable does not rot"
+    file.sync()
+    assert not disk.spoil("a", 2, upper), "nor does a file without a durable name"
+    disk.sync_directory("")
+    assert disk.spoil("a", 2, upper)
+    assert not disk.spoil("a", 2, upper), "nothing changes any more"
+    assert file.pread(0, 8) == disk.durable("a") == b"abCDefgh"
+    assert disk.spoil("a", 5, lambda _: b"")
+    disk.lose_power()
+    assert disk.durable("a") == b"abCDe"
+    assert disk.lose_file("a")
+    assert not disk.lose_file("a")
+    assert not disk.exists("a")
+    assert disk.durable("a") == b""
+
+
+def test_a_checkpoint_never_tears() -> None:
+    torn = set()
+    for seed in range(200):
+        for path in ("checkpoint", "other"):
+            disk = SimDisk(Random(seed))
+            file = disk.open(path, allocate_bytes=64)
+            file.sync()
+            disk.sync_directory("")
+            file.pwrite(0, b"x" * 48)
+            disk.lose_power()
+            if 0 < disk.durable(path).count(b"x") < 48:
+                torn.add(path)
+    assert torn == {"other"}

@@ -18,9 +18,12 @@ from random import Random
 from typing import Any
 
 from dledger.core import RaftCore
-from dledger.messages import Message, Role
+from dledger.messages import Role
+from dledger.repair import RepairResponse
 from dledger.state import CoreConfig
+from dledger.wire import PeerMessage
 from tests.simulator.checks import Checker
+from tests.simulator.damage import Damage
 from tests.simulator.faults import FaultPlan
 from tests.simulator.node import SimNode
 
@@ -91,7 +94,7 @@ class World:
         self._queue: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._sequence = 0
         self._arrival: dict[tuple[str, str], float] = {}
-        self.history: deque[Message] = deque(maxlen=HISTORY_MAX)
+        self.history: deque[PeerMessage] = deque(maxlen=HISTORY_MAX)
         self.cut: set[tuple[str, str]] = set()
         self.config = CoreConfig(
             heartbeat_ms=25 if self.profile.fast else 75,
@@ -102,6 +105,8 @@ class World:
             uncommitted_bytes_max=16_384,
         )
         self.checker = Checker(self)
+        self.damage = Damage(self)
+        self.rots = self.damage.rng.random() < 0.5
         self.unit_ms = self.config.heartbeat_ms
         names = "abcde"[: self.profile.nodes]
         self.nodes = {name: node_class(self, name, frozenset(names)) for name in names}
@@ -157,6 +162,9 @@ class World:
             "losses": self.losses,
             "recoveries": self.recoveries,
             "elections": self.checker.elections,
+            "strikes": self.damage.strikes,
+            "mended": self.damage.mended,
+            "given_up": self.damage.given_up,
         }
 
     def _heal(self) -> None:
@@ -183,9 +191,12 @@ class World:
                 self.checker.fail(f"no progress {HEAL_MS_MAX} ms after healing: {states}")
 
     def _all_caught_up(self) -> bool:
+        if not all(node.up for node in self.nodes.values()):
+            return False
         commit = max(node.applied for node in self.nodes.values())
         return commit >= self.checker.acked_max and all(
-            node.applied == commit and not node.lost for node in self.nodes.values()
+            node.applied == commit and not node.lost and node.is_whole()
+            for node in self.nodes.values()
         )
 
     # -- clients ----------------------------------------------------------------------------------
@@ -206,13 +217,15 @@ class World:
 
     # -- network ----------------------------------------------------------------------------------
 
-    def send(self, message: Message) -> None:
+    def send(self, message: PeerMessage) -> None:
         """Deliver later, more than once, out of order, or not at all."""
         link = (message.sender, message.to)
         profile, rng = self.profile, self.rng
         if link in self.cut:
             return
         delay_ms = profile.delay_ms * (0.5 + rng.random())
+        if isinstance(message, RepairResponse) and not self.healed:
+            message = self.damage.on_the_way(message)
         if not self.healed and not profile.ordered:
             self.history.append(message)
             if rng.random() < profile.loss:
@@ -227,11 +240,11 @@ class World:
             self._arrival[link] = when_ms
         self.at(when_ms, self.deliver, message)
 
-    def deliver(self, message: Message) -> None:
+    def deliver(self, message: PeerMessage) -> None:
         if (message.sender, message.to) in self.cut:
             return
         node = self.nodes[message.to]
-        if node.up:
+        if node.alive:
             if self.trace is not None:
                 self.note(f"  {message}")
             node.receive(message)

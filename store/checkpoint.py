@@ -83,6 +83,10 @@ class Checkpoint:
     def durable_offset(self) -> int:
         return self.fields.durable_offset
 
+    @property
+    def committed_offset(self) -> int:
+        return self.fields.confirm_offset
+
     def raise_durable(self, offset: int) -> None:
         """Note that the CommitLog is durable up to `offset`; see the module on its own sync."""
         assert self._file is not None

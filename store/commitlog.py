@@ -57,6 +57,11 @@ class DurableMark(Protocol):
     def durable_offset(self) -> int: ...
 
     @property
+    def committed_offset(self) -> int:
+        """What stands below was committed (Raft mode); 0: not known."""
+        ...
+
+    @property
     def lost(self) -> bool:
         """Whether the note itself is damaged: nothing is known then, until it is lowered."""
         ...
@@ -164,6 +169,7 @@ class CommitLog:
         self._failed: OSError | None = None
         self._settled = False
         self.mark_was_lost = False  # when it was opened
+        self.restored_end = 0  # end of the last segment that was missing in front of others
         self.min_offset = 0
         self.max_offset = 0
         self.durable_offset = 0
@@ -192,7 +198,10 @@ class CommitLog:
                 raise StoreError(f"segments {previous} and {start} are not {size} bytes apart")
         starts = [start for start in starts if self._disk.exists(self._path(start))]
         if restore and starts:
-            starts = self._restorable(starts[0], max(starts[-1] + 1, self.durable_hint))
+            there, last = set(starts), starts[-1]
+            starts = self._restorable(starts[0], max(last + 1, self.durable_hint))
+            gone = [start for start in starts if start < last and start not in there]
+            self.restored_end = max(gone, default=-size) + size
         for start in starts:
             # The last one may be short: killed between creating and allocating it.
             segment = self._open_segment(start)
@@ -221,6 +230,8 @@ class CommitLog:
             segment = self._open_segment(at)
             segment.written_end = segment.end
             front.append(segment)
+        if front and self._segments:
+            self.restored_end = max(self.restored_end, front[-1].end)
         self._segments[:0] = front
         self._settled = False
         self.min_offset = start
@@ -281,6 +292,14 @@ class CommitLog:
     def durable_hint(self) -> int:
         """How far the log is known to have been durable once; 0 if nobody noted it."""
         return 0 if self._mark is None or self._mark.lost else self._mark.durable_offset
+
+    @property
+    def committed_hint(self) -> int | None:
+        """Raft mode: frames below were committed, so peers have them; 0: not known. None: this
+        log has nothing that would note it."""
+        if self._mark is None:
+            return None
+        return 0 if self._mark.lost else self._mark.committed_offset
 
     @property
     def mark_lost(self) -> bool:

@@ -5,7 +5,8 @@ from the first segment to the end, hands each to a callback (the Raft log builds
 it: one pass does both), and settles the log behind the last good frame. Of old segments it
 verifies the headers only, 60 bytes a frame with a CRC of their own, and that they continue each
 other; from `verify_from` on also each payload's CRC. `verify_from` is the third last segment, or
-the one that holds the durable hint if that is earlier, since a power cut tears nothing below.
+the one that holds the durable hint if that is earlier, since a power cut tears nothing below, or
+the one that holds the end of what was committed: a frame that is here alone cannot be fetched.
 
 A bad frame is one of two things:
 - below the durable hint (bytes that once were durable): damage. Nothing is cut. `FrameRecovery`
@@ -263,7 +264,9 @@ class FrameRecovery:
         self._log = commitlog
         self._on_frame = on_frame
         self._first_index = first_index
-        self.hint = max(durable_hint, commitlog.durable_hint)
+        # The durable mark is not synced itself, so a power cut may have set it back. What stood in
+        # a segment that is gone while later ones are there was durable all the same.
+        self.hint = max(durable_hint, commitlog.durable_hint, commitlog.restored_end)
         self.end = commitlog.min_offset  # behind the last good frame
         self.last: FrameHeader | None = None
         self.damage: FrameDamage | None = None
@@ -272,6 +275,10 @@ class FrameRecovery:
         segments = commitlog.segments()
         verify_from = [s.start for s in segments[-RECOVERY_SEGMENTS:]]
         verify_from += [s.start for s in segments if s.end > self.hint]
+        # What may be on this replica alone: nobody could be asked for it later, while it leads.
+        committed = commitlog.committed_hint
+        if committed is not None:
+            verify_from += [s.start for s in segments if s.end > committed]
         self._verify_from = min(verify_from, default=0)
 
     def run(self) -> FrameDamage | None:

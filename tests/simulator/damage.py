@@ -112,10 +112,12 @@ class Damage:
             return None
         committed = [fork for fork in forks if self._world.checker.is_committed(fork[1])]
         node, frame = self.rng.choice(committed or forks)
-        if not self._may_have_damage(node) or not self._may_lose(node, [frame]):
-            return None
         at = frame.position + self.rng.randrange(HEADER_SIZE_BYTES)
-        return node if self._spoil(node, "header at a fork", at, at + 1, [frame]) else None
+        # A larger frame may hold these bytes within its payload: then that one is struck, too.
+        struck = [f for f in held[node.name] if f.position <= at < f.end]
+        if not self._may_have_damage(node) or not self._may_lose(node, struck):
+            return None
+        return node if self._spoil(node, "header at a fork", at, at + 1, struck) else None
 
     def _try(self, node: SimNode) -> bool:
         rng = self.rng
@@ -203,12 +205,19 @@ class Damage:
         for frame in touched:
             near = range(frame.index - 1, frame.index + 2)
             lacking = sum(
-                any(index in near for index, _ in self.missing.get(other.name, {}))
+                self._doubts(other, near)
+                or any(index in near for index, _ in self.missing.get(other.name, {}))
                 for other in others
             )
             if lacking + 1 > (len(nodes) - 1) // 2:
                 return False
         return True
+
+    def _doubts(self, node: SimNode, near: range) -> bool:
+        """The node repairs itself, and what it has from there on is not proven to belong there:
+        intact, but no better than damaged."""
+        wanted = node.repair_wants
+        return wanted is not None and near.stop > wanted
 
     def _mark(self, node: SimNode) -> int:
         """The durable mark as a power cut would leave it."""

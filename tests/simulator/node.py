@@ -232,6 +232,14 @@ class SimNode:
 
     # -- events -----------------------------------------------------------------------------------
 
+    @property
+    def repair_wants(self) -> int | None:
+        """Index of the damaged frame at which the node's start stands; None if it does not."""
+        repairing = self.mender.repairing
+        if repairing is None or repairing.asker.wanted is None:
+            return None
+        return repairing.asker.wanted.index
+
     def receive(self, message: PeerMessage) -> None:
         if self.paused:
             self._waiting.append(("receive", message))

@@ -40,7 +40,6 @@ _FIELDS = struct.Struct(">qqqqq")
 _SEAL = struct.Struct(">4sI")
 _SEAL_MAGIC = b"RMQC"
 _RECORD_SIZE_BYTES = _FIELDS.size + _SEAL.size
-_DURABLE_AT = 24  # what a new durable offset changes stands from here on
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +90,8 @@ class Checkpoint:
         """Note that the CommitLog is durable up to `offset`; see the module on its own sync."""
         assert self._file is not None
         self.fields = replace(self.fields, durable_offset=offset)
-        if self.lost:
-            self.lost = False  # whoever knows an offset has looked at the log
-            self._file.pwrite(0, self._record())
-        else:
-            self._file.pwrite(_DURABLE_AT, self._record()[_DURABLE_AT:])
+        self.lost = False  # whoever knows an offset has looked at the log
+        self._file.pwrite(0, self._record())
 
     def lower_durable(self, offset: int) -> None:
         """Before the log is cut at `offset`. Durable on return."""

@@ -14,6 +14,11 @@ Below it offsets only grow, so the end of a queue is found by bisection.
 
 An append below max_offset is skipped (dispatch again after a restart); one that would leave a
 hole is an AssertionError: wrong is worse than down.
+
+Damage. With a manifest (store.queuemanifest) `open` does not load queues whose files cannot be
+right: what it lists is missing, or units stand behind the end that was found. They are told in
+`damaged`, and are made anew from the log (store.queuerepair). Single wrong units are found when
+they are read, by what they point at, and `rewrite` puts the right ones in their place.
 """
 
 from __future__ import annotations
@@ -24,12 +29,24 @@ from itertools import pairwise
 from store.disk import Disk
 from store.dispatch import UNIT, UNIT_SIZE_BYTES
 from store.filecache import OPEN_FILES_MAX, FileCache
+from store.queuemanifest import QueueExtent, read_manifest, write_manifest
 
 UNITS_PER_FILE = 300_000
 FILLER_SIZE = 0x7FFFFFFF
 FILLER = UNIT.pack(0, FILLER_SIZE, 0)
 TAIL_UNITS_MAX = 2048  # 40 KiB of one queue; then it is written
 TAILS_BYTES_MAX = 8 << 20  # of all queues; then all are written
+PROBED_UNITS = 410  # two pages behind the end: where one page is gone, units follow
+MANIFEST_QUEUES_MAX = 10_000  # more are listed with every MANIFEST_FLUSHES-th flush only
+MANIFEST_FLUSHES = 12
+
+
+class QueueDamaged(Exception):
+    """The files of a queue cannot be what was written; `reason` says why."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 class ConsumeQueue:
@@ -41,6 +58,7 @@ class ConsumeQueue:
         "_tail",
         "_tail_first",
         "file_starts",
+        "last_position",
         "max_offset",
         "min_offset",
         "path",
@@ -54,6 +72,7 @@ class ConsumeQueue:
         self.queue_id = queue_id
         self.path = f"{store.directory}/{topic}/{queue_id}"
         self.file_starts: list[int] = []  # first unit of each file
+        self.last_position = 0  # CommitLog offset in the last unit; 0 if there is none
         self.min_offset = 0
         self.max_offset = 0
         self._tail = bytearray()
@@ -106,6 +125,7 @@ class ConsumeQueue:
             self._tail_first = self.max_offset
         self._tail += units
         self.max_offset += len(units) // UNIT_SIZE_BYTES
+        self.last_position = int.from_bytes(units[-UNIT_SIZE_BYTES:-12], "big")
 
     def write_tail(self) -> None:
         """Write the tail to its files. Raises OSError; then the tail is kept."""
@@ -120,6 +140,15 @@ class ConsumeQueue:
             offset += take
         self._tail.clear()
         self._tail_first = self.max_offset
+
+    def rewrite(self, offset: int, unit: bytes) -> bool:
+        """Put the right unit in the place of a damaged one; False if it is in no file (any more).
+
+        Raises OSError."""
+        if not self.min_offset <= offset < self._tail_first:
+            return False
+        self._write(offset, memoryview(unit))
+        return True
 
     def file_path(self, start: int) -> str:
         """Path of the file whose first unit is `start`."""
@@ -141,14 +170,22 @@ class ConsumeQueue:
 
     # -- used by the store -------------------------------------------------------------------
 
-    def load(self, confirmed: int, clean: bool) -> None:
+    def load(
+        self, confirmed: int, clean: bool, noted: QueueExtent | None, *, suspicious: bool
+    ) -> None:
         """Find the end among the files there are: the first unit that is empty or points at or
-        above `confirmed`. What stands behind it is dropped."""
+        above `confirmed`. What stands behind it is dropped. `suspicious`: not before it was
+        looked whether that may be. Raises QueueDamaged."""
         store = self._store
         names = store.disk.listdir(self.path)
         self.file_starts = [int(name) // UNIT_SIZE_BYTES for name in names]
         for previous, start in pairwise(self.file_starts):
-            assert start - previous == store.units_per_file, (self.path, previous, start)
+            if start - previous != store.units_per_file:
+                raise QueueDamaged(f"no file between those of unit {previous} and {start}")
+        if noted is not None:
+            listed = {noted.first_file, noted.last_file}
+            if not listed <= set(self.file_starts):
+                raise QueueDamaged(f"the files of unit {sorted(listed)} were there once")
         if not self.file_starts:
             return
         for start in self.file_starts:
@@ -158,6 +195,8 @@ class ConsumeQueue:
         self.min_offset = self.file_starts[0]
         self.max_offset = self._tail_first = self.file_starts[-1] + store.units_per_file
         end = self.first_at(lambda position, size: size <= 0 or position >= confirmed)
+        if suspicious:
+            self._check_end(end, confirmed, noted)
         # After a clean stop nothing stands behind an empty unit. After a power cut there may be
         # units behind a hole: they must not look valid once the hole is filled.
         if not clean or (end < self.max_offset and self.unit(end)[1] != 0):
@@ -165,6 +204,26 @@ class ConsumeQueue:
         elif end == self.min_offset:
             self.cut(end)  # a file without a unit
         self.max_offset = self._tail_first = end
+        self._note_last()
+
+    def _check_end(self, end: int, confirmed: int, noted: QueueExtent | None) -> None:
+        """Bisection believes every unit that it looks at: does anything say otherwise?"""
+        if noted is not None and end < noted.end and noted.last_position < confirmed:
+            raise QueueDamaged(f"it ends at {end}, and had {noted.end} units once")
+        probes = [(end, PROBED_UNITS)]
+        at, distance = end + PROBED_UNITS, 1
+        while at < self.max_offset:
+            probes.append((at, 1))
+            at += distance
+            distance *= 2
+        for first, count in probes:
+            for position, size, _ in UNIT.iter_unpack(self.units(first, count)):
+                if 0 < size != FILLER_SIZE and 0 <= position < confirmed:
+                    raise QueueDamaged(f"it ends at {end}, but units stand behind {first}")
+
+    def _note_last(self) -> None:
+        empty = self.max_offset <= self.min_offset
+        self.last_position = 0 if empty else self.unit(self.max_offset - 1)[0]
 
     def cut(self, end: int) -> None:
         """Drop units from `end` on, in file and memory. Only while nothing is being flushed."""
@@ -183,6 +242,7 @@ class ConsumeQueue:
                 store.note_written(path)
         self.max_offset = self._tail_first = end
         self.min_offset = min(self.min_offset, end)
+        self._note_last()
 
     def correct_min(self, commitlog_min: int) -> None:
         """Move min_offset to the first unit that the CommitLog still has; remove whole files."""
@@ -217,12 +277,21 @@ class ConsumeQueue:
 class FlushTicket:
     """Files and directories to be made durable: `run` it in the pool, then `finish_flush`."""
 
-    __slots__ = ("_directories", "_disk", "_paths")
+    __slots__ = ("_directories", "_disk", "_extents", "_manifest", "_paths")
 
-    def __init__(self, disk: Disk, paths: list[str], directories: list[str]) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        paths: list[str],
+        directories: list[str],
+        manifest: str | None,
+        extents: list[QueueExtent],
+    ) -> None:
         self._disk = disk
         self._paths = paths
         self._directories = directories
+        self._manifest = manifest  # None: not this time
+        self._extents = extents
 
     def run(self) -> None:
         """Blocking. Raises OSError: then the files are dirty still, and the flush is void."""
@@ -235,6 +304,8 @@ class FlushTicket:
                 file.close()
         for directory in self._directories:
             self._disk.sync_directory(directory)
+        if self._manifest is not None:
+            write_manifest(self._disk, self._manifest, self._extents)
 
 
 class ConsumeQueueStore:
@@ -249,8 +320,14 @@ class ConsumeQueueStore:
         tail_units_max: int = TAIL_UNITS_MAX,
         tails_bytes_max: int = TAILS_BYTES_MAX,
         open_files_max: int = OPEN_FILES_MAX,
+        manifest: str | None = None,
     ) -> None:
+        """`manifest`: the path of one; None: none is kept, and no damage is looked for."""
         self.disk = disk
+        self.damaged: dict[tuple[str, int], str] = {}  # queues that `open` did not load, and why
+        self.corrected_to = -1  # no unit of any queue points below, but a damaged one
+        self._manifest = manifest
+        self._flushes = 0
         self.directory = directory
         self.units_per_file = units_per_file
         self.file_size_bytes = units_per_file * UNIT_SIZE_BYTES
@@ -272,12 +349,23 @@ class ConsumeQueueStore:
         Raises OSError; ValueError for a directory that is no queue."""
         assert not self._queues
         self.disk.makedirs(self.directory)
+        noted = {} if self._manifest is None else read_manifest(self.disk, self._manifest)
         for topic in self.disk.listdir(self.directory):
-            for queue_id in self.disk.listdir(f"{self.directory}/{topic}"):
-                queue = ConsumeQueue(self, topic, int(queue_id))
-                queue.load(confirmed, clean)
+            for name in self.disk.listdir(f"{self.directory}/{topic}"):
+                queue = ConsumeQueue(self, topic, int(name))
+                key = (topic, queue.queue_id)
+                extent = noted.pop(key, None)
+                suspicious = self._manifest is not None
+                try:
+                    queue.load(confirmed, clean, extent, suspicious=suspicious)
+                except QueueDamaged as damage:
+                    if not suspicious:
+                        raise AssertionError(f"{queue.path}: {damage.reason}") from damage
+                    self.damaged[key] = damage.reason
+                    continue
                 if queue.file_starts:
-                    self._queues[(topic, queue.queue_id)] = queue
+                    self._queues[key] = queue
+        self.damaged |= dict.fromkeys(noted, "its directory is gone")
 
     def append(self, topic: str, queue_id: int, first_queue_offset: int, units: bytes) -> None:
         """Append units; see ConsumeQueue.append. Raises OSError when a bound made it write."""
@@ -325,9 +413,39 @@ class ConsumeQueueStore:
         assert not self._flushing
         self.write_tails()
         self._flushing = True
-        ticket = FlushTicket(self.disk, list(self._dirty_paths), list(self._dirty_directories))
+        manifest = self._manifest if self._manifest_is_due() else None
+        ticket = FlushTicket(
+            self.disk,
+            list(self._dirty_paths),
+            list(self._dirty_directories),
+            manifest,
+            [] if manifest is None else self._extents(),
+        )
         self._dirty_paths, self._dirty_directories = {}, {}
         return ticket
+
+    def _manifest_is_due(self) -> bool:
+        """With every flush that has something; of many queues only when files came or went, and
+        now and then: what it says is a lower bound."""
+        self._flushes += 1
+        if self._dirty_directories:
+            return True
+        few = len(self._queues) <= MANIFEST_QUEUES_MAX
+        return bool(self._dirty_paths) and (few or self._flushes % MANIFEST_FLUSHES == 0)
+
+    def _extents(self) -> list[QueueExtent]:
+        return [
+            QueueExtent(
+                q.file_starts[0],
+                q.file_starts[-1],
+                q.max_offset,
+                q.last_position,
+                q.queue_id,
+                q.topic,
+            )
+            for q in self._queues.values()
+            if q.file_starts
+        ]
 
     def finish_flush(self, ticket: FlushTicket, *, synced: bool) -> None:
         """After `run` returned (`synced`) or raised: then its files count as dirty again."""
@@ -354,6 +472,19 @@ class ConsumeQueueStore:
 
     # -- following the CommitLog ---------------------------------------------------------------
 
+    def discard(self, topic: str, queue_id: int) -> None:
+        """Forget a queue and remove its files: it is made anew. Before anything is appended to
+        it; while nothing is flushed. Raises OSError."""
+        assert not self._flushing
+        queue = self._queues.pop((topic, queue_id), None)
+        if queue is not None:
+            self.tails_bytes -= queue.tail_bytes
+            self._with_tail.pop((topic, queue_id), None)
+        self.damaged.pop((topic, queue_id), None)
+        path = f"{self.directory}/{topic}/{queue_id}"
+        for name in self.disk.listdir(path):
+            self.remove_file(f"{path}/{name}")
+
     def truncate_to_commitlog(self, max_offset: int) -> None:
         """Drop units that point at or above `max_offset`. Blocking; while nothing is flushed."""
         assert not self._flushing
@@ -370,6 +501,7 @@ class ConsumeQueueStore:
             return
         for queue in self._queues.values():
             queue.correct_min(commitlog_min)
+        self.corrected_to = commitlog_min
 
     def close(self) -> None:
         """Close files; tails not flushed are lost, as a kill would lose them."""

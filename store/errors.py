@@ -58,6 +58,20 @@ class Diverged(StoreError):
         self.reason = reason
 
 
+class UnitDamaged(StoreDamaged):
+    """A ConsumeQueue unit points at no record of its queue. It is made anew from the log; until
+    then whoever needs it has to wait."""
+
+    code = "UNIT_DAMAGED"
+    retriable = True
+
+    def __init__(self, topic: str, queue_id: int, offset: int, position: int) -> None:
+        super().__init__(position, f"unit {offset} of {topic}/{queue_id} points at no record of it")
+        self.topic = topic
+        self.queue_id = queue_id
+        self.offset = offset
+
+
 class SyncFailed(StoreError):
     """An fdatasync failed once. The kernel may have dropped the pages it could not write, so no
     later success proves anything: this log never promises durability again."""

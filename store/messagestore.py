@@ -20,17 +20,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import compress, pairwise
 
+from store.checkedreads import CheckedReads
 from store.checkpoint import AbortFile, Checkpoint
 from store.commitlog import CommitLog
 from store.config import StoreConfig, StoreMode
 from store.consumequeue import ConsumeQueue, ConsumeQueueStore, FlushTicket
 from store.disk import Disk
-from store.dispatch import Dispatcher, QueueUnits
+from store.dispatch import UNIT, UNIT_SIZE_BYTES, Dispatcher, QueueUnits
 from store.errors import Diverged, StoreDamaged
 from store.frame import FRAME_MAGIC, HEADER_SIZE_BYTES, Frame, FrameKind, parse_header
 from store.messageindex import STEP_BYTES, IndexFlush, KeyQuery, MessageIndex
+from store.queuerepair import QueueRepairs, QueueStep, mend_queues
 from store.record import (
     BLANK,
     BLANK_SIZE_BYTES,
@@ -57,11 +59,9 @@ from store.retention import SegmentAge, expired_before
 from store.selection import (
     GetStatus,
     Limits,
-    cut_records,
     offset_status,
     scan_count,
     select,
-    spans,
 )
 
 __all__ = [
@@ -136,6 +136,7 @@ class MessageStore:
     def __init__(self, disk: Disk, config: StoreConfig) -> None:
         self.disk = disk
         self.config = config
+        self._raft = config.mode is StoreMode.RAFT
         self.checkpoint = Checkpoint(disk, config.path("checkpoint"))
         self.abort_file = AbortFile(disk, config.path("abort"))
         self.commitlog = CommitLog(
@@ -152,7 +153,11 @@ class MessageStore:
             tail_units_max=config.tail_units_max,
             tails_bytes_max=config.tails_bytes_max,
             open_files_max=config.open_files_max,
+            manifest=config.path("consumequeue.manifest") if self._raft else None,
         )
+        self.repairs = QueueRepairs(self.commitlog, self.queues)
+        repairs = self.repairs if self._raft else None
+        self.reads = CheckedReads(self.commitlog, self.queues, repairs)
         self.index = (
             MessageIndex(disk, config.path("index"), self.commitlog, config.index_limits)
             if config.index_enable
@@ -173,25 +178,36 @@ class MessageStore:
             self.disk.makedirs(self.config.directory)
         self.last_stop_clean = not self.abort_file.found()
         self.abort_file.create()
-        self.checkpoint.open()
-        self.commitlog.open()
+        self.checkpoint.open(verify=self._raft)
+        self.commitlog.open(restore=self._raft)
         self._stamp_ms = self.checkpoint.fields.logics_timestamp_ms
         if self.config.mode is StoreMode.RAFT:
             confirmed = self.checkpoint.fields.confirm_offset
             self.queues.open(confirmed, clean=self.last_stop_clean)
             self._open_index(confirmed)
-            if not self.queues.topics():
+            if not self.queues.topics() and not self.queues.damaged:
                 confirmed = 0  # never written, or deleted: then they come from the log again
             self.dispatched_offset = max(confirmed, self.commitlog.min_offset)
         else:
             self._recover_classic()
+            self.queues.correct_min_offset(self.commitlog.min_offset)
+
+    def log_recovered(self) -> None:
+        """Raft mode, once the log is whole and before anything is dispatched: the queues follow
+        it. Units of what it lost are dropped; damaged queues are made anew. Blocking: it reads the
+        whole log if there is such a queue. Raises OSError."""
+        if self.commitlog.max_offset < self.dispatched_offset:
+            self.cut_back(self.commitlog.max_offset)
         self.queues.correct_min_offset(self.commitlog.min_offset)
+        if not mend_queues(self.queues, self.repairs, self._dispatcher, self.dispatched_offset):
+            self.dispatched_offset = self.commitlog.min_offset
 
     def recover_frames(
         self, on_frame: Callable[[FrameHeader], None] | None = None
     ) -> RecoveredFrames:
         """Raft mode: find and settle the end of the log. Raises StoreDamaged, OSError."""
         self.recovered = recover_frames(self.commitlog, self.dispatched_offset, on_frame)
+        self.log_recovered()
         return self.recovered
 
     def _recover_classic(self) -> None:
@@ -343,17 +359,25 @@ class MessageStore:
         )
         chosen, looked_at = select(units, limits, tag_codes)
         next_offset = offset + looked_at
+        offsets: Sequence[int] = range(offset, next_offset)
+        if tag_codes is not None:
+            looked_at_units = UNIT.iter_unpack(units[: looked_at * UNIT_SIZE_BYTES])
+            offsets = [
+                n for n, unit in zip(offsets, looked_at_units, strict=True) if unit[2] in tag_codes
+            ]
         if not chosen:
             status = GetStatus.NO_MATCHED_MESSAGE
             return GetResult(status, [], next_offset, minimum, maximum)
         if chosen[0][0] < log.min_offset:
-            chosen = [c for c in chosen if c[0] >= log.min_offset]
+            self.reads.check_removed(queue, offset)
+            kept = [at >= log.min_offset for at, _ in chosen]
+            chosen, offsets = list(compress(chosen, kept)), list(compress(offsets, kept))
             if not chosen:
                 status = GetStatus.MESSAGE_WAS_REMOVING
                 return GetResult(status, [], next_offset, minimum, maximum)
         return GetResult(
             GetStatus.FOUND,
-            self._read(chosen),
+            self.reads.read(chosen, queue, offsets, chosen[0][0] < limits.hot_from),
             next_offset,
             minimum,
             maximum,
@@ -362,19 +386,16 @@ class MessageStore:
             chosen[0][0] < limits.hot_from,
         )
 
-    def _read(self, chosen: list[tuple[int, int]]) -> list[bytes]:
-        buffers: list[bytes] = []
-        log = self.commitlog
-        for start, length, records in spans(chosen, log.segment_size_bytes, log.min_offset):
-            data = log.read(start, length)
-            for position, size in records:
-                if len(data) < length or BLANK.unpack_from(data, position - start) not in (
-                    (size, MAGIC_V1),
-                    (size, MAGIC_V2),
-                ):
-                    raise StoreDamaged(position, "a consume-queue unit points here: no record")
-            buffers += cut_records(data, start, records)
-        return buffers
+    def begin_queue_repair(self) -> QueueStep | None:
+        """The next step of putting wrong units right: `run` it in the pool, then
+        `finish_queue_repair`; None if there is nothing to do. Raises OSError."""
+        return self.repairs.begin(self.dispatched_offset)
+
+    def finish_queue_repair(self, step: QueueStep) -> None:
+        """Raises OSError."""
+        bad_position = self.repairs.finish(step)
+        if bad_position is not None:
+            self.reads.frame_is_damaged(bad_position)  # the step comes again when that is mended
 
     def index_step(self, budget_bytes: int = STEP_BYTES) -> int:
         """Index about so many bytes more of what is dispatched; returns how many are left. Called

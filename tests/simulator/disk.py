@@ -247,7 +247,7 @@ class SimDisk:
         if inode is None:
             self.operation()
             assert path.rpartition("/")[0] in self._directories, f"no directory for {path}"
-            whole_bytes = CHECKPOINT_BYTES if path == "checkpoint" else WHOLE_BYTES
+            whole_bytes = CHECKPOINT_BYTES if path.endswith("checkpoint") else WHOLE_BYTES
             inode = self._names[path] = SimInode(whole_bytes)
             self._pending.append(("create", path, inode))
         file = SimFile(self, inode)

@@ -252,14 +252,20 @@ def test_after_a_kill_the_rest_is_dispatched_again(disk: OsDisk, flushed: int) -
     assert store.redispatch(half) == 0
 
 
-def test_deleted_queues_come_again_from_the_log(disk: OsDisk, tmp_path: Path) -> None:
+@pytest.mark.parametrize("noted", [True, False])
+def test_deleted_queues_come_again_from_the_log(disk: OsDisk, tmp_path: Path, noted: bool) -> None:
     store = raft_store(disk)
     end = fill(store).frames[-1].end
     store.close()
     (tmp_path / "store" / "consumequeue").rename(tmp_path / "away")
-    store = restart(store, disk)
-    assert store.dispatched_offset == 0
-    store.redispatch(end)
+    if noted:  # it is known which ones there were: only those are made anew, at once
+        store = restart(store, disk)
+        assert store.dispatched_offset == end
+    else:
+        (tmp_path / "store" / "consumequeue.manifest").unlink()
+        store = restart(store, disk)
+        assert store.dispatched_offset == 0
+        store.redispatch(end)
     assert bodies(store) == QUEUE_0
 
 

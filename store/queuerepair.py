@@ -1,0 +1,217 @@
+"""ConsumeQueues made anew from the CommitLog: single units while the broker runs, whole queues at
+the start.
+
+`QueueRepairs.note` takes a unit that pointed wrong. The nearest units below and above it that point
+right bound a piece of the log; a thread walks it, in steps of STEP_BYTES, and every unit of the
+queue found in it is written over what stands in the file. Other units of the queue can be read all
+the while, and new ones appended.
+
+`mend_queues` discards what cannot be right at the start, and reads the whole log once for it.
+Raft mode only: frames tell where to begin, and damage in them is another's business.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Set
+from dataclasses import dataclass, field
+
+from store.commitlog import CommitLog, SegmentHold
+from store.consumequeue import ConsumeQueue, ConsumeQueueStore
+from store.dispatch import Dispatcher
+from store.errors import OffsetOutOfRange, StoreDamaged
+from store.frame import HEADER_SIZE_BYTES, FrameError, FrameKind, parse_frame
+from store.pointing import queue_offset_at
+from store.record import HEAD_SIZE_BYTES, RECORD_SIZE_BYTES_MAX, StopReason, walk_records
+from store.recovery import walk_frames
+
+log = logging.getLogger("store.queues")
+
+STEP_BYTES = 16 << 20  # of the log, walked by one step in the pool
+WINDOW_BYTES = 1 << 20
+WANTED_MAX = 1_000  # units known to be wrong; more are noted when they are read again
+
+
+@dataclass(slots=True)
+class QueueStep:
+    """A piece of the log to be walked for one queue: `run` in the pool, then `finish`."""
+
+    topic: str
+    queue_id: int
+    offset: int  # the unit that pointed wrong
+    position: int  # where the walk goes on
+    end: int
+    segment_end: int
+    hold: SegmentHold
+    units: dict[int, bytes] = field(default_factory=dict)  # by queue offset
+    bad_position: int | None = None  # what stands there is no record
+
+    def run(self) -> None:
+        """Blocking. Raises OSError."""
+        dispatcher, topic = Dispatcher(), self.topic.encode()
+        window, stop = WINDOW_BYTES, min(self.end, self.segment_end, self.position + STEP_BYTES)
+        while self.position < stop:
+            data = self.hold.read(self.position, min(window, self.segment_end - self.position))
+            walk = walk_records(data, self.position, check_body=False)
+            for at, size in walk:
+                position = self.position + at
+                queue_offset = queue_offset_at(data, at, position, size, topic, self.queue_id)
+                if queue_offset >= 0:
+                    found = dispatcher.index(data[at : at + size], position)
+                    self.units.update({u.first_queue_offset: u.units for u in found})
+            self.position += walk.end
+            if walk.stop in (StopReason.BLANK, StopReason.ZEROS):
+                self.position = self.segment_end
+            elif walk.stop is StopReason.CUT_SHORT and not walk.end:
+                if window > RECORD_SIZE_BYTES_MAX:
+                    self.bad_position = self.position
+                    return
+                window = RECORD_SIZE_BYTES_MAX + HEADER_SIZE_BYTES + 1
+            elif walk.stop not in (StopReason.END_OF_BUFFER, StopReason.CUT_SHORT):
+                self.bad_position = self.position
+                return
+            else:
+                window = WINDOW_BYTES
+
+
+class QueueRepairs:
+    """The units known to be wrong, and the walk that puts them right. One caller (the loop),
+    except `QueueStep.run`."""
+
+    def __init__(self, commitlog: CommitLog, queues: ConsumeQueueStore) -> None:
+        self.commitlog = commitlog
+        self._queues = queues
+        self._wanted: dict[tuple[str, int, int], tuple[int, int] | None] = {}  # how far it is
+        self.rewritten = 0
+        self.dropped = 0  # not noted at the limit
+
+    def __len__(self) -> int:
+        return len(self._wanted)
+
+    def note(self, topic: str, queue_id: int, offset: int) -> None:
+        """This unit points wrong."""
+        if len(self._wanted) >= WANTED_MAX:
+            self.dropped += 1
+        else:
+            self._wanted.setdefault((topic, queue_id, offset), None)
+
+    def begin(self, dispatched_offset: int) -> QueueStep | None:
+        """The next piece of work, one at a time; None if there is none. Raises OSError."""
+        for key, reached in list(self._wanted.items()):
+            topic, queue_id, offset = key
+            queue = self._queues.queue(topic, queue_id)
+            if queue is None or not queue.min_offset <= offset < queue.max_offset:
+                del self._wanted[key]  # retention, or cut
+                continue
+            start, end = reached or self._bounds(queue, offset, dispatched_offset)
+            start = max(start, self.commitlog.min_offset)
+            if start >= end:
+                del self._wanted[key]
+                continue
+            segment_end, hold = self.commitlog.segment_end(start), self.commitlog.hold(start)
+            return QueueStep(topic, queue_id, offset, start, end, segment_end, hold)
+        return None
+
+    def finish(self, step: QueueStep) -> int | None:
+        """After `run`: write what was found. Returns where the log itself is damaged, or None.
+
+        Raises OSError."""
+        self.commitlog.release(step.hold)
+        key = (step.topic, step.queue_id, step.offset)
+        queue = self._queues.queue(step.topic, step.queue_id)
+        if queue is not None:
+            for offset, unit in step.units.items():
+                if queue.units(offset, 1) != unit and queue.rewrite(offset, unit):
+                    self.rewritten += 1
+        if key in self._wanted:
+            if step.position < step.end:
+                self._wanted[key] = (step.position, step.end)
+            else:
+                del self._wanted[key]
+        return step.bad_position
+
+    def _bounds(self, queue: ConsumeQueue, offset: int, dispatched_offset: int) -> tuple[int, int]:
+        """Where in the log the records of the wrong units around `offset` must be."""
+        start, end = self.commitlog.min_offset, dispatched_offset
+        distance = 1
+        while (below := offset - distance) >= queue.min_offset:
+            position = self.position_if_right(queue, below)
+            if position >= 0:
+                start = position
+                break
+            distance *= 2
+        distance = 1
+        while (above := offset + distance) < queue.max_offset:
+            position = self.position_if_right(queue, above)
+            if position >= 0:
+                end = position
+                break
+            distance *= 2
+        return start, end
+
+    def position_if_right(self, queue: ConsumeQueue, offset: int) -> int:
+        """Where the unit at `offset` points, if a record of that queue and offset stands there;
+        else -1. Raises OSError."""
+        position, size, _ = queue.unit(offset)
+        if not HEAD_SIZE_BYTES <= size <= RECORD_SIZE_BYTES_MAX:
+            return -1
+        try:
+            data = self.commitlog.read(position, size)
+        except OffsetOutOfRange:
+            return -1
+        topic = queue.topic.encode()
+        told = queue_offset_at(data, 0, position, size, topic, queue.queue_id)
+        return position if told == offset else -1
+
+
+def mend_queues(
+    queues: ConsumeQueueStore, repairs: QueueRepairs, dispatcher: Dispatcher, end_offset: int
+) -> bool:
+    """At start, on a log that is whole up to `end_offset`: make anew the queues that were not
+    loaded, and those whose last unit points at no record of theirs. Blocking.
+
+    False: the log has a damaged frame that nobody had looked at. These queues are empty then, and
+    everything must be dispatched again (which waits until the frame is mended). Raises OSError."""
+    damaged = dict(queues.damaged)
+    for queue in queues.queues():
+        last = queue.max_offset - 1
+        if last >= queue.min_offset and repairs.position_if_right(queue, last) < 0:
+            damaged[queue.topic, queue.queue_id] = f"unit {last} points at no record of it"
+    if not damaged:
+        return True
+    for (topic, queue_id), reason in damaged.items():
+        log.error("queue_damaged topic=%s queue=%d reason=%s", topic, queue_id, reason)
+        queues.discard(topic, queue_id)
+    try:
+        _rebuild(repairs.commitlog, queues, dispatcher, damaged.keys(), end_offset)
+    except StoreDamaged as error:
+        log.error("queues_not_rebuilt reason=%s: everything is dispatched again", error)
+        for topic, queue_id in damaged:
+            queues.discard(topic, queue_id)
+        return False
+    log.warning("queues_rebuilt count=%d", len(damaged))
+    return True
+
+
+def _rebuild(
+    commitlog: CommitLog,
+    queues: ConsumeQueueStore,
+    dispatcher: Dispatcher,
+    wanted: Set[tuple[str, int]],
+    end_offset: int,
+) -> None:
+    """Append to the queues `wanted` all that the log holds for them. Raises StoreDamaged."""
+    walk = walk_frames(commitlog, commitlog.min_offset, end_offset)
+    for header in walk:
+        if header.kind != FrameKind.MESSAGES:
+            continue
+        try:
+            frame = parse_frame(commitlog.read(header.position, header.size_bytes))
+        except FrameError as error:
+            raise StoreDamaged(header.position, error.reason) from error
+        found = dispatcher.index(frame.data, frame.payload_position, HEADER_SIZE_BYTES)
+        for topic, queue_id, first, units in found:
+            if (topic, queue_id) in wanted:
+                queues.append(topic, queue_id, first, units)
+    if walk.end < end_offset and walk.bad_position < end_offset:
+        raise StoreDamaged(walk.bad_position, walk.reason or "the log ends")

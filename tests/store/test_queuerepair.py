@@ -1,0 +1,429 @@
+"""ConsumeQueues whose files rotted: seen at start or when read, and made anew from the log."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from store.config import StoreConfig, StoreMode
+from store.disk import OsDisk
+from store.dispatch import UNIT, UNIT_SIZE_BYTES
+from store.errors import UnitDamaged
+from store.messagestore import GetStatus, MessageStore
+from store.pointing import body_is_whole, queue_offset_at
+from store.queuemanifest import QueueExtent, read_manifest, write_manifest
+from store.queuerepair import WANTED_MAX
+from store.record import encode_record
+from store.recovery import recover_frames
+from tests.store.make import FrameWriter, record
+
+SEGMENT = 16384
+PER_FILE = 500
+COUNT = 1300  # messages of queue 0: two full files and a half
+
+
+class Filled:
+    """A store with queue 0 of three files and queue 1 of one, flushed and stopped."""
+
+    def __init__(self, root: Path, hot_span_bytes: int = 1 << 40) -> None:
+        self.root = root
+        self.disk = OsDisk(str(root))
+        self.hot = hot_span_bytes
+        self.store = self.open()
+        writer = FrameWriter(self.store.commitlog)
+        for n in range(0, COUNT, 26):
+            records = [record(body=b"%d" % (n + i), topic="T") for i in range(26)]
+            records.insert(13, record(body=b"other", queue_id=1))
+            self.store.dispatch_frame(writer.messages(records))
+        self.frames = writer.frames
+        self.units = self.all_units()
+        self.store.close()
+
+    def open(self, recover: bool = True) -> MessageStore:
+        config = StoreConfig(
+            mode=StoreMode.RAFT,
+            segment_size_bytes=SEGMENT,
+            units_per_file=PER_FILE,
+            hot_span_bytes=self.hot,
+        )
+        store = MessageStore(self.disk, config)
+        store.open()
+        if recover and store.commitlog.segments():
+            store.recover_frames()
+        self.store = store
+        return store
+
+    def kill(self) -> None:
+        self.store.queues.close()
+        self.store.commitlog.close()
+        self.store.checkpoint.close()
+
+    def all_units(self) -> dict[int, bytes]:
+        found = {}
+        for queue in self.store.queues.queues():
+            found[queue.queue_id] = queue.units(0, COUNT)
+        return found
+
+    def path(self, unit: int, queue_id: int = 0) -> Path:
+        name = f"{unit // PER_FILE * PER_FILE * UNIT_SIZE_BYTES:020d}"
+        return self.root / "consumequeue" / "T" / str(queue_id) / name
+
+    def write(self, unit: int, data: bytes, queue_id: int = 0) -> None:
+        with open(self.path(unit, queue_id), "r+b") as file:
+            file.seek(unit % PER_FILE * UNIT_SIZE_BYTES)
+            file.write(data)
+
+    def unit(self, offset: int) -> tuple[int, int, int]:
+        return UNIT.unpack_from(self.units[0], offset * UNIT_SIZE_BYTES)
+
+    def mend(self) -> int:
+        """Run the repair to its end; how many steps it took."""
+        steps = 0
+        while (step := self.store.begin_queue_repair()) is not None:
+            step.run()
+            self.store.finish_queue_repair(step)
+            steps += 1
+            assert steps < 2 * WANTED_MAX
+        return steps
+
+
+@pytest.fixture
+def filled(tmp_path: Path) -> Filled:
+    return Filled(tmp_path)
+
+
+def garbage(f: Filled) -> None:
+    f.write(COUNT - 1, b"\xa5" * UNIT_SIZE_BYTES)
+
+
+def points_elsewhere(f: Filled) -> None:
+    f.write(COUNT - 1, UNIT.pack(*f.unit(COUNT - 2)))
+
+
+def points_into_another_queue(f: Filled) -> None:
+    f.write(COUNT - 1, f.units[1][-UNIT_SIZE_BYTES:])
+
+
+def zeroed_page_in_the_middle(f: Filled) -> None:
+    f.write(1150, bytes(100 * UNIT_SIZE_BYTES))  # where bisection comes by
+
+
+def zeroed_end(f: Filled) -> None:
+    f.write(COUNT - 150, bytes(150 * UNIT_SIZE_BYTES))
+
+
+def lost_file(unit: int) -> Callable[[Filled], None]:
+    def act(f: Filled) -> None:
+        f.path(unit).unlink()
+
+    act.__name__ = f"lost_file_{unit}"
+    return act
+
+
+def lost_directory(f: Filled) -> None:
+    shutil.rmtree(f.root / "consumequeue" / "T" / "0")
+
+
+def lost_topic(f: Filled) -> None:
+    shutil.rmtree(f.root / "consumequeue" / "T")
+
+
+def negative_size(f: Filled) -> None:
+    position, size, code = f.unit(1250)
+    f.write(1250, UNIT.pack(position, -size, code))
+
+
+def position_too_high(f: Filled) -> None:
+    position, size, code = f.unit(1150)
+    f.write(1150, UNIT.pack(position + (1 << 60), size, code))
+
+
+BOOT = [
+    garbage,
+    points_elsewhere,
+    points_into_another_queue,
+    zeroed_page_in_the_middle,
+    zeroed_end,
+    lost_file(0),
+    lost_file(500),
+    lost_file(1000),
+    lost_directory,
+    lost_topic,
+]
+
+
+@pytest.mark.parametrize("harm", BOOT, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_queue_that_cannot_be_right_is_made_anew_at_start(
+    filled: Filled, harm: Callable[[Filled], None], clean: bool
+) -> None:
+    if not clean:
+        filled.open()
+        filled.kill()
+    harm(filled)
+    store = filled.open()
+    assert filled.all_units() == filled.units
+    assert store.queues.damaged == {}
+    assert store.dispatched_offset == filled.frames[-1].end
+    store.close()
+    store = filled.open()  # and it stays so
+    assert filled.all_units() == filled.units
+    store.close()
+
+
+@pytest.mark.parametrize("harm", [negative_size, position_too_high], ids=lambda f: f.__name__)
+def test_one_bad_unit_never_shortens_a_queue(
+    filled: Filled, harm: Callable[[Filled], None]
+) -> None:
+    """Bisection may come by it or not: the end is right, the unit is mended at last when read."""
+    harm(filled)
+    store = filled.open()
+    queue = store.queues.queue("T", 0)
+    assert queue is not None
+    assert queue.max_offset == COUNT
+    for offset in range(1100, COUNT, 50):
+        try:
+            store.get_messages("T", 0, offset, 50, 1 << 20)
+        except UnitDamaged:
+            filled.mend()
+    assert filled.all_units() == filled.units
+    store.close()
+
+
+def test_what_the_log_lost_is_no_damage(filled: Filled) -> None:
+    """The log was cut (its owner knows why): queues end earlier than noted."""
+    end = filled.frames[30].end
+    store = filled.open()
+    store.commitlog.truncate(end)
+    filled.kill()
+    store = filled.open(recover=False)
+    recover_frames(store.commitlog)
+    store.log_recovered()
+    queue = store.queues.queue("T", 0)
+    assert queue is not None
+    assert queue.max_offset == 31 * 26
+    assert store.dispatched_offset == store.commitlog.max_offset == end
+    assert queue.units(0, COUNT) == filled.units[0][: 31 * 26 * UNIT_SIZE_BYTES]
+    store.close()
+
+
+def test_a_damaged_frame_in_the_way_is_waited_for(filled: Filled) -> None:
+    """Old payloads are not read at start; then everything is dispatched again, frame by frame."""
+    frame = filled.frames[2]
+    with open(filled.root / "commitlog" / f"{0:020d}", "r+b") as file:
+        file.seek(frame.end - 40)
+        file.write(b"\xff\xff\xff")
+    filled.path(1000).unlink()
+    store = filled.open()
+    assert store.dispatched_offset == 0
+    assert store.queues.queue("T", 0) is None
+    for one in filled.frames:
+        store.dispatch_frame(one)
+    assert filled.all_units() == filled.units
+    store.close()
+
+
+# -- while it runs ---------------------------------------------------------------------------------
+
+
+def pointing(position: int, size: int) -> bytes:
+    return UNIT.pack(position, size, 0)
+
+
+@pytest.mark.parametrize(
+    "kind", ["garbage", "zeros", "another", "other queue", "low", "high", "size"]
+)
+@pytest.mark.parametrize("offset", [700, 0])
+def test_a_bad_unit_is_never_served_and_mended(filled: Filled, kind: str, offset: int) -> None:
+    store = filled.open()
+    position, size, code = filled.unit(offset)
+    bad = {
+        "garbage": b"\xa5" * UNIT_SIZE_BYTES,
+        "zeros": bytes(UNIT_SIZE_BYTES),
+        "another": UNIT.pack(*filled.unit(offset + 1)),
+        "other queue": filled.units[1][:UNIT_SIZE_BYTES],
+        "low": UNIT.pack(-5, size, code),
+        "high": UNIT.pack(1 << 50, size, code),
+        "size": UNIT.pack(position, size + 1, code),
+    }[kind]
+    filled.write(offset, bad)
+    with pytest.raises(UnitDamaged) as caught:
+        store.get_messages("T", 0, offset, 10, 1 << 20)
+    assert caught.value.retriable
+    with pytest.raises(UnitDamaged):
+        store.get_messages("T", 0, max(0, offset - 3), 10, 1 << 20)
+    elsewhere = store.get_messages("T", 0, offset + 10, 10, 1 << 20)
+    assert elsewhere.message_count == 10, "the rest of the queue is served meanwhile"
+    assert filled.mend() > 0
+    assert filled.all_units() == filled.units
+    assert store.repairs.rewritten == 1
+    result = store.get_messages("T", 0, offset, 10, 1 << 20)
+    assert result.status is GetStatus.FOUND
+    store.close()
+
+
+def test_a_lost_page_is_mended_whole_while_the_queue_grows(filled: Filled) -> None:
+    store = filled.open()
+    filled.write(300, b"\0" * 190 * UNIT_SIZE_BYTES)
+    with pytest.raises(UnitDamaged):
+        store.get_messages("T", 0, 350, 10, 1 << 20)
+    step = store.begin_queue_repair()
+    assert step is not None
+    log = store.commitlog
+    writer = FrameWriter(log, index=filled.frames[-1].index)
+    writer.offsets = {("T", 0): COUNT}
+    store.dispatch_frame(writer.messages([record(body=b"new", topic="T")]))
+    step.run()
+    store.finish_queue_repair(step)
+    filled.mend()
+    assert filled.all_units()[0] == filled.units[0]
+    queue = store.queues.queue("T", 0)
+    assert queue is not None
+    assert queue.max_offset == COUNT + 1
+    assert store.get_messages("T", 0, COUNT, 1, 99).message_count == 1
+    store.close()
+
+
+def test_a_damaged_frame_is_not_the_units_fault(filled: Filled) -> None:
+    store = filled.open()
+    position, size, _ = filled.unit(700)
+    asked = []
+
+    def frame_is_damaged(at: int) -> bool:
+        asked.append(at)
+        return True
+
+    store.reads.frame_is_damaged = frame_is_damaged
+    path = filled.root / "commitlog" / f"{position // SEGMENT * SEGMENT:020d}"
+    whole = path.read_bytes()
+    with open(path, "r+b") as file:
+        file.seek(position % SEGMENT + 20)
+        file.write(b"\xff")
+    with pytest.raises(UnitDamaged):
+        store.get_messages("T", 0, 700, 1, size)
+    assert asked == [position]
+    assert len(store.repairs) == 0
+    with open(path, "r+b") as file:
+        file.write(whole)
+    assert store.get_messages("T", 0, 700, 1, size).message_count == 1
+    store.close()
+
+
+@pytest.mark.parametrize("hot", [True, False])
+def test_bodies_are_checked_where_data_are_cold(tmp_path: Path, hot: bool) -> None:
+    filled = Filled(tmp_path, hot_span_bytes=1 << 40 if hot else 0)
+    store = filled.open()
+    position, size, _ = filled.unit(700)
+    with open(tmp_path / "commitlog" / f"{position // SEGMENT * SEGMENT:020d}", "r+b") as file:
+        file.seek(position % SEGMENT + 88)
+        file.write(b"\xff")
+    if hot:
+        assert store.get_messages("T", 0, 700, 1, size).message_count == 1
+    else:
+        with pytest.raises(UnitDamaged):
+            store.get_messages("T", 0, 700, 1, size)
+    store.close()
+
+
+def test_a_repair_that_meets_a_damaged_frame_says_so_and_comes_again(filled: Filled) -> None:
+    store = filled.open()
+    told: list[int] = []
+    position = filled.unit(700)[0]
+    filled.write(700, bytes(UNIT_SIZE_BYTES))
+    with pytest.raises(UnitDamaged):
+        store.get_messages("T", 0, 700, 1, 1 << 20)
+    path = filled.root / "commitlog" / f"{position // SEGMENT * SEGMENT:020d}"
+    with open(path, "r+b") as file:
+        file.seek(position % SEGMENT)
+        file.write(b"\xff")
+    store.reads.frame_is_damaged = lambda at: bool(told.append(at)) or True
+    for _ in range(2):
+        step = store.begin_queue_repair()
+        assert step is not None
+        step.run()
+        store.finish_queue_repair(step)
+    assert told == [position, position]
+    with open(path, "r+b") as file:
+        file.seek(position % SEGMENT)
+        file.write(b"\0")
+    filled.mend()
+    assert filled.all_units() == filled.units
+    store.close()
+
+
+def test_too_many_bad_units_are_found_again_later(filled: Filled) -> None:
+    store = filled.open()
+    for offset in range(WANTED_MAX + 5):
+        store.repairs.note("T", 0, offset)
+    assert (len(store.repairs), store.repairs.dropped) == (WANTED_MAX, 5)
+    store.repairs.note("gone", 0, 1)
+    filled.mend()
+    assert len(store.repairs) == 0
+    assert store.repairs.rewritten == 0, "they were right after all"
+    store.close()
+
+
+# -- the parts -------------------------------------------------------------------------------------
+
+
+def test_what_a_unit_may_point_at() -> None:
+    plain = replace(record(topic="topic"), queue_id=3, queue_offset=9, physical_offset=500)
+    long_topic = replace(plain, topic="t" * 200)
+    v6 = replace(plain, born_host=("::1", 1), sys_flag=0x10)
+    for one in (plain, long_topic, v6):
+        data, topic = b"before" + encode_record(one) + b"after", one.topic.encode()
+        size = len(data) - 11
+
+        def at(
+            position: int = 500,
+            size: int = size,
+            topic: bytes = topic,
+            queue_id: int = 3,
+            data: bytes = data,
+            offset: int = 6,
+        ) -> int:
+            return queue_offset_at(data, offset, position, size, topic, queue_id)
+
+        assert at() == 9
+        wrong = [
+            at(position=501),
+            at(size=size - 1),
+            at(size=-1),
+            at(topic=b"topi"),
+            at(topic=topic + b"x"),
+            at(topic=b"u" * len(topic)),
+            at(queue_id=4),
+            at(offset=7),
+            at(data=data[: size - 3]),
+            at(data=b""),
+        ]
+        assert wrong == [-1] * len(wrong)
+        assert body_is_whole(data, 6, 500)
+        assert not body_is_whole(data, 6, 501)
+        flipped = bytearray(data)
+        flipped[6 + 88 + (12 if one is v6 else 0)] ^= 1
+        assert not body_is_whole(bytes(flipped), 6, 500)
+
+
+def test_the_manifest(tmp_path: Path) -> None:
+    disk = OsDisk(str(tmp_path))
+    assert read_manifest(disk, "m") == {}
+    extents = [
+        QueueExtent(0, 500, 777, 123456, 0, "T"),
+        QueueExtent(0, 0, 0, 0, 12, "%RETRY%a group with blanks"),
+        QueueExtent(0, 0, 1, 0, 0, "käse"),
+        QueueExtent(0, 0, 1, 0, 0, "not\nlisted"),
+    ]
+    for _ in range(2):
+        write_manifest(disk, "m", extents)
+        assert list(read_manifest(disk, "m").values()) == extents[:3]
+    data = (tmp_path / "m").read_bytes()
+    for at in range(len(data)):
+        (tmp_path / "m").write_bytes(data[:at])
+        assert read_manifest(disk, "m") == {}
+        (tmp_path / "m").write_bytes(data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :])
+        assert read_manifest(disk, "m") == {}

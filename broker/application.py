@@ -38,6 +38,10 @@ class Dispatch(Protocol):
         """The log lost what stood from `offset` on: drop its index. False: not now, ask again."""
         ...
 
+    def log_recovered(self) -> None:
+        """The log is whole, nothing is dispatched yet: the ConsumeQueues follow it. Blocking."""
+        ...
+
 
 class BrokerApplication:
     """See the module. Constructed before the member; `log_index` is asked once it recovered."""
@@ -52,7 +56,10 @@ class BrokerApplication:
         on_units: Callable[[str, int, bytes], None],
         on_topics: Callable[[Sequence[str]], None],
         on_role: Callable[[RoleEvent], None],
+        recovering: Callable[[], bool] = lambda: False,
     ) -> None:
+        """`recovering`: the log may have lost frames that this replica had applied."""
+        self._recovering = recovering
         self._state = state
         self._sends = sends
         self._store = store
@@ -65,24 +72,35 @@ class BrokerApplication:
 
     @property
     def applied_index(self) -> int:
-        """Where applying starts: behind what tables and ConsumeQueues both hold already.
+        """Where applying starts: behind what tables and ConsumeQueues both hold already. Blocking
+        the first time; the engine asks in a thread.
 
         Raises StateError when the tables are ahead of the log: its tail was lost, or the files
-        under config/ belong to another log.
+        under config/ belong to another log; and when they are damaged and the log does not reach
+        back far enough to make them anew.
         """
         if self.recovered_index is None:
             self.recovered_index = self._recover(self._log_index())
         return self.recovered_index
 
     def _recover(self, index: LogIndex) -> int:
+        self._store.log_recovered()
         tables = self._state.applied_index
-        if tables > index.last_index:
+        if tables > index.last_index and self._recovering():
+            tables = self._forget_what_the_log_lost(index)
+        elif tables > index.last_index:
             raise StateError(
                 f"config/ reflects frame {tables}, but the log ends at {index.last_index}: "
                 "the log lost its tail, or config/ is not this log's"
             )
         start = min(tables, index.last_ending_by(self._store.dispatched_offset))
         oldest = index.first_index - 1
+        if tables < oldest and self._state.damaged:
+            raise StateError(
+                f"{', '.join(self._state.damaged)} under config/ cannot be read, what could is of "
+                f"frame {tables}, and the log begins at frame {index.first_index}: put a copy of "
+                "another replica's config/ there, or start this one with an empty directory"
+            )
         if start < oldest:
             log.warning(
                 "replay_incomplete from=%d first=%d: what older frames said is only known as far "
@@ -94,6 +112,21 @@ class BrokerApplication:
         log.info("replay from=%d last=%d tables=%d", start, index.last_index, tables)
         self.applied_position = index.end_of(start)
         return start
+
+    def _forget_what_the_log_lost(self, index: LogIndex) -> int:
+        """The tables reflect frames that were damaged and given up. The leader sends them again;
+        or they are lost to the whole group, and other frames will have their numbers. So the tables
+        are made anew from the log, if it has its beginning still."""
+        tables = self._state.applied_index
+        if index.first_index == 1:
+            self._state.clear()
+        log.error(
+            "tables_ahead tables=%d last=%d: %s",
+            tables,
+            index.last_index,
+            "made anew" if index.first_index == 1 else "kept, the log begins too late",
+        )
+        return min(self._state.applied_index, index.last_index)
 
     def cut(self, term: int, index: int, place: Callable[[int], int]) -> Frame | None:
         return self._sends.cut(term, index, place)

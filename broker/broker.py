@@ -95,6 +95,7 @@ class Broker:
         self.clock_ms = clock_ms
         self.retention = Retention(self.store, wall_ms, clock_ms)
         self._started = False
+        self._recovered = False  # the log is open: only then is there anything to flush
         self._creating_groups: set[str] = set()
         self._stopping = False
         self.boot_ms = wall_ms()
@@ -127,6 +128,7 @@ class Broker:
         self._build(await self._store_host())
         self._started = True
         await self.engine.start()  # before anybody can ask about it
+        self._recovered = True
         await self.server.start(self.config.bind_address, self.port)
         if self.config.is_classic:
             await self._listen_for_slaves()
@@ -165,7 +167,7 @@ class Broker:
             await self.keeper.settle()
         loop = asyncio.get_running_loop()
         assert self.failed is not None
-        if self._started and not self.failed.done():
+        if self._recovered and not self.failed.done():
             await loop.run_in_executor(self._pool, self._close_clean)
             log.info("stopped applied=%d", self.state.applied_index)
         else:
@@ -272,6 +274,7 @@ class Broker:
             on_units=self._units_arrived,
             on_topics=self._topics_changed,
             on_role=self._role_changed,
+            recovering=lambda: engine.recovering is not None,
         )
         engine = make_engine(
             self.config,
@@ -284,6 +287,7 @@ class Broker:
         )
         self.application = application
         self.engine = self._framed_engine = engine
+        self.store.reads.frame_is_damaged = engine.frame_is_damaged
 
     def _build_classic(self) -> None:
         """Master and slaves."""

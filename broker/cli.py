@@ -126,8 +126,12 @@ async def run(config: BrokerConfig, machine: Machine) -> int:
         loop.add_signal_handler(number, wanted.set)
     broker = Broker(config, machine.disk, wall_ms=machine.wall_ms)
     loop.set_exception_handler(lambda _, context: _on_exception(broker, context))
+    stopping = asyncio.ensure_future(wanted.wait())
     try:
-        await broker.start()
+        if not await _started(broker, stopping):
+            log.info("stopping reason=signal, before the start was through")
+            await broker.stop()
+            return 0
     except START_ERRORS as error:
         log.critical("start_failed %s: %s", type(error).__name__, error)
         click.echo(f"mqbroker: cannot start: {error}", err=True)
@@ -139,7 +143,6 @@ async def run(config: BrokerConfig, machine: Machine) -> int:
     click.echo(f"mqbroker {config.broker_name}/{config.node_name} listens on {broker.address}")
     sys.stdout.flush()
     assert broker.failed is not None
-    stopping = asyncio.ensure_future(wanted.wait())
     ends: list[asyncio.Future[Any]] = [stopping, broker.failed]
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
@@ -149,6 +152,19 @@ async def run(config: BrokerConfig, machine: Machine) -> int:
     if reason:
         click.echo(f"mqbroker: failed: {reason}", err=True)
     return 1 if reason else 0
+
+
+async def _started(broker: Broker, stopping: asyncio.Future[Any]) -> bool:
+    """Start it; False if a signal came first. A damaged log may wait for its peers for long."""
+    starting = asyncio.ensure_future(broker.start())
+    await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
+    if not starting.done():
+        starting.cancel()
+        await asyncio.wait([starting])
+    if starting.cancelled():
+        return False
+    starting.result()
+    return True
 
 
 def _on_exception(broker: Broker, context: dict[str, object]) -> None:

@@ -65,6 +65,15 @@ class FramedEngine(Engine, Protocol):
     @property
     def durable_index(self) -> int: ...
 
+    @property
+    def recovering(self) -> str | None:
+        """Why this replica may have lost frames that it had; None if it has not."""
+        ...
+
+    def frame_is_damaged(self, position: int) -> bool:
+        """Whether the frame at this CommitLog offset is; then it is seen to."""
+        ...
+
 
 class RaftEngine(RaftMember):
     """RaftMember, with the two views of its log that snapshots and recovery need."""

@@ -28,6 +28,7 @@ log = logging.getLogger("broker.keeper")
 DURABLE_POLL_MS = 20
 DURABLE_WAIT_MS = 5_000  # then this round's snapshot is left out
 RETENTION_PERIOD_MS = 10_000
+QUEUE_REPAIR_PERIOD_MS = 50  # between steps of 16 MiB
 
 
 class Keeper(Protocol):
@@ -72,6 +73,7 @@ class RaftKeeper:
         self._engine = engine
         self._retention = retention
         self.covered_index = 0  # frames up to here are in durable snapshots
+        self.fallback_index = 0  # and up to here in the ones before: should those rot
 
     def load(self) -> None:
         self.covered_index = snapshot.load(self._disk, self._state)
@@ -80,7 +82,18 @@ class RaftKeeper:
         return [
             Chore("snapshot", self._config.snapshot_interval_ms, self.write_snapshot),
             Chore("retention", RETENTION_PERIOD_MS, self.retain),
+            Chore("queue_repair", QUEUE_REPAIR_PERIOD_MS, self.repair_queues),
         ]
+
+    async def repair_queues(self) -> None:
+        """Put right what was found wrong in ConsumeQueues, a piece at a time. Raises OSError."""
+        step = self._store.begin_queue_repair()
+        if step is None:
+            return
+        try:
+            await finished(asyncio.get_running_loop().run_in_executor(self._pool, step.run))
+        finally:
+            self._store.finish_queue_repair(step)
 
     async def write_snapshot(self) -> None:
         """See broker.housekeeping. Raises OSError."""
@@ -97,18 +110,21 @@ class RaftKeeper:
             waited_ms += DURABLE_POLL_MS
         await flush_queues(self._store, self._pool)
         loop = asyncio.get_running_loop()
+        before = self.covered_index
         self.covered_index = await finished(
             loop.run_in_executor(self._pool, snapshot.write, self._disk, copies)
         )
+        self.fallback_index = before
 
     def retain(self) -> None:
-        """Let old segments go, as far as snapshots cover them."""
+        """Let old segments go, as far as snapshots cover them, the .bak files among them."""
         engine, store = self._engine(), self._store
         position = self._retention.expired_before()
         index = engine.log_index
-        if position <= store.commitlog.min_offset or self.covered_index < index.first_index:
+        covered = min(self.fallback_index, index.last_index)
+        if position <= store.commitlog.min_offset or covered < index.first_index:
             return
-        position = min(position, index.end_of(min(self.covered_index, index.last_index)))
+        position = min(position, index.end_of(covered))
         before = store.commitlog.min_offset
         after = engine.delete_before(position)
         if after != before:

@@ -2,11 +2,12 @@
 
     config/topics.json  config/subscriptionGroup.json  config/consumerOffset.json   each with .bak
 
-Each file carries `raftAppliedIndex`, the Raft index its table reflects. They save replay and let
-retention delete old log; they are no second truth: without them the tables are rebuilt from the
-frames the log still holds. A file is replaced atomically: written beside, synced, the old one
-renamed to .bak, the new one into place, the directory synced. Between the two renames only the
-.bak exists, and it is then what is read; its older index only means a longer replay.
+Each file carries `raftAppliedIndex`, the Raft index its table reflects, and `raftChecksum`. They
+save replay and let retention delete old log; they are no second truth: without them the tables are
+rebuilt from the frames the log still holds. A file is replaced atomically: written beside, synced,
+the old one renamed to .bak, the new one into place, the directory synced. The .bak is what is read
+when the file is missing (killed between the two renames) or damaged; its older index only means a
+longer replay, which retention leaves possible.
 `capture` runs on the loop and copies; `write` may run in a thread.
 """
 
@@ -15,8 +16,10 @@ from __future__ import annotations
 import copy
 import logging
 from dataclasses import dataclass
+from typing import Any
 
 import orjson
+from google_crc32c import value as crc32c
 
 from broker.errors import StateError
 from broker.groups import GroupTable
@@ -29,6 +32,7 @@ from store.disk import Disk
 
 DIRECTORY = "config"
 INDEX_KEY = "raftAppliedIndex"
+CHECKSUM_KEY = "raftChecksum"
 log = logging.getLogger("broker.snapshot")
 Table = TopicTable | GroupTable | OffsetTable
 
@@ -69,7 +73,8 @@ def write(disk: Disk, snapshot: Snapshot) -> int:
     """Write all three files; returns the index that is durably covered now. Raises OSError."""
     disk.makedirs(DIRECTORY)
     for name, table in snapshot.tables:
-        data = orjson.dumps({**table.to_json(), INDEX_KEY: table.applied_index})
+        value = {**table.to_json(), INDEX_KEY: table.applied_index}
+        data = orjson.dumps({**value, CHECKSUM_KEY: _checksum(value)})
         replace(disk, f"{DIRECTORY}/{name}", data)
     return snapshot.applied_index
 
@@ -90,13 +95,15 @@ def load(disk: Disk, state: BrokerState, *, indexed: bool = True) -> int:
     Classic mode's files, which an Apache broker may have written, have no index (0).
 
     A missing or damaged file falls back to its .bak, and without that leaves its table empty at
-    index 0; damage is logged. Whether the log still holds every frame above the returned index is
-    the caller's question.
+    index 0; damage is logged, and noted in `state.damaged`. Whether the log still holds every
+    frame above the returned index is the caller's question.
     """
     for name, table in _files(state):
         for path in (f"{DIRECTORY}/{name}", f"{DIRECTORY}/{name}.bak"):
             if _load_table(disk, path, table, indexed):
                 break
+            if disk.exists(path):
+                state.damaged.append(path.rpartition("/")[2])
     return state.applied_index
 
 
@@ -110,11 +117,18 @@ def _load_table(disk: Disk, path: str, table: Table, indexed: bool) -> bool:
         file.close()
     try:
         value = orjson.loads(data) if indexed else loads_object(data)
+        if indexed and value.pop(CHECKSUM_KEY, None) not in (None, _checksum(value)):
+            raise ValueError("the checksum does not match")
         table.load(value, int(value[INDEX_KEY]) if indexed else 0)
     except (KeyError, TypeError, ValueError, AttributeError, StateError, BodyError) as error:
         log.warning("snapshot_damaged path=%s error=%r", path, error)
         return False
     return True
+
+
+def _checksum(value: dict[str, Any]) -> int:
+    """CRC-32C of the table as JSON with sorted keys: a flipped bit may leave JSON that reads."""
+    return int(crc32c(orjson.dumps(value, option=orjson.OPT_SORT_KEYS)))
 
 
 def replace(disk: Disk, path: str, data: bytes) -> None:

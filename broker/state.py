@@ -48,12 +48,23 @@ class BrokerState:
         self.topics = TopicTable()
         self.groups = GroupTable()
         self.offsets = OffsetTable()
+        self.damaged: list[str] = []  # files of a snapshot that could not be read
         self.addresses: dict[str, str] = {}  # node id → client address; bounded by the voters
 
     @property
     def applied_index(self) -> int:
         """Every table reflects at least this index."""
         return min(self.topics.applied_index, self.groups.applied_index, self.offsets.applied_index)
+
+    def clear(self) -> None:
+        """As at the very beginning."""
+        empty = BrokerState()
+        for table, new in (
+            (self.topics, empty.topics),
+            (self.groups, empty.groups),
+            (self.offsets, empty.offsets),
+        ):
+            table.load(new.to_json(), 0)
 
     def apply(self, index: int, timestamp_ms: int, payload: bytes | memoryview) -> Change:
         """Apply the command frame `index`. Raises StateError."""

@@ -28,7 +28,8 @@ class Application(Protocol):
 
     @property
     def applied_index(self) -> int:
-        """The last frame in the state this application recovered: where applying starts."""
+        """The last frame in the state this application recovered: where applying starts. Asked
+        first in a thread, when the log is whole and before anything else is asked; may block."""
         ...
 
     def cut(self, term: int, index: int, place: Callable[[int], int]) -> Frame | None:

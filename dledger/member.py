@@ -107,7 +107,7 @@ class RaftMember:
             clock_ms,
             send=self._send_repair,
             standing=self._standing,
-            on_mended=self._on_mended,
+            on_mended=lambda: self._applier.resume(),
             on_failed=lambda reason, error: self._fail(reason, error, disk=True),
         )
         self._healing_due_ms = 0.0
@@ -150,11 +150,9 @@ class RaftMember:
         loop = asyncio.get_running_loop()
         self._housekeeper = ThreadPoolExecutor(1, thread_name_prefix="raft-housekeeping")
         hard_state = await self._recover(self._housekeeper)
-        if self._promises.recovering is not None:
-            log.warning(
-                "recovering node=%s reason=%s", self.config.node_id, self._promises.recovering
-            )
-        self._applier.start()
+        if self.recovering is not None:
+            log.warning("recovering node=%s reason=%s", self.config.node_id, self.recovering)
+        await loop.run_in_executor(self._housekeeper, self._applier.start)
         first_index = self.log.index.first_index
         if self._applier.applied_index < first_index - 1:
             raise StateTooOld(
@@ -316,6 +314,17 @@ class RaftMember:
             self._drive, lambda: trial.failed(self.core, error, again)
         )
 
+    def frame_is_damaged(self, position: int) -> bool:
+        """Whether the frame that holds this CommitLog offset is not what was written; if so, it
+        is fetched again from a peer."""
+        index = self.log.index.last_ending_by(position) + 1
+        return self._running and self.log.check(index) is not None
+
+    @property
+    def recovering(self) -> str | None:
+        """Why this replica may have lost promises; None if it is whole."""
+        return self._promises.recovering
+
     def start_recovering(self, reason: str) -> None:
         """Before `start`, or during it until the log is open: frames that this replica once had
         durable are gone. It counts neither in elections nor for commit until it is whole again."""
@@ -390,10 +399,6 @@ class RaftMember:
     def _standing(self) -> tuple[Standing, int]:
         core = self.core
         return standing_of(core.role, core.leader_ready, core.whole), core.commit_index
-
-    def _on_mended(self) -> None:
-        """A frame that was damaged can be read again: somebody may wait for it."""
-        self._applier.resume()
 
     def on_opened(self, peer: NodeId) -> None:
         log.info("peer_opened node=%s peer=%s", self.config.node_id, peer)

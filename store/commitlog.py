@@ -568,6 +568,7 @@ class CommitLog:
         """A ticket for everything written so far; None if all of it is durable.
 
         Raises SyncFailed once any sync has failed."""
+        assert self._settled, "its end is not known"
         self._check_failed()
         if self.durable_offset == self.max_offset and not self._directory_dirty:
             self._dirty.clear()

@@ -115,6 +115,12 @@ class PySyncMember:
         self._housekeeping_due_ms = 0.0
         self._role_waiters: list[asyncio.Future[None]] = []
 
+    recovering: str | None = None  # SyncObj knows no such thing
+
+    def frame_is_damaged(self, position: int) -> bool:
+        """Nobody mends it here."""
+        return False
+
     # -- life ---------------------------------------------------------------------------------
 
     async def start(self) -> None:

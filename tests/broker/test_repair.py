@@ -1,0 +1,212 @@
+"""Brokers over damaged files: log, ConsumeQueues, snapshots; what clients see meanwhile."""
+
+import asyncio
+import signal
+import sys
+
+import orjson
+import pytest
+
+from broker import snapshot
+from broker.errors import StateError
+from broker.state import BrokerState
+from remoting.codes import ResponseCode
+from store.disk import OsDisk
+from store.dispatch import UNIT_SIZE_BYTES
+from store.record import decode_record, walk_records
+from tests.broker.cluster import Group, until
+
+SEGMENT = 196_608
+SETTINGS = {
+    "flushDiskType": "SYNC_FLUSH",
+    "mappedFileSizeCommitLog": SEGMENT,
+    "maxMessageSize": 32_768,
+}
+
+
+async def filled(group, count=60):
+    broker = await group.leading()
+    await group.create_topic(broker, "T")
+    for n in range(count):
+        await group.send(broker, "T", b"%03d" % n + bytes(9_000))
+    await group.commit(broker, "T", 0, 7)
+    last = broker.engine.log_index.last_index
+    await until(lambda: all(b.state.applied_index >= last for b in group.brokers.values()))
+    return broker
+
+
+async def follower(group):
+    leader = await group.leader()
+    return next(name for name in group.names if name != leader)
+
+
+def damage(path, at, data=b"\xff\xff\xff"):
+    with open(path, "r+b") as file:
+        file.seek(at)
+        file.write(data)
+
+
+async def bodies(group, broker, count):
+    """Everything in queue 0, pulled; refused pulls are tried again."""
+    found = []
+    async with asyncio.timeout(20):
+        while len(found) < count:
+            response = await group.pull(broker, "T", len(found), wait_ms=0, flags=0x4)
+            if response.code == ResponseCode.SERVICE_NOT_AVAILABLE:
+                await asyncio.sleep(0.02)
+                continue
+            assert response.code == ResponseCode.SUCCESS, response
+            for at, _ in walk_records(response.body):
+                record = decode_record(response.body, at)
+                assert record.queue_offset == len(found)
+                found.append(record.body[:3])
+    return found
+
+
+EXPECTED = [b"%03d" % n for n in range(60)]
+
+
+@pytest.mark.parametrize("harm", ["log", "segment", "queue", "checkpoint", "snapshot"])
+@pytest.mark.parametrize("end", ["stop", "kill"])
+async def test_a_damaged_replica_comes_back_as_it_was(tmp_path, harm, end):
+    async with Group(tmp_path, 3, **SETTINGS) as group:
+        broker = await filled(group)
+        name = await follower(group)
+        state = group.brokers[name].state.offsets.to_json()
+        if end == "stop":
+            await group.stop(name)
+        else:
+            await group.brokers[name].keeper.write_snapshot()
+            await group.kill(name)
+        root = tmp_path / name
+        segments = sorted((root / "commitlog").iterdir())
+        if harm == "log":
+            damage(segments[0], 20_000, bytes(8192))
+            damage(segments[1], 30)
+        elif harm == "segment":
+            segments[1].unlink()
+        elif harm == "queue":
+            damage(root / "consumequeue" / "T" / "0" / f"{0:020d}", 20 * 59)
+        elif harm == "checkpoint":
+            damage(root / "checkpoint", 24)
+        else:
+            for file in (root / "config").glob("*.json"):
+                damage(file, file.stat().st_size // 2)
+        broker = await group.start(name)
+        end = (await group.leading()).store.dispatched_offset
+        await until(lambda: broker.store.dispatched_offset >= end)
+        assert await bodies(group, broker, 60) == EXPECTED
+        assert broker.state.offsets.to_json()["offsetTable"] == state["offsetTable"]
+        response = await group.send(await group.leading(), "T", b"060")
+        assert response.code == ResponseCode.SUCCESS
+        for one in group.brokers.values():
+            await until(lambda one=one: one.store.queues.queue("T", 0).max_offset == 61)
+            assert await bodies(group, one, 61) == [*EXPECTED, b"060"]
+
+
+async def test_rot_under_a_running_broker_is_never_served_and_mended(tmp_path):
+    async with Group(tmp_path, 3, maxTransferCountOnMessageInDisk=32, **SETTINGS) as group:
+        broker = await filled(group)
+        leader = await group.leader()
+        assert broker.store.config.hot_span_bytes > 0
+        queue = broker.store.queues.queue("T", 0)
+        broker.store.queues.write_tails()
+        position, _, _ = queue.unit(20)
+        at_queue = tmp_path / leader / "consumequeue" / "T" / "0" / f"{0:020d}"
+        damage(at_queue, 33 * UNIT_SIZE_BYTES, bytes(3 * UNIT_SIZE_BYTES))
+        segment = position // SEGMENT * SEGMENT
+        # The record's head, so that the hot path sees it, too.
+        damage(tmp_path / leader / "commitlog" / f"{segment:020d}", position % SEGMENT + 14)
+        refused = await group.pull(broker, "T", 20, wait_ms=0, flags=0x4)
+        assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
+        assert await bodies(group, broker, 60) == EXPECTED
+        assert broker.store.repairs.rewritten == 3
+        await until(lambda: broker.engine.status()["damaged_count"] == 0)
+        assert broker.engine.status()["mended"] == 1
+        assert await group.leader() == leader
+
+
+async def test_tables_that_cannot_be_made_anew_are_a_reason_not_to_start(tmp_path):
+    async with Group(tmp_path, **SETTINGS) as group:
+        broker = await filled(group)
+        broker.store.expired_before = lambda now_ms, by_age: broker.store.commitlog.max_offset
+        for _ in range(2):
+            await group.send(broker, "T", b"x")
+            await broker.keeper.write_snapshot()
+        broker.keeper.retain()
+        assert broker.store.commitlog.min_offset > 0
+        await group.kill("n0")
+        config = tmp_path / "n0" / "config"
+        good = (config / "topics.json").read_bytes()
+        damage(config / "topics.json", 10)
+        await group.start("n0")  # from the .bak
+        broker = await group.leading()
+        assert broker.state.topics.get("T") is not None
+        await group.kill("n0")
+        damage(config / "topics.json.bak", 10)
+        with pytest.raises(StateError, match=r"topics.json, topics.json.bak under config/ cannot"):
+            await group.start("n0")
+        await group.stop("n0")
+        (config / "topics.json").write_bytes(good)
+        await group.start("n0")
+        assert (await group.leading()).state.topics.get("T") is not None
+
+
+def test_a_flipped_bit_that_leaves_json_is_seen(tmp_path):
+    disk = OsDisk(str(tmp_path))
+    state = BrokerState()
+    state.offsets.commit([("T", "g", 0, 12345)])
+    state.advance(9)
+    for _ in range(2):
+        snapshot.write(disk, snapshot.capture(state))
+    path = tmp_path / "config" / "consumerOffset.json"
+    good = path.read_bytes()
+    assert orjson.loads(good)["raftChecksum"]
+    path.write_bytes(good.replace(b"12345", b"12305"))
+    again = BrokerState()
+    assert snapshot.load(disk, again) == 9
+    assert again.offsets.get("T", "g", 0) == 12345
+    assert again.damaged == ["consumerOffset.json"]
+    without = orjson.loads(good)
+    del without["raftChecksum"]
+    path.write_bytes(orjson.dumps(without))  # written by an earlier version
+    again = BrokerState()
+    assert snapshot.load(disk, again) == 9
+    assert again.damaged == []
+
+
+async def test_a_broker_that_waits_for_its_peers_can_be_stopped(tmp_path):
+    """As an operator does it: the process, a damaged log, nobody there, SIGTERM."""
+    async with Group(tmp_path, 3, **SETTINGS) as group:
+        await filled(group, 20)
+        name = await follower(group)
+        config = group.config(name)
+        for one in list(group.brokers):
+            await group.stop(one)
+    log = min((tmp_path / name / "commitlog").iterdir())
+    damage(log, 20_000)
+    before = log.read_bytes()
+    conf = tmp_path / "broker.conf"
+    conf.write_text(config.properties_text())
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "broker.cli",
+        "-c",
+        str(conf),
+        "--set",
+        f"storePathRootDir={tmp_path / name}",
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert process.stderr is not None
+    try:
+        async with asyncio.timeout(60):
+            await process.stderr.readuntil(b"log_damaged")
+            process.send_signal(signal.SIGTERM)
+            rest = await process.stderr.read()
+            assert await process.wait() == 0, rest
+        assert b"before the start was through" in rest
+    finally:
+        if process.returncode is None:
+            process.kill()
+    assert log.read_bytes() == before

@@ -41,6 +41,7 @@ from dledger.settings import MemberConfig
 from store.commitlog import CommitLog, SyncTicket
 from store.disk import Disk
 from store.errors import StoreDamaged
+from store.frame import Frame
 
 log = logging.getLogger("dledger.healer")
 Result = TypeVar("Result")
@@ -246,10 +247,18 @@ class Healer:
             if frame is not None:
                 self._frames.forget(frame.index)
                 if self._is_there(frame.index, frame.term):
-                    log.warning("frame_mended node=%s frame=%r", self._config.node_id, frame)
-                    self._sync(self._log.overwrite(frame))
-                    self._on_mended()
+                    self._mend(frame)
             self._send_requests()
+
+    def _mend(self, frame: Frame) -> None:
+        try:
+            ticket = self._log.overwrite(frame)
+        except OSError as error:
+            self._on_failed("mending a frame failed", error)
+            return
+        log.warning("frame_mended node=%s frame=%r", self._config.node_id, frame)
+        self._sync(ticket)
+        self._on_mended()
 
     def _answer(self, request: RepairRequest) -> RepairResponse:
         if self._log.is_open:

@@ -36,6 +36,8 @@ CORE = [
     "store/dispatch.py",
     "store/indexkeys.py",
     "store/retention.py",
+    "store/selection.py",
+    "store/pointing.py",
     "dledger/messages.py",
     "dledger/quorum.py",
     "dledger/progress.py",

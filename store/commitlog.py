@@ -204,7 +204,7 @@ class CommitLog:
             self.restored_end = max(gone, default=-size) + size
         for start in starts:
             # The last one may be short: killed between creating and allocating it.
-            segment = self._open_segment(start)
+            segment = self._open_segment(start, sparse=restore and start != starts[-1])
             segment.written_end = segment.end
             if segment.file.size_bytes != size:
                 raise StoreError(f"{segment.path} has {segment.file.size_bytes} bytes")
@@ -227,7 +227,7 @@ class CommitLog:
         missing = self._restorable(start, end)
         front: list[Segment] = []
         for at in missing:
-            segment = self._open_segment(at)
+            segment = self._open_segment(at, sparse=True)
             segment.written_end = segment.end
             front.append(segment)
         if front and self._segments:
@@ -608,11 +608,15 @@ class CommitLog:
     def _path(self, start: int) -> str:
         return f"{self.directory}/{start:0{NAME_DIGITS}d}"
 
-    def _open_segment(self, start: int) -> Segment:
-        path = self._path(start)
+    def _open_segment(self, start: int, *, sparse: bool = False) -> Segment:
+        """`sparse`: what is missing of the file takes no room before it is written (a wrong note of
+        where the log began shall not fill the disk with zeros)."""
+        path, size = self._path(start), self.segment_size_bytes
         existed = self._disk.exists(path)
         try:
-            file = self._disk.open(path, allocate_bytes=self.segment_size_bytes)
+            file = self._disk.open(path, allocate_bytes=None if sparse else size)
+            if file.size_bytes < size:
+                file.truncate(size)
         except OSError:
             if not existed and self._disk.exists(path):
                 self._disk.remove(path)  # a full disk: leave no half segment behind

@@ -552,3 +552,22 @@ def test_a_full_disk_leaves_the_log_as_it_was(
     assert log.max_offset == 1000
     assert disk.listdir("commitlog") == [f"{0:020d}"]
     assert put(log, b"b" * 100) == SIZE
+
+
+def test_restored_segments_take_no_room(tmp_path: Path) -> None:
+    disk = OsDisk(str(tmp_path))
+    size = 1 << 20
+    log = CommitLog(disk, "commitlog", size)
+    log.open(8 * size)
+    log.write(8 * size, b"a" * 100)
+    log.write(log.place(size - 100), b"b" * (size - 100))
+    log.close()
+    (tmp_path / "commitlog" / f"{8 * size:020d}").rename(tmp_path / "away")
+    log = CommitLog(disk, "commitlog", size)
+    log.open(restore=True)
+    log.restore_front(0)
+    assert [s.start for s in log.segments()] == [n * size for n in range(10)]
+    for segment in log.segments()[:-1]:
+        stat = (tmp_path / segment.path).stat()
+        assert (stat.st_size, stat.st_blocks) == (size, 0)
+    assert log.read(9 * size, 3) == b"bbb"

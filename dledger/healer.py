@@ -362,7 +362,7 @@ def set_aside(disk: Disk, directory: str, commitlog: CommitLog, position: int) -
         try:
             file.truncate(0)
             for data, at in _pieces(commitlog, position, end):
-                if any(data):
+                if data.count(0) < len(data):
                     file.pwrite(at - position, data)
         finally:
             file.close()

@@ -289,14 +289,28 @@ class FrameRecovery:
             self._take(header)
         # A blank record ends no frame: with only it between, `bad_position` is the next segment.
         short = walk.end < self.hint and walk.bad_position < self.hint
-        if short or (log.mark_lost and walk.reason is not None):
-            reason = walk.reason or f"ends; durable up to {self.hint} once"
+        reason = walk.reason
+        if log.mark_lost and reason is None and self._anything_behind(walk.bad_position):
+            reason = "zeros, and something far behind them"
+        if short or (log.mark_lost and reason is not None):
+            reason = reason or f"ends; durable up to {self.hint} once"
             self.damage = FrameDamage(
                 walk.bad_position, self.end, reason, self.last, walk.bad_header
             )
             return self.damage
         self._settle(walk.reason)
         return None
+
+    def _anything_behind(self, position: int) -> bool:
+        """Whether anything but zeros stands from there on: asked when no mark tells how far the
+        log went. Reads all of it, which is little behind a log's end, and sparse."""
+        log = self._log
+        while position < log.max_offset:
+            data = log.read(position, _CLASSIC_WINDOW_BYTES)
+            if data.count(0) < len(data):
+                return True
+            position += len(data)
+        return False
 
     def patch(self, frames: Sequence[Frame], proven: bool) -> FrameDamage | None:
         """Write what belongs at the damage, one frame behind the other, make it durable, read it

@@ -160,6 +160,8 @@ class Checker:
     def _leader_complete(self, node: SimNode) -> None:
         index = node.log.index
         for frame in self._committed:
+            if frame.term > node.core.term:
+                continue  # it was stopped, won its term's election late, and is deposed already
             if frame.index >= index.first_index and (
                 frame.index > index.last_index or index.term_at(frame.index) != frame.term
             ):

@@ -220,6 +220,8 @@ class Damage:
         return wanted is not None and near.stop > wanted
 
     def _mark(self, node: SimNode) -> int:
-        """The durable mark as a power cut would leave it."""
+        """The durable mark as a power cut would leave it; 0 if it is damaged itself."""
+        if node.name in self._marks:
+            return 0
         data = node.disk.durable("checkpoint")[_MARK_AT : _MARK_AT + 8]
         return int(struct.unpack(">q", data)[0]) if len(data) == 8 else 0

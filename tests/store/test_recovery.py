@@ -506,3 +506,23 @@ def test_a_mark_that_cannot_be(disk: OsDisk) -> None:
     with pytest.raises(StoreError):
         log.open(restore=True)
     log.close()
+
+
+def test_a_lost_mark_looks_far_behind_the_zeros(disk: OsDisk) -> None:
+    """The first segment's file is gone, restored by a start that was killed; the next one's first
+    page is zeros. Without a mark that must not pass for an empty log."""
+    mended = Mended(disk)
+    overwrite(disk, 0, bytes(SIZE))
+    overwrite(disk, SIZE, bytes(SIZE // 4))
+    mark = Checkpoint(disk, "other")
+    mark.open(verify=True)
+    log = CommitLog(disk, "commitlog", SIZE, mark)
+    log.open(restore=True)
+    recovery = FrameRecovery(log, first_index=1)
+    found = recovery.run()
+    assert found is not None
+    assert (found.position, found.last) == (0, None)
+    while found is not None:
+        first = found.last.index if found.last else 0
+        found = recovery.patch(mended.frames[first : first + 1], proven=True)
+    assert mended.bytes() == mended.whole

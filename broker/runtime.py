@@ -124,6 +124,7 @@ def _classic(broker: Broker) -> dict[str, str]:
         return {
             "haListenAddress": engine.master.address,
             "haSlaveCount": str(len(links)),
+            "haSlavesInSync": str(engine.master.in_sync),
             "slaveAckOffset": str(engine.master.acknowledged),
             "masterFlushOffset": str(durable),
             "slaveFallBehindBytes": str(behind),

@@ -100,6 +100,12 @@ class HaMaster:
         nearest = max((link.acknowledged for link in self.links if link.serving), default=None)
         return nearest is not None and end - nearest < self.settings.fall_behind_bytes_max
 
+    @property
+    def in_sync(self) -> int:
+        """How many slaves a record that ended here would be waited for with."""
+        end, behind_max = self.commitlog.max_offset, self.settings.fall_behind_bytes_max
+        return sum(link.serving and end - link.acknowledged < behind_max for link in self.links)
+
     def tick(self, now_ms: int) -> None:
         """Heartbeats for idle links; silent ones are closed."""
         for link in list(self.links):

@@ -32,7 +32,15 @@ from chaos.cluster.clusterfile import (
 from chaos.cluster.ports import choose_ports
 from chaos.cluster.probe import MASTER, Probe, RemotingProbe, ReplicaView, leader_of, replicas
 from chaos.cluster.process import ProcessId, send_signal, spawn, state, tail
-from chaos.cluster.topology import Shape, check_unchanged, on_hosts, plan, ports_needed
+from chaos.cluster.topology import (
+    CLASSIC,
+    MODES,
+    Shape,
+    check_unchanged,
+    on_hosts,
+    plan,
+    ports_needed,
+)
 
 LOG = logging.getLogger("chaos")
 
@@ -259,7 +267,7 @@ class Cluster:
         silent = [n.name for n, v in zip(found.brokers, views, strict=True) if v is None]
         if everybody and silent:
             return f"no answer from {', '.join(silent)} yet"
-        return None
+        return slaves_missing(found, views) if everybody else None
 
     async def _group_not_serving(
         self, found: ClusterState, group: str, views: Sequence[ReplicaView | None]
@@ -338,6 +346,17 @@ async def _is_within(process: ProcessId, wanted: str, timeout_s: float) -> bool:
             return False
         await asyncio.sleep(POLL_S)  # there is no event for another session's process
     return True
+
+
+def slaves_missing(found: ClusterState, views: Sequence[ReplicaView | None]) -> str | None:
+    """Which classic master could not wait for all its slaves yet; None: none. A SYNC_MASTER says
+    so to its senders."""
+    for view in views if MODES[found.mode].engine == CLASSIC else ():
+        if view is not None and view.leads:
+            missing = len(found.members(view.group)) - 1 - view.slaves_in_sync
+            if missing > 0:
+                return f"{missing} slave(s) of {view.node} do not follow it yet"
+    return None
 
 
 def _signal_quietly(process: ProcessId, number: signal.Signals) -> None:

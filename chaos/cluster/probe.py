@@ -38,6 +38,9 @@ class ReplicaView:
     applied_index: int
     last_index: int
     durable_index: int
+    follows: bool = True  # a classic slave: whether it has a link to its master
+    refuses: str = ""  # a classic slave: why it does not follow its master any more
+    slaves_in_sync: int = 0  # a classic master: how many slaves it would wait for
 
     @property
     def leads(self) -> bool:
@@ -155,7 +158,14 @@ def _classic_view(node: Node, table: dict[str, str]) -> ReplicaView:
     master = node.broker_id == 0
     leader = node.name if master else ""
     role = MASTER if master else SLAVE
-    return ReplicaView(node.name, node.group, role, 0, leader, master, end, end, end, end)
+    follows = master or table.get("haConnected") == "true"
+    in_sync = int(table.get("haSlavesInSync", "0"))
+    return ReplicaView(
+        *(node.name, node.group, role, 0, leader, master, end, end, end, end),
+        follows=follows,
+        refuses=table.get("haRefused", ""),
+        slaves_in_sync=in_sync,
+    )
 
 
 async def replicas(probe: Probe, nodes: Sequence[Node]) -> list[ReplicaView | None]:

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
-from chaos.cluster.cluster import Cluster
+from chaos.cluster.cluster import Cluster, slaves_missing
 from chaos.cluster.clusterfile import ClusterError
 from chaos.cluster.probe import ReplicaView
 
 WHOLE_TIMEOUT_S = 60.0
 POLL_S = 0.05
 
+Mend = Callable[[ReplicaView], Awaitable[bool]]  # → whether anything was done about it
 
-async def wait_whole(cluster: Cluster, timeout_s: float = WHOLE_TIMEOUT_S) -> None:
-    """Return once every group has a ready leader and every replica of it answers and has applied
-    what its group had committed when this was called. Raises ClusterError."""
+
+async def wait_whole(
+    cluster: Cluster, timeout_s: float = WHOLE_TIMEOUT_S, mend: Mend | None = None
+) -> None:
+    """Return once every group has a ready leader and every replica of it answers, follows it and
+    has applied what its group had committed when this was called. `mend` is shown each replica
+    that refuses to follow; if it did something the time begins anew. Raises ClusterError."""
     deadline = time.monotonic() + timeout_s
     await cluster.wait_serving(timeout_s)
     goals: dict[str, int] = {}
@@ -25,24 +30,34 @@ async def wait_whole(cluster: Cluster, timeout_s: float = WHOLE_TIMEOUT_S) -> No
         views = [status.view for status in statuses]
         goals = goals or _committed(views)
         if all(view is not None and _has(view, goals) for view in views):
-            return
+            if slaves_missing(cluster.state(), views) is None:
+                return
+        for view in views:
+            if mend is not None and view is not None and view.refuses and await mend(view):
+                deadline, goals = time.monotonic() + timeout_s, {}
         if time.monotonic() > deadline:
-            states = ", ".join(
-                f"{s.node.name} {s.view.applied_index if s.view else 'does not answer'}"
-                for s in statuses
-            )
+            states = ", ".join(f"{s.node.name} {_words(s.view)}" for s in statuses)
             raise ClusterError(f"not whole after {timeout_s:g} s: goal {goals}, applied {states}")
         await asyncio.sleep(POLL_S)
 
 
 def _committed(views: Sequence[ReplicaView | None]) -> dict[str, int]:
-    """Group → the highest commit index that any of its replicas knows."""
+    """Group → the highest commit index that any of its replicas knows. A classic slave that has
+    left its master knows none: what only it has is not the group's."""
     goals: dict[str, int] = {}
     for view in views:
-        if view is not None:
+        if view is not None and view.follows:
             goals[view.group] = max(goals.get(view.group, 0), view.commit_index)
     return goals
 
 
+def _words(view: ReplicaView | None) -> str:
+    if view is None:
+        return "does not answer"
+    if not view.follows:
+        return f"{view.applied_index} and does not follow{': ' * bool(view.refuses)}{view.refuses}"
+    return str(view.applied_index)
+
+
 def _has(view: ReplicaView, goals: dict[str, int]) -> bool:
-    return view.applied_index >= goals.get(view.group, 0)
+    return view.follows and view.applied_index >= goals.get(view.group, 0)

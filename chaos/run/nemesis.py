@@ -2,21 +2,25 @@
 
 A fault that cannot be done, and a cluster that does not become whole again, end nothing: they are
 noted and come into the verdict. Processes that ended by themselves are started again once the
-faults are healed, as an operator would.
+faults are healed, and a classic slave whose log is no longer its master's is made anew, as an
+operator would: what only that slave had is lost with it, which is what the mode costs.
 """
 
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from chaos.cluster.clusterfile import ClusterError
+from chaos.cluster.probe import ReplicaView
 from chaos.cluster.process import state
 from chaos.cluster.whole import WHOLE_TIMEOUT_S, wait_whole
 from chaos.faults.base import Context, Fault, Planned
 from chaos.faults.catalogue import make
+from chaos.faults.disk import lose_disk
 
 HEAL_TRIES = 3
 WATCH_S = 0.25  # how often the load is asked whether it still runs
@@ -101,12 +105,32 @@ class Nemesis:
                 cluster.start(node.name)
             except (ClusterError, OSError) as error:
                 self.result.failed.append(f"{node.name} cannot be started: {error}")
+        rebuilt: set[str] = set()
+
+        async def rebuild(view: ReplicaView) -> bool:
+            if view.node in rebuilt:
+                return False
+            rebuilt.add(view.node)
+            self._context.say(f"  {view.node} refuses to follow; made anew from its master")
+            await self._rebuild(view.node)
+            return True
+
         try:
-            await wait_whole(cluster, self._whole_timeout_s)
+            await wait_whole(cluster, self._whole_timeout_s, rebuild)
         except ClusterError as error:
             first = str(error).splitlines()[0]
             self.result.stuck.append(f"after {words}: {first}")
             self._context.say(f"  {first}")
+
+    async def _rebuild(self, name: str) -> None:
+        """Kill it, empty its disk, start it. Raises ClusterError."""
+        cluster = self._context.cluster
+        await cluster.wait_dead(cluster.signal(name, signal.SIGKILL))
+        try:
+            await asyncio.to_thread(lose_disk, self._context, cluster.state().node(name))
+        except OSError as error:
+            raise ClusterError(f"{name} cannot be made anew: {error}") from error
+        cluster.start(name)
 
 
 def simultaneous(plan: Sequence[Planned]) -> list[list[Planned]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from chaos.cluster.clusterfile import Node
@@ -43,7 +44,8 @@ class StandInProbe:
         role = "leader" if leads else "follower"
         leader = self.leader or ""
         ready = leads and self.ready
-        return ReplicaView(node.name, node.group, role, self.term, leader, ready, 10, 10, 10, 10)
+        view = ReplicaView(node.name, node.group, role, self.term, leader, ready, 10, 10, 10, 10)
+        return replace(view, slaves_in_sync=99)
 
     def leads(self, node: Node) -> bool:
         return node.name == self.leader

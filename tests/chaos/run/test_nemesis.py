@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from chaos.cluster.cluster import Cluster
+from chaos.cluster.topology import Shape
 from chaos.faults.base import Context, Planned
 from chaos.history.files import HistoryWriter, read_history
 from chaos.run.nemesis import Nemesis
+from client import Message, Producer, SendStatus
 from tests.chaos.doubles import AgreeingProbe, Programs
 
 
@@ -71,3 +73,27 @@ async def test_a_cluster_that_does_not_become_whole_is_said(context: Context) ->
     result = await nemesis.inflict([planned(1, "kill", "n2")], lambda: None)
     (words,) = result.stuck
     assert words.startswith("after kill:n2: not whole after 0.2 s")
+
+
+async def test_a_slave_whose_log_is_no_longer_the_masters_is_made_anew(tmp_path: Path) -> None:
+    """The master loses power and what it had not synced; its slave has that still, and refuses."""
+    said: list[str] = []
+    settings = {"flushDiskType": "ASYNC_FLUSH", "flushIntervalCommitLog": "600000"}
+    cluster = Cluster(tmp_path / "c")
+    try:
+        state = await cluster.up(Shape("sync", faultable=True), settings)
+        async with Producer("p", state.namesrv) as producer:
+            for number in range(5):  # the first is sent as soon as the cluster is up
+                sent = await producer.send(Message("T", b"%d" % number))
+                assert sent.status is SendStatus.OK
+            with HistoryWriter(tmp_path / "history.jsonl") as history:
+                context = Context(cluster, history, say=said.append)
+                cut = Planned(1, 0.0, 0.05, "power-cut", "leader", 0.5, {"lose_all": 1})
+                result = await Nemesis(context, 0.0).inflict([cut], lambda: None)
+            assert (result.failed, result.stuck) == ([], [])
+            assert "  s0 refuses to follow; made anew from its master" in said
+            sent = await producer.send(Message("T", b"again"), timeout_ms=30_000)
+            assert sent.status is SendStatus.OK
+    finally:
+        await cluster.down()
+        await cluster.close()

@@ -143,6 +143,7 @@ class NameServerProcessor:
             term=header.raft_term or 0,
             timeout_ms=_timeout(header.heartbeat_timeout_ms) or EXPIRY_MS,
             channel=connection,
+            http_address=header.http_address,
         )
 
     def unregister_broker(self, _: Connection, request: RemotingCommand) -> RemotingCommand:

@@ -31,7 +31,7 @@ asked before the body is even read). Sizes are bounded by `RouteLimits`.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -78,6 +78,7 @@ class Registration:
     term: int = 0  # 0: not a Raft group
     timeout_ms: int = EXPIRY_MS
     channel: Hashable = None
+    http_address: str = ""  # of the broker's node API
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +113,7 @@ class LiveBroker:
     timeout_ms: int
     last_seen_ms: int
     channel: Hashable
+    http_address: str = ""
 
 
 @dataclass(slots=True)
@@ -136,6 +138,7 @@ class RouteTable:
         self._groups: dict[str, BrokerGroup] = {}
         self._queues: dict[str, dict[str, QueueData]] = {}  # topic -> broker name -> queues
         self._channels: dict[Hashable, set[str]] = {}
+        self._watchers: list[Callable[[BrokerGroup], None]] = []
         self.topics_version = 0  # grows when a topic name appears or goes; for caches
 
     # --- what brokers say
@@ -264,6 +267,19 @@ class RouteTable:
     def groups(self) -> Iterator[BrokerGroup]:
         return iter(self._groups.values())
 
+    def brokers(self, broker_name: str) -> Iterator[LiveBroker]:
+        """Every live address of a group, listed under an id or not; not to be changed."""
+        return (live for live in self._live.values() if live.broker_name == broker_name)
+
+    def http_address(self, address: str) -> str:
+        """Where the broker at `address` has its node API; "" if it is unknown or has none."""
+        live = self._live.get(address)
+        return live.http_address if live is not None else ""
+
+    def watch(self, watcher: Callable[[BrokerGroup], None]) -> None:
+        """`watcher(group)` is called whenever the addresses of a group have changed."""
+        self._watchers.append(watcher)
+
     def topics(self) -> Iterator[str]:
         return iter(self._queues)
 
@@ -325,6 +341,7 @@ class RouteTable:
         live.version = claim.version
         live.timeout_ms = claim.timeout_ms
         live.last_seen_ms = now_ms
+        live.http_address = claim.http_address
         self._use_channel(live, claim.channel)
 
         group = self._groups.get(claim.broker_name)
@@ -338,6 +355,8 @@ class RouteTable:
         addresses = {i: a for i, a in before.items() if a != claim.address}
         addresses[claim.broker_id] = claim.address
         group.addresses = addresses
+        if addresses != before:
+            self._tell(group)
         return addresses != before
 
     def _use_channel(self, live: LiveBroker, channel: Hashable) -> None:
@@ -365,6 +384,11 @@ class RouteTable:
             for topic in list(group.topics):
                 self._drop_topic(group, topic)
             del self._groups[group.name]
+        self._tell(group)
+
+    def _tell(self, group: BrokerGroup) -> None:
+        for watcher in self._watchers:
+            watcher(group)
 
     def _stamp(self, group: BrokerGroup, claim: Registration) -> None:
         group.version = claim.version

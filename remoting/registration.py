@@ -7,7 +7,8 @@ The body is JSON, or a zlib stream of (all integers int32, big-endian):
 
 Our additions, all in ext, so that Apache's side ignores them: `raftTerm`, `raftRole`;
 `topicDelta`="true" with `topicDeltaBase`: the body holds only topics that changed since the
-DataVersion in `topicDeltaBase`. A topic with no read and no write queues was deleted.
+DataVersion in `topicDeltaBase`. A topic with no read and no write queues was deleted; `httpAddr`:
+where the broker's HTTP node API listens.
 """
 
 from __future__ import annotations
@@ -129,6 +130,7 @@ class RegisterBrokerHeader(NamedTuple):
     raft_role: str | None = None
     topic_delta: bool | None = False  # None: an Apache broker does not say; it may be either
     delta_base: DataVersion | None = None
+    http_address: str = ""  # host:port of the node API; "": it has none
 
     @classmethod
     def parse(cls, ext: Ext) -> RegisterBrokerHeader:
@@ -146,6 +148,7 @@ class RegisterBrokerHeader(NamedTuple):
             text_or_none(ext, "raftRole"),
             boolean_or(ext, "topicDelta", False) if ext and "topicDelta" in ext else None,
             DataVersion.decode(base.encode()) if base else None,
+            text_or(ext, "httpAddr"),
         )
 
     def to_ext(self) -> dict[str, str]:
@@ -168,6 +171,8 @@ class RegisterBrokerHeader(NamedTuple):
             ext["topicDelta"] = from_boolean(self.topic_delta)
         if self.delta_base is not None:
             ext["topicDeltaBase"] = self.delta_base.encode().decode()
+        if self.http_address:
+            ext["httpAddr"] = self.http_address
         return ext
 
 

@@ -398,3 +398,18 @@ def test_the_number_of_topics_is_bounded_and_a_refusal_changes_nothing() -> None
     table.register(claim(N0, 0, version=V2, topics=[topic("A"), topic("C")]), 1)
     table.register(claim(N0, 0, version=V3, topics=[topic("A"), topic("D")]), 1)
     assert names(table) == ["A", "D"]
+
+
+def test_http_addresses_and_watchers() -> None:
+    table, seen = RouteTable(), []
+    table.watch(lambda group: seen.append(dict(group.addresses)))
+    table.register(claim("n0:1", 0, 1, http_address="n0:5"), 0)
+    table.register(claim("n1:1", 2, 1, http_address="n1:5"), 0)
+    table.register(claim("n1:1", 2, 1, http_address="n1:5"), 0)  # nothing new, nobody told
+    assert seen == [{0: "n0:1"}, {0: "n0:1", 2: "n1:1"}]
+    assert [table.http_address(a) for a in ("n0:1", "n1:1", "n2:1")] == ["n0:5", "n1:5", ""]
+    table.register(claim("n1:1", 0, 2), 0)  # deposes n0, and has no node API any more
+    assert table.http_address("n1:1") == ""
+    assert {live.address for live in table.brokers("g")} == {"n0:1", "n1:1"}
+    table.unregister("n1:1", "g")
+    assert seen[2:] == [{0: "n1:1"}, {}]

@@ -130,8 +130,9 @@ def test_a_bomb_is_not_inflated(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_headers() -> None:
     header = RegisterBrokerHeader(
-        "b", "127.0.0.1:10911", "c", "127.0.0.1:10912", 2, True, 5, 9000, 7, "leader", True, VERSION
-    )
+        "b", "127.0.0.1:10911", "c", "127.0.0.1:10912", 2, True, 5, 9000, 7, "leader", True,
+        VERSION, "127.0.0.1:10915",
+    )  # fmt: skip
     assert RegisterBrokerHeader.parse(header.to_ext()) == header
     apache = {k: v for k, v in header.to_ext().items() if k not in ("topicDelta", "topicDeltaBase")}
     assert RegisterBrokerHeader.parse(apache).topic_delta is None

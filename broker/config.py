@@ -1,40 +1,51 @@
 """The broker's configuration: Apache RocketMQ's broker.conf keys where they exist, and ours.
 
-One frozen object per process, built at the edge by `load_config` and handed down. The file format
-is Java properties as far as broker.conf files use them: `key=value` lines, `#` and `!` comments,
-blank lines, white space around key and value ignored, later lines win. A wrong key or value is an
-error that names itself, its place (`file:line` or `--set`) and the nearest right one; nothing is
-skipped in silence. Not done here: reading environment variables, reloading.
+One frozen object per process, built at the edge by `load` and handed down. The declarations below
+are the single source: files, environment and command line are read by them (ops.settings), values
+checked against them (ops.options), and docs/configuration.md is written from them.
+
+The sections are TOML's tables; broker.conf in Apache's format has the same keys without sections.
+Not done here: reloading.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-from broker.errors import ConfigError
+from ops.options import (
+    BYTES,
+    HOURS,
+    MS,
+    PERCENT,
+    ConfigError,
+    Option,
+    Setting,
+    nearest,
+    option,
+    options_of,
+    parse_settings,
+)
+from ops.settings import gather, parse_properties
+
+__all__ = [
+    "OPTIONS",
+    "BrokerConfig",
+    "Loaded",
+    "Option",
+    "Peer",
+    "Setting",
+    "build_config",
+    "load",
+    "load_config",
+    "parse_peers",
+    "parse_properties",
+]
 
 KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
-
-
-def _option(
-    key: str,
-    default: Any,
-    *,
-    low: float | None = None,
-    high: float | None = None,
-    choices: tuple[str, ...] = (),
-) -> Any:
-    """A field with its key in broker.conf and the values it may have."""
-    metadata = {"key": key, "low": low, "high": high, "choices": choices}
-    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,107 +59,203 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class BrokerConfig:
-    """Everything a broker process can be told. Units are the last word of a name or its comment."""
+    """Everything a broker process can be told. Units are the declarations'."""
 
-    # Apache's keys
-    broker_cluster_name: str = _option("brokerClusterName", "DefaultCluster")
-    broker_name: str = _option("brokerName", "broker-a")
-    broker_id: int = _option("brokerId", 0, low=0)
-    broker_role: str = _option(
-        "brokerRole", "ASYNC_MASTER", choices=("ASYNC_MASTER", "SYNC_MASTER", "SLAVE")
-    )
-    listen_port: int = _option("listenPort", 10911, low=0, high=65535)
-    bind_address: str = _option("bindAddress", "0.0.0.0")  # brokerIP1 is what clients are told
-    namesrv_addr: str = _option("namesrvAddr", "")  # host:port;host:port
-    broker_ip1: str = _option("brokerIP1", "127.0.0.1")
-    store_path_root_dir: str = _option("storePathRootDir", "store")
-    mapped_file_size_commit_log: int = _option(
-        "mappedFileSizeCommitLog", GIB, low=64 * KIB, high=2 * GIB - 1
-    )  # bytes
-    mapped_file_size_consume_queue: int = _option(
-        "mappedFileSizeConsumeQueue", 6_000_000, low=20, high=2 * GIB - 1
-    )  # bytes; 20 per unit
-    flush_disk_type: str = _option(
-        "flushDiskType", "ASYNC_FLUSH", choices=("SYNC_FLUSH", "ASYNC_FLUSH")
-    )
-    flush_interval_commit_log: int = _option("flushIntervalCommitLog", 500, low=1)  # ms
-    auto_create_topic_enable: bool = _option("autoCreateTopicEnable", True)
-    auto_create_subscription_group: bool = _option("autoCreateSubscriptionGroup", True)
-    default_topic_queue_nums: int = _option("defaultTopicQueueNums", 8, low=1, high=65536)
-    broker_permission: int = _option("brokerPermission", 6, low=0, high=7)
-    delete_when: str = _option("deleteWhen", "04")  # hours, separated by ';'
-    file_reserved_time: int = _option("fileReservedTime", 72, low=1)  # hours
-    disk_max_used_space_ratio: int = _option("diskMaxUsedSpaceRatio", 75, low=10, high=95)
-    disk_space_warning_level_ratio: int = _option(
-        "diskSpaceWarningLevelRatio", 90, low=10, high=100
-    )  # percent used, from which on sends are refused
-    max_message_size: int = _option("maxMessageSize", 4 * MIB, low=1 * KIB, high=12 * MIB)
-    long_polling_enable: bool = _option("longPollingEnable", True)
-    short_polling_time_mills: int = _option("shortPollingTimeMills", 1000, low=1)
-    max_transfer_count_on_message_in_memory: int = _option(
-        "maxTransferCountOnMessageInMemory", 32, low=1, high=4096
-    )
-    max_transfer_bytes_on_message_in_memory: int = _option(
-        "maxTransferBytesOnMessageInMemory", 256 * KIB, low=1 * KIB, high=8 * MIB
-    )
-    max_transfer_count_on_message_in_disk: int = _option(
-        "maxTransferCountOnMessageInDisk", 8, low=1, high=4096
-    )
-    max_transfer_bytes_on_message_in_disk: int = _option(
-        "maxTransferBytesOnMessageInDisk", 64 * KIB, low=1 * KIB, high=8 * MIB
-    )
-    message_index_enable: bool = _option("messageIndexEnable", True)
-    max_hash_slot_num: int = _option("maxHashSlotNum", 5_000_000, low=1, high=100_000_000)
-    max_index_num: int = _option("maxIndexNum", 20_000_000, low=2, high=50_000_000)
-    max_msgs_num_batch: int = _option("maxMsgsNumBatch", 64, low=1, high=64)  # of a query by key
-    default_query_max_num: int = _option("defaultQueryMaxNum", 32, low=1, high=64)
-    slave_read_enable: bool = _option("slaveReadEnable", False)
-    access_message_in_memory_max_ratio: int = _option(
-        "accessMessageInMemoryMaxRatio", 40, low=0, high=100
-    )  # percent of the memory that the log's tail may take to count as hot
-    ha_listen_port: int = _option("haListenPort", 0, low=0, high=65535)  # 0: listenPort + 1
-    ha_master_address: str = _option("haMasterAddress", "")  # "": what a name server says
-    ha_send_heartbeat_interval: int = _option("haSendHeartbeatInterval", 5_000, low=10)
-    ha_housekeeping_interval: int = _option("haHousekeepingInterval", 20_000, low=50)
-    ha_transfer_batch_size: int = _option("haTransferBatchSize", 32 * KIB, low=1, high=1 * MIB)
-    ha_slave_fallbehind_max: int = _option("haSlaveFallbehindMax", 256 * MIB, low=0)  # bytes
-    slave_timeout: int = _option("slaveTimeout", 3_000, low=1)  # ms
-    sync_flush_timeout: int = _option("syncFlushTimeout", 5_000, low=1)  # ms
-    sync_from_last_file: bool = _option("syncFromLastFile", False)
-    register_name_server_period: int = _option(
-        "registerNameServerPeriod", 30_000, low=1_000, high=60_000
-    )  # ms
-    register_broker_timeout_mills: int = _option("registerBrokerTimeoutMills", 3_000, low=10)
-    flush_consumer_offset_interval: int = _option("flushConsumerOffsetInterval", 5_000, low=100)
-    region_id: str = _option("regionId", "DefaultRegion")
-    trace_on: bool = _option("traceOn", True)
-    enable_dleger_commit_log: bool = _option("enableDLegerCommitLog", False)
-    dleger_group: str = _option("dLegerGroup", "")
-    dleger_peers: str = _option("dLegerPeers", "")  # n0-host:port;n1-host:port, or n0=host:port
-    dleger_self_id: str = _option("dLegerSelfId", "n0")
-    preferred_leader_id: str = _option("preferredLeaderId", "")
+    # fmt: off
 
-    # ours
-    advertised_port: int = _option(
-        "advertisedPort", 0, low=0, high=65535
-    )  # what clients are told instead of listenPort, where a proxy stands before it; 0: listenPort
-    engine: str = _option("engine", "dledger", choices=("dledger", "pysyncobj"))
-    heartbeat_interval_ms: int = _option("heartbeatIntervalMs", 75, low=5)
-    election_timeout_min_ms: int = _option("electionTimeoutMinMs", 300, low=20)
-    election_timeout_max_ms: int = _option("electionTimeoutMaxMs", 600, low=30)
-    frames_in_flight_max: int = _option("framesInFlightMax", 8, low=1, high=1024)
-    frame_size_max: int = _option("frameSizeMax", 1 * MIB, low=4 * KIB, high=16 * MIB)  # bytes
-    waiting_bytes_max: int = _option("waitingBytesMax", 64 * MIB, low=16 * KIB)
-    outcome_timeout_ms: int = _option("outcomeTimeoutMs", 3_000, low=50)
-    offset_commit_interval_ms: int = _option("offsetCommitIntervalMs", 150, low=1, high=5_000)
-    held_pulls_max: int = _option("heldPullsMax", 100_000, low=0)
-    clients_max: int = _option("clientsMax", 50_000, low=1)
-    client_expiry_ms: int = _option("clientExpiryMs", 120_000, low=100)
-    topics_max: int = _option("topicsMax", 200_000, low=1)
-    slave_sync_metadata_interval_ms: int = _option("slaveSyncMetadataIntervalMs", 60_000, low=20)
-    ha_connections_max: int = _option("haConnectionsMax", 16, low=1)
-    snapshot_interval_ms: int = _option("snapshotIntervalMs", 10_000, low=50)
-    write_buffer_bytes_max: int = _option("writeBufferBytesMax", 64 * MIB, low=64 * KIB)
+    # [identity]
+    broker_cluster_name: str = option("identity", "brokerClusterName", "DefaultCluster",
+        "The cluster this broker belongs to.")
+    broker_name: str = option("identity", "brokerName", "broker-a",
+        "The broker group's name: what clients see of it.")
+    broker_id: int = option("identity", "brokerId", 0,
+        "Classic mode: 0 is the master, each slave has a number of its own.", low=0)
+    broker_role: str = option("identity", "brokerRole", "ASYNC_MASTER",
+        "Classic mode: master that does not wait for slaves, master that does, or slave.",
+        choices=("ASYNC_MASTER", "SYNC_MASTER", "SLAVE"))
+    region_id: str = option("identity", "regionId", "DefaultRegion",
+        "MSG_REGION in the answers to sends.")
+
+    # [network]
+    listen_port: int = option("network", "listenPort", 10911,
+        "Where clients connect; 0 takes any free port.", low=0, high=65535)
+    bind_address: str = option("network", "bindAddress", "0.0.0.0",
+        "The address listened on. `brokerIP1` is what clients are told.")
+    broker_ip1: str = option("network", "brokerIP1", "127.0.0.1",
+        "The host that clients and name servers are told.")
+    advertised_port: int = option("network", "advertisedPort", 0,
+        "The port that clients are told, where a proxy stands before `listenPort`; 0: "
+        "`listenPort`.", low=0, high=65535)
+    namesrv_addr: str = option("network", "namesrvAddr", "",
+        "The name servers, `host:port;host:port` (in TOML a list, too).")
+    register_name_server_period: int = option("network", "registerNameServerPeriod", 30_000,
+        "Between two registrations.", unit=MS, low=1_000, high=60_000)
+    register_broker_timeout_mills: int = option("network", "registerBrokerTimeoutMills", 3_000,
+        "A registration that takes longer has failed.", unit=MS, low=10)
+    write_buffer_bytes_max: int = option("network", "writeBufferBytesMax", 64 * MIB,
+        "Unsent answers of a connection; above, it is closed.", unit=BYTES, low=64 * KIB)
+
+    # [store]
+    store_path_root_dir: str = option("store", "storePathRootDir", "store",
+        "The directory of log, queues and tables.")
+    mapped_file_size_commit_log: int = option("store", "mappedFileSizeCommitLog", GIB,
+        "A CommitLog segment.", unit=BYTES, low=64 * KIB, high=2 * GIB - 1)
+    mapped_file_size_consume_queue: int = option("store", "mappedFileSizeConsumeQueue", 6_000_000,
+        "A ConsumeQueue file; 20 bytes a message.", unit=BYTES, low=20, high=2 * GIB - 1)
+    flush_disk_type: str = option("store", "flushDiskType", "ASYNC_FLUSH",
+        "SYNC_FLUSH: a message is on disk (of a majority) before its sender is answered.",
+        choices=("SYNC_FLUSH", "ASYNC_FLUSH"))
+    flush_interval_commit_log: int = option("store", "flushIntervalCommitLog", 500,
+        "ASYNC_FLUSH: between two fdatasyncs.", unit=MS, low=1)
+    delete_when: str = option("store", "deleteWhen", "04",
+        "Hours of the day at which expired segments go, separated by `;`.")
+    file_reserved_time: int = option("store", "fileReservedTime", 72,
+        "Age at which a segment expires.", unit=HOURS, low=1)
+    disk_max_used_space_ratio: int = option("store", "diskMaxUsedSpaceRatio", 75,
+        "Disk use above which expired segments go at any hour.", unit=PERCENT, low=10, high=95)
+    disk_space_warning_level_ratio: int = option("store", "diskSpaceWarningLevelRatio", 90,
+        "Disk use from which on sends are refused (`[DISK_FULL]`).", unit=PERCENT, low=10, high=100)
+    message_index_enable: bool = option("store", "messageIndexEnable", True,
+        "Keep the index for queries by key.")
+    max_hash_slot_num: int = option("store", "maxHashSlotNum", 5_000_000,
+        "Hash slots of an index file.", low=1, high=100_000_000)
+    max_index_num: int = option("store", "maxIndexNum", 20_000_000,
+        "Entries of an index file.", low=2, high=50_000_000)
+    access_message_in_memory_max_ratio: int = option("store", "accessMessageInMemoryMaxRatio", 40,
+        "Share of the memory that the log's tail may take to count as hot.",
+        unit=PERCENT, low=0, high=100)
+    snapshot_interval_ms: int = option("store", "snapshotIntervalMs", 10_000,
+        "Between two snapshots of the tables (Raft), or flushes of the queues (classic).",
+        unit=MS, low=50)
+    flush_consumer_offset_interval: int = option("store", "flushConsumerOffsetInterval", 5_000,
+        "Classic mode: between two writings of the tables.", unit=MS, low=100)
+
+    # [topics]
+    auto_create_topic_enable: bool = option("topics", "autoCreateTopicEnable", True,
+        "A send to an unknown topic creates it.")
+    auto_create_subscription_group: bool = option("topics", "autoCreateSubscriptionGroup", True,
+        "An unknown consumer group is created when it is first used.")
+    default_topic_queue_nums: int = option("topics", "defaultTopicQueueNums", 8,
+        "Queues of a topic that a send creates, at most.", low=1, high=65536)
+    broker_permission: int = option("topics", "brokerPermission", 6,
+        "4: may be read, 2: may be written.", low=0, high=7)
+    topics_max: int = option("topics", "topicsMax", 200_000,
+        "Topics; above, none is created by a send.", low=1)
+
+    # [messages]
+    max_message_size: int = option("messages", "maxMessageSize", 4 * MIB,
+        "A message's body.", unit=BYTES, low=1 * KIB, high=12 * MIB)
+    waiting_bytes_max: int = option("messages", "waitingBytesMax", 64 * MIB,
+        "Sends waiting or under way; above, they are refused (`[BUSY]`).", unit=BYTES, low=16 * KIB)
+    outcome_timeout_ms: int = option("messages", "outcomeTimeoutMs", 3_000,
+        "A send whose fate is open for longer is answered `[OUTCOME_UNKNOWN]`.", unit=MS, low=50)
+    trace_on: bool = option("messages", "traceOn", True, "TRACE_ON in the answers to sends.")
+    long_polling_enable: bool = option("messages", "longPollingEnable", True,
+        "Hold a pull that finds nothing for as long as it asks.")
+    short_polling_time_mills: int = option("messages", "shortPollingTimeMills", 1000,
+        "Without long polling: how long an empty pull is held.", unit=MS, low=1)
+    held_pulls_max: int = option("messages", "heldPullsMax", 100_000,
+        "Pulls held; above, they are answered at once.", low=0)
+    max_transfer_count_on_message_in_memory: int = option(
+        "messages", "maxTransferCountOnMessageInMemory", 32,
+        "Messages of one pull.", low=1, high=4096)
+    max_transfer_bytes_on_message_in_memory: int = option(
+        "messages", "maxTransferBytesOnMessageInMemory", 256 * KIB,
+        "Bytes of one pull.", unit=BYTES, low=1 * KIB, high=8 * MIB)
+    max_transfer_count_on_message_in_disk: int = option(
+        "messages", "maxTransferCountOnMessageInDisk", 8,
+        "Messages of one pull of cold data.", low=1, high=4096)
+    max_transfer_bytes_on_message_in_disk: int = option(
+        "messages", "maxTransferBytesOnMessageInDisk", 64 * KIB,
+        "Bytes of one pull of cold data.", unit=BYTES, low=1 * KIB, high=8 * MIB)
+    max_msgs_num_batch: int = option("messages", "maxMsgsNumBatch", 64,
+        "Messages of one query by key.", low=1, high=64)
+    default_query_max_num: int = option("messages", "defaultQueryMaxNum", 32,
+        "The same, where the query names no number.", low=1, high=64)
+    offset_commit_interval_ms: int = option("messages", "offsetCommitIntervalMs", 150,
+        "Consumer offsets are gathered so long before they go into the log.",
+        unit=MS, low=1, high=5_000)
+    clients_max: int = option("messages", "clientsMax", 50_000,
+        "Memberships of clients in groups; above, heartbeats are refused.", low=1)
+    client_expiry_ms: int = option("messages", "clientExpiryMs", 120_000,
+        "A client silent for so long is forgotten.", unit=MS, low=100)
+
+    # [classic]
+    slave_read_enable: bool = option("classic", "slaveReadEnable", False,
+        "A master sends consumers of cold data to a slave.")
+    ha_listen_port: int = option("classic", "haListenPort", 0,
+        "Where a master listens for slaves; 0: `listenPort` + 1.", low=0, high=65535)
+    ha_master_address: str = option("classic", "haMasterAddress", "",
+        "The master, `host:port`; empty: what a name server says.")
+    ha_send_heartbeat_interval: int = option("classic", "haSendHeartbeatInterval", 5_000,
+        "Between two signs of life on a quiet link.", unit=MS, low=10)
+    ha_housekeeping_interval: int = option("classic", "haHousekeepingInterval", 20_000,
+        "A link silent for so long is closed.", unit=MS, low=50)
+    ha_transfer_batch_size: int = option("classic", "haTransferBatchSize", 32 * KIB,
+        "Log sent to a slave at once.", unit=BYTES, low=1, high=1 * MIB)
+    ha_slave_fallbehind_max: int = option("classic", "haSlaveFallbehindMax", 256 * MIB,
+        "A slave further behind is not waited for.", unit=BYTES, low=0)
+    slave_timeout: int = option("classic", "slaveTimeout", 3_000,
+        "SYNC_MASTER: how long a sender waits for a slave.", unit=MS, low=1)
+    sync_flush_timeout: int = option("classic", "syncFlushTimeout", 5_000,
+        "SYNC_FLUSH: how long a sender waits for the disk.", unit=MS, low=1)
+    sync_from_last_file: bool = option("classic", "syncFromLastFile", False,
+        "A new slave begins with the last segment.")
+    slave_sync_metadata_interval_ms: int = option("classic", "slaveSyncMetadataIntervalMs", 60_000,
+        "Between two copies of the master's tables.", unit=MS, low=20)
+    ha_connections_max: int = option("classic", "haConnectionsMax", 16,
+        "Slaves of a master.", low=1)
+
+    # [raft]
+    enable_dleger_commit_log: bool = option("raft", "enableDLegerCommitLog", False,
+        "Raft mode: the broker group is a Raft group. Else classic master and slaves.")
+    dleger_group: str = option("raft", "dLegerGroup", "", "The Raft group; empty: `brokerName`.")
+    dleger_peers: str = option("raft", "dLegerPeers", "",
+        "All replicas, `n0-host:port;n1-host:port` (in TOML a list, too).")
+    dleger_self_id: str = option("raft", "dLegerSelfId", "n0", "Which of the peers this is.")
+    preferred_leader_id: str = option("raft", "preferredLeaderId", "",
+        "Accepted for Apache's sake; without effect.")
+    engine: str = option("raft", "engine", "dledger",
+        "`dledger` is the real one; `pysyncobj` is for comparison and loses messages.",
+        choices=("dledger", "pysyncobj"))
+    heartbeat_interval_ms: int = option("raft", "heartbeatIntervalMs", 75,
+        "A leader's heartbeats.", unit=MS, low=5)
+    election_timeout_min_ms: int = option("raft", "electionTimeoutMinMs", 300,
+        "A follower that hears no leader for so long (up to the maximum, drawn) asks for votes.",
+        unit=MS, low=20)
+    election_timeout_max_ms: int = option("raft", "electionTimeoutMaxMs", 600,
+        "See the minimum.", unit=MS, low=30)
+    frames_in_flight_max: int = option("raft", "framesInFlightMax", 8,
+        "Frames (group commits) not committed yet.", low=1, high=1024)
+    frame_size_max: int = option("raft", "frameSizeMax", 1 * MIB,
+        "A frame; one larger message has a frame of its own.",
+        unit=BYTES, low=4 * KIB, high=16 * MIB)
+
+    # [http]
+    http_enable: bool = option("http", "httpEnable", True, "Serve the HTTP API and `/metrics`.")
+    http_bind_address: str = option("http", "httpBindAddress", "127.0.0.1",
+        "The address listened on. One that is not loopback needs `httpTokensFile`.")
+    http_port: int = option("http", "httpPort", -1,
+        "The port; -1: `listenPort` + 4, 0: any free one.", low=-1, high=65535)
+    http_advertised_address: str = option("http", "httpAdvertisedAddress", "",
+        "The `host:port` that others are told; empty: `brokerIP1` and the port listened on.")
+    http_tokens_file: str = option("http", "httpTokensFile", "",
+        "JSON file of tokens and roles; empty: every loopback caller is admin.")
+    http_faults_enable: bool = option("http", "httpFaultsEnable", False,
+        "Offer fault injection, on a node that runs over the fault layer.")
+
+    # [log]
+    log_format: str = option("log", "logFormat", "text",
+        "Events as text, or as JSON, one a line.", choices=("text", "json"))
+    log_level: str = option("log", "logLevel", "INFO",
+        "The least severe events written.",
+        choices=("DEBUG", "INFO", "WARNING", "ERROR"), live=True)
+
+    # [metrics]
+    metrics_series_max: int = option("metrics", "metricsSeriesMax", 2_000,
+        "Series of consumer lag in `/metrics`: the (topic, group) pairs furthest behind; the rest"
+        " is counted.", low=0, high=100_000, live=True)
+    # fmt: on
 
     @property
     def is_classic(self) -> bool:
@@ -217,7 +324,7 @@ class BrokerConfig:
 
     def properties_text(self) -> str:
         """The configuration as Apache's properties text (GET_BROKER_CONFIG, 26)."""
-        lines = [f"{key}={_text(getattr(self, f.name))}" for key, f in sorted(OPTIONS.items())]
+        lines = [f"{key}={o.text(getattr(self, o.name))}" for key, o in sorted(OPTIONS.items())]
         return "\n".join(lines) + "\n"
 
 
@@ -225,67 +332,50 @@ class BrokerConfig:
 # over each of them but the last (docs/pysyncobj.md, fault 7).
 PYSYNCOBJ_SIZES = {"frame_size_max": 32 * KIB}
 
-OPTIONS: dict[str, dataclasses.Field[Any]] = {
-    f.metadata["key"]: f for f in dataclasses.fields(BrokerConfig)
-}
+OPTIONS: dict[str, Option] = options_of(BrokerConfig)
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    """One `key=value` as written, and where."""
+class Loaded:
+    """A configuration, and where each value that is not a default came from, by field name."""
 
-    key: str
-    value: str
-    place: str
+    config: BrokerConfig
+    places: Mapping[str, str]
 
 
-def load_config(path: str | None, overrides: Sequence[str] = ()) -> BrokerConfig:
-    """Read broker.conf at `path` (none: the defaults) and lay `--set key=value` overrides over it.
+def load(
+    path: str | None,
+    overrides: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> Loaded:
+    """The defaults, the file at `path` (TOML or broker.conf), RAFTMQ_ variables of `environment`
+    and `--set key=value` overrides, each over the ones before.
 
     Raises ConfigError; an unreadable file is one too.
     """
-    settings: list[Setting] = []
-    if path is not None:
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"cannot read configuration file {path}: {error}") from error
-        settings += parse_properties(text, path)
-    for override in overrides:
-        settings += parse_properties(override, "--set")
-    return build_config(settings)
+    return _build(gather(OPTIONS, path, overrides, environment))
 
 
-def parse_properties(text: str, source: str) -> list[Setting]:
-    """Split properties text into settings. Raises ConfigError for a line that is none."""
-    settings = []
-    for number, line in enumerate(text.splitlines(), start=1):
-        stripped = line.strip()
-        if not stripped or stripped[0] in "#!":
-            continue
-        place = source if source == "--set" else f"{source}:{number}"
-        key, equals, value = stripped.partition("=")
-        if not equals or not key.strip():
-            raise ConfigError(f"{place}: expected key=value, found {stripped!r}")
-        settings.append(Setting(key.strip(), value.strip(), place))
-    return settings
+def load_config(path: str | None, overrides: Sequence[str] = ()) -> BrokerConfig:
+    """`load` without environment and places. Raises ConfigError."""
+    return load(path, overrides).config
 
 
 def build_config(settings: Iterable[Setting]) -> BrokerConfig:
     """Turn settings into a checked BrokerConfig. Raises ConfigError."""
-    values: dict[str, Any] = {}
-    places: dict[str, str] = {}
-    for setting in settings:
-        option = OPTIONS.get(setting.key)
-        if option is None:
-            raise ConfigError(f"{setting.place}: {_unknown_key(setting.key)}")
-        values[option.name] = _parse_value(setting, option)
-        places[option.name] = setting.place
+    return _build(settings).config
+
+
+def _build(settings: Iterable[Setting]) -> Loaded:
+    values, places = parse_settings(OPTIONS, settings)
     if values.get("engine") == "pysyncobj":
-        values = PYSYNCOBJ_SIZES | values
+        for name, size in PYSYNCOBJ_SIZES.items():
+            if name not in values:
+                values[name] = size
+                places[name] = "default with engine=pysyncobj"
     config = BrokerConfig(**values)
     _check_together(config, places)
-    return config
+    return Loaded(config, places)
 
 
 def parse_peers(text: str) -> tuple[Peer, ...]:
@@ -305,40 +395,13 @@ def parse_peers(text: str) -> tuple[Peer, ...]:
     return tuple(peers)
 
 
-def _parse_value(setting: Setting, option: dataclasses.Field[Any]) -> Any:
-    meta = option.metadata
-    what = f"{setting.place}: {setting.key}={setting.value}"
-    if isinstance(option.default, bool):
-        if setting.value.lower() not in ("true", "false"):
-            near = _nearest(setting.value.lower(), ("true", "false"))
-            raise ConfigError(f"{what}: expected true or false{near}")
-        return setting.value.lower() == "true"
-    if isinstance(option.default, int):
-        try:
-            number = int(setting.value)
-        except ValueError:
-            raise ConfigError(f"{what}: expected a whole number, e.g. {option.default}") from None
-        for bound, name, wrong in (
-            (meta["low"], "at least", meta["low"] is not None and number < (meta["low"] or 0)),
-            (meta["high"], "at most", meta["high"] is not None and number > (meta["high"] or 0)),
-        ):
-            if wrong:
-                raise ConfigError(f"{what}: must be {name} {bound}; nearest right value: {bound}")
-        return number
-    choices = meta["choices"]
-    if choices and setting.value not in choices:
-        near = _nearest(setting.value.upper(), choices)
-        raise ConfigError(f"{what}: expected one of {', '.join(choices)}{near}")
-    return setting.value
-
-
 def _check_together(config: BrokerConfig, places: dict[str, str]) -> None:
     """What one value must be given another."""
 
     def fail(name: str, why: str) -> None:
-        key = next(key for key, option in OPTIONS.items() if option.name == name)
-        place = places.get(name, "default")
-        raise ConfigError(f"{place}: {key}={_text(getattr(config, name))}: {why}")
+        declared = next(declared for declared in OPTIONS.values() if declared.name == name)
+        value = declared.text(getattr(config, name))
+        raise ConfigError(f"{places.get(name, 'default')}: {declared.key}={value}: {why}")
 
     try:
         peers = config.peers
@@ -350,10 +413,10 @@ def _check_together(config: BrokerConfig, places: dict[str, str]) -> None:
         if not ids:
             fail("dleger_peers", "enableDLegerCommitLog needs the peers, e.g. n0-127.0.0.1:40911")
         if config.dleger_self_id not in ids:
-            near = _nearest(config.dleger_self_id, ids)
+            near = nearest(config.dleger_self_id, ids)
             fail("dleger_self_id", f"not among the peers {', '.join(ids)}{near}")
         if config.preferred_leader_id and config.preferred_leader_id not in ids:
-            near = _nearest(config.preferred_leader_id, ids)
+            near = nearest(config.preferred_leader_id, ids)
             fail("preferred_leader_id", f"not among the peers {', '.join(ids)}{near}")
     if config.is_slave and config.broker_id == 0:
         fail("broker_id", "0 is the master's; a SLAVE needs a brokerId of its own, e.g. 1")
@@ -373,19 +436,3 @@ def _check_together(config: BrokerConfig, places: dict[str, str]) -> None:
         fail("mapped_file_size_commit_log", "a segment must hold maxMessageSize + 128 KiB")
     if not re.fullmatch(r"([01]?\d|2[0-3])(;([01]?\d|2[0-3]))*", config.delete_when):
         fail("delete_when", "expected hours of the day separated by ';', e.g. 04")
-
-
-def _unknown_key(key: str) -> str:
-    lower = {name.lower(): name for name in OPTIONS}
-    matches = difflib.get_close_matches(key.lower(), lower, n=1, cutoff=0.6)
-    hint = f"; did you mean {lower[matches[0]]}?" if matches else ""
-    return f"unknown key {key!r}{hint}"
-
-
-def _nearest(value: str, choices: Sequence[str]) -> str:
-    matches = difflib.get_close_matches(value, choices, n=1, cutoff=0.4)
-    return f"; did you mean {matches[0]}?" if matches else ""
-
-
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from ops.options import ConfigError
 from remoting.errors import RemotingError
+
+__all__ = ["ConfigError", "EngineError", "OutcomeUnknown", "Refused", "StateError"]
 
 
 class Refused(RemotingError):
@@ -21,10 +24,6 @@ class OutcomeUnknown(RemotingError):
 
     def __init__(self, remark: str) -> None:
         super().__init__(f"[OUTCOME_UNKNOWN] {remark}", outcome_unknown=True)
-
-
-class ConfigError(Exception):
-    """A configuration key or value is wrong; the text names it, its place, and what is right."""
 
 
 class StateError(Exception):

@@ -1,0 +1,1 @@
+"""What every server process here needs beside its work: configuration, logs, metrics."""

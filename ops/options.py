@@ -1,0 +1,212 @@
+"""Declarations of configuration keys, and the checking of values against them. Pure.
+
+A process's configuration is a frozen dataclass whose fields are declared with `option`: key,
+default, unit, range, choices, whether it may change while the process runs, and what it means.
+Everything else comes from there: reading files (ops.settings), `config show`, the API, the
+document. A wrong key or value is a `ConfigError` that names itself, its place and what is right.
+
+Values as text: `true|false`; whole numbers, with a unit where the key has one (`64MiB`, `5s`,
+`3d`, `75%`; a bare number is in the key's own unit); text. A file that has types of its own (TOML)
+may give a number or a boolean as such, and a list where a text has parts (`a;b`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+BYTES = "bytes"
+MS = "ms"
+HOURS = "hours"
+PERCENT = "percent"
+
+_SIZES = {"b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
+_TIMES_MS = {"ms": 1, "s": 1_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+# What may stand behind a number, by the key's unit: suffix → how many of that unit, or of one
+# part of it where the second figure says how many parts the unit has.
+_SUFFIXES: dict[str, tuple[dict[str, int], int]] = {
+    BYTES: (_SIZES, 1),
+    MS: (_TIMES_MS, 1),
+    HOURS: (_TIMES_MS, 3_600_000),
+    PERCENT: ({"%": 1}, 1),
+}
+_EXAMPLES = {BYTES: "64MiB", MS: "5s", HOURS: "72h", PERCENT: "75%"}
+NEAR_KEY = 0.6  # difflib's measure, from which on a key is worth suggesting
+NEAR_VALUE = 0.4
+
+
+class ConfigError(Exception):
+    """A configuration key or value is wrong; the text names it, its place, and what is right."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One key. `name` is the dataclass's field; `low` and `high` are in the key's unit."""
+
+    section: str
+    key: str
+    default: Any
+    doc: str
+    unit: str = ""
+    low: int | None = None
+    high: int | None = None
+    choices: tuple[str, ...] = ()
+    live: bool = False  # may be changed while the process runs
+    name: str = ""
+
+    @property
+    def kind(self) -> str:
+        if isinstance(self.default, bool):
+            return "boolean"
+        return "integer" if isinstance(self.default, int) else "text"
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that overrides it."""
+        return f"{VARIABLE_PREFIX}{self.name.upper()}"
+
+    def parse(self, value: object, what: str) -> Any:
+        """The value of a setting, checked. Raises ConfigError, which begins with `what`."""
+        if isinstance(self.default, bool):
+            return self._boolean(value, what)
+        if isinstance(self.default, int):
+            return self._integer(value, what)
+        text = ";".join(str(v) for v in value) if isinstance(value, list) else str(value)
+        if isinstance(value, bool | dict) or (isinstance(value, list) and self.choices):
+            raise ConfigError(f"{what}: expected a text")
+        if self.choices and text not in self.choices:
+            near = nearest(text.upper(), self.choices) or nearest(text, self.choices)
+            raise ConfigError(f"{what}: expected one of {', '.join(self.choices)}{near}")
+        return text
+
+    def _boolean(self, value: object, what: str) -> bool:
+        if isinstance(value, bool):
+            return value
+        text = str(value).lower()
+        if text not in ("true", "false"):
+            near = nearest(text, ("true", "false"))
+            raise ConfigError(f"{what}: expected true or false{near}")
+        return text == "true"
+
+    def _integer(self, value: object, what: str) -> int:
+        number = value if type(value) is int else self._number(str(value), what)
+        for bound, name, wrong in (
+            (self.low, "at least", self.low is not None and number < self.low),
+            (self.high, "at most", self.high is not None and number > self.high),
+        ):
+            if wrong:
+                raise ConfigError(f"{what}: must be {name} {bound}; nearest right value: {bound}")
+        return number
+
+    def _number(self, text: str, what: str) -> int:
+        """A whole number with or without one of the unit's suffixes."""
+        match = re.fullmatch(r"([+-]?\d+)\s*([A-Za-z%]*)", text)
+        example = f"{self.default} or {_EXAMPLES[self.unit]}" if self.unit else str(self.default)
+        if match is None or (match[2] and not self.unit):
+            raise ConfigError(f"{what}: expected a whole number, e.g. {example}")
+        number = int(match[1])
+        if not match[2]:
+            return number
+        suffixes, parts = _SUFFIXES[self.unit]
+        factor = suffixes.get(match[2].lower())
+        if factor is None:
+            near = nearest(match[2].lower(), tuple(suffixes))
+            known = ", ".join(suffixes)
+            raise ConfigError(f"{what}: unknown unit {match[2]!r}, expected one of {known}{near}")
+        if number * factor % parts:
+            raise ConfigError(f"{what}: must be a whole number of {self.unit}")
+        return number * factor // parts
+
+    def text(self, value: object) -> str:
+        """A value as properties files have it."""
+        return str(value).lower() if isinstance(value, bool) else str(value)
+
+    def toml(self, value: object) -> str:
+        """A value as TOML has it."""
+        if isinstance(value, bool | int):
+            return self.text(value)
+        escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
+        return f'"{escaped}"'
+
+
+VARIABLE_PREFIX = "RAFTMQ_"
+
+
+def option(
+    section: str,
+    key: str,
+    default: Any,
+    doc: str,
+    *,
+    unit: str = "",
+    low: int | None = None,
+    high: int | None = None,
+    choices: tuple[str, ...] = (),
+    live: bool = False,
+) -> Any:
+    """A field of a configuration's dataclass. `doc` is Markdown, for docs/configuration.md."""
+    declared = Option(section, key, default, doc, unit, low, high, choices, live)
+    return dataclasses.field(default=default, metadata={"option": declared})
+
+
+def options_of(cls: type) -> dict[str, Option]:
+    """What a dataclass declares, by key, in its order."""
+    found = {}
+    for field in dataclasses.fields(cls):
+        declared = field.metadata.get("option")
+        if declared is not None:
+            found[declared.key] = dataclasses.replace(declared, name=field.name)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One key as it was set: `value` as the source has it, and the place. `section` is None where
+    the source has no sections, "" at the top of one that has."""
+
+    key: str
+    value: Any
+    place: str
+    section: str | None = None
+
+    def __str__(self) -> str:
+        value = str(self.value).lower() if isinstance(self.value, bool) else self.value
+        return f"{self.place}: {self.key}={value}"
+
+
+def parse_settings(
+    options: Mapping[str, Option], settings: Iterable[Setting]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Values and places by field name; later settings win. Raises ConfigError."""
+    values: dict[str, Any] = {}
+    places: dict[str, str] = {}
+    for setting in settings:
+        declared = options.get(setting.key)
+        if declared is None:
+            raise ConfigError(f"{setting.place}: {unknown_key(setting.key, options)}")
+        if setting.section and setting.section != declared.section:
+            raise ConfigError(
+                f"{setting.place}: {setting.key} stands in [{setting.section}]; "
+                f"it belongs in [{declared.section}]"
+            )
+        values[declared.name] = declared.parse(setting.value, str(setting))
+        places[declared.name] = setting.place
+    return values, places
+
+
+def unknown_key(key: str, options: Iterable[str]) -> str:
+    """What is wrong with a key that there is not, and which it may have been meant to be."""
+    lower = {name.lower(): name for name in options}
+    matches = difflib.get_close_matches(key.lower(), lower, n=1, cutoff=NEAR_KEY)
+    hint = f"; did you mean {lower[matches[0]]}?" if matches else ""
+    return f"unknown key {key!r}{hint}"
+
+
+def nearest(value: str, choices: Sequence[str]) -> str:
+    """`; did you mean …?`, or nothing."""
+    matches = difflib.get_close_matches(value, choices, n=1, cutoff=NEAR_VALUE)
+    return f"; did you mean {matches[0]}?" if matches else ""

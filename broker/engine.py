@@ -59,6 +59,10 @@ class Engine(Protocol):
 class FramedEngine(Engine, Protocol):
     """An engine whose log consists of frames."""
 
+    async def hand_over(self) -> str | None:
+        """Before a planned stop: leadership goes to whoever can take it. Who leads then."""
+        ...
+
     @property
     def log_index(self) -> LogIndex: ...
 

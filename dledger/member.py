@@ -22,8 +22,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 from dledger.applier import Application, Applier
 from dledger.core import RaftCore
-from dledger.errors import FrameDamaged, NotLeader, RaftError, StateTooOld
+from dledger.errors import FrameDamaged, NotLeader, StateTooOld
 from dledger.flusher import FlushMode, LogFlusher
+from dledger.handover import Handover
 from dledger.healer import Healer
 from dledger.health import DiskHealth
 from dledger.log import RaftLog
@@ -135,7 +136,6 @@ class RaftMember:
         self._serving = False  # the application knows that it leads
         self._was_leader = False
         self._ready_event: tuple[RoleEvent, int] | None = None  # to deliver once applied
-        self._role_waiters: list[asyncio.Future[None]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._housekeeping_due_ms = 0.0
         self._housekeeper: ThreadPoolExecutor | None = None
@@ -209,7 +209,7 @@ class RaftMember:
         """Hand leadership over if there is somebody to take it, then close everything."""
         clean = self._running
         if self._running and self.failure is None:
-            await self._hand_over()
+            await self.hand_over()
         self._running = False
         if self._timer is not None:
             self._timer.cancel()
@@ -227,28 +227,20 @@ class RaftMember:
         self._promises.close(clean and self._flusher.all_durable)
         self.log.close()
 
-    async def _hand_over(self) -> None:
-        """Transfer leadership to the follower that has most, for a bounded time."""
-        core = self.core
-        reachable = [
-            p for p in core.progress.values() if self._links.is_open(p.peer) and not p.recovering
-        ]
-        if core.role is not Role.LEADER or not reachable:
-            return
-        best = max(reachable, key=lambda p: p.match_index)
-        deadline_ms = self._clock_ms() + self.config.transfer_on_stop_ms
-        try:
-            self.transfer(best.peer)
-        except RaftError as error:  # another transfer is under way: that will do as well
-            log.info("transfer_on_stop refused=%s", error)
-        while core.role is Role.LEADER and self.failure is None:
-            left_ms = deadline_ms - self._clock_ms()
-            if left_ms <= 0:
-                log.warning("transfer_on_stop target=%s outcome=timeout", best.peer)
-                return
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._role_waiters.append(waiter)
-            await asyncio.wait([waiter], timeout=left_ms / 1000)
+    async def hand_over(self) -> NodeId | None:
+        """Before a planned `stop`: give leadership up, for a bounded time, once somebody can take
+        it. Returns who leads then, as handover.py says."""
+        if not self._running:
+            return None
+        leaving = Handover(
+            self.core,
+            self._links.is_open,
+            self.transfer,
+            lambda: self._applier.applied_index,
+            lambda: self._running,
+            self._clock_ms,
+        )
+        return await leaving.run(self.config.transfer_on_stop_ms)
 
     # -- what the broker asks -----------------------------------------------------------------
 
@@ -633,10 +625,6 @@ class RaftMember:
             self._proposals.leadership_lost(event.leader)
         self._was_leader = leads
         self._ready_event = None
-        for waiter in self._role_waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-        self._role_waiters.clear()
         if event.leader_ready and self._applier.applied_index < self.core.commit_index:
             self._ready_event = (event, self.core.commit_index)
         else:

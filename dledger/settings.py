@@ -29,7 +29,7 @@ class MemberConfig:
     commands_waiting_bytes_max: int = 16 << 20
     command_timeout_ms: int = 5_000
     sync_stall_ms: int = 3_000  # a leader whose fdatasync takes longer gives leadership up
-    transfer_on_stop_ms: int = 500
+    transfer_on_stop_ms: int = 3_000  # for a follower that catches up; less than a shell waits
     log_cache_bytes_max: int = LOG_CACHE_BYTES_MAX
     directory: str = "raft"  # term, vote and the log's beginning; below the disk's root
     scrub_bytes_per_s: int = SCRUB_BYTES_PER_S  # old frames read again to find rot; 0: off

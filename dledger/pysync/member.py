@@ -54,6 +54,7 @@ log = logging.getLogger("dledger.pysync")
 
 TICK_MS = 10  # < a seventh of a heartbeat, as RaftMember's
 HOUSEKEEPING_MS = 500
+HAND_OVER_MS = 500  # SyncObj says nothing of who is able: not longer
 FAILURES_MAX = 100  # ticks in a row that SyncObj fails: a second of it, then it will not recover
 OURS = (AssertionError, JournalError, OSError, StoreError)  # broken here, not in SyncObj
 
@@ -147,7 +148,7 @@ class PySyncMember:
     async def stop(self) -> None:
         """Hand leadership over if there is somebody to take it, then close everything."""
         if self._running and self.failure is None:
-            await self._hand_over()
+            await self.hand_over()
         was_running, self._running = self._running, False
         if self._timer is not None:
             self._timer.cancel()
@@ -159,22 +160,24 @@ class PySyncMember:
             self.sync.destroy()
         self.log.close()
 
-    async def _hand_over(self) -> None:
-        """Ask the follower that has most to take over, and wait for it for a bounded time."""
+    async def hand_over(self) -> NodeId | None:
+        """Ask the follower that has most to take over, and wait for it for a bounded time. Returns
+        who leads then; None if nobody is known to."""
         links = self._transport.links
         others = [peer for peer in self.config.peers if peer != self.config.node_id]
         if not self.sync._isLeader() or not any(links.is_open(peer) for peer in others):
-            return
-        deadline_ms = self._clock_ms() + self.config.transfer_on_stop_ms
+            return None
+        deadline_ms = self._clock_ms() + HAND_OVER_MS
         self.guarded(self.sync.transferLeadership)
         while self.sync._isLeader() and self.failure is None:
             left_ms = deadline_ms - self._clock_ms()
             if left_ms <= 0:
-                log.warning("transfer_on_stop outcome=timeout")
-                return
+                log.warning("not_handed_over reason=nobody took over in time")
+                return None
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._role_waiters.append(waiter)
             await asyncio.wait([waiter], timeout=left_ms / 1000)
+        return self.leader
 
     # -- what the broker asks -----------------------------------------------------------------
 

@@ -615,3 +615,23 @@ async def test_retention_moves_the_beginning(tmp_path: Path) -> None:
             assert node.member.log.index.first_index == first_index
         leader = await group.leader()
         await send_and_wait(group, leader, b"after")
+
+
+async def test_a_leader_without_a_successor_leaves_all_the_same(tmp_path: Path) -> None:
+    async with Group(tmp_path) as group:
+        first = await group.leader()
+        others = group.others(first)
+        for other in others:
+            await other.kill()
+        assert await first.member.hand_over() is None
+
+
+async def test_a_leader_hands_over_to_who_is_able_and_stays_until_it_knows(tmp_path: Path) -> None:
+    async with Group(tmp_path) as group:
+        first = await group.leader()
+        await send_and_wait(group, first, b"a")
+        await group.others(first)[0].kill()
+        successor = group.others(first)[1].node_id
+        assert await first.member.hand_over() == successor
+        assert first.member.leader == successor
+        assert await first.member.hand_over() is None  # it does not lead any more

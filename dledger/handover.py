@@ -1,0 +1,102 @@
+"""A leader that leaves: who can take over, and when the change is through.
+
+The leader goes on taking proposals until a follower is *able*: a whole voter, connected, heard a
+moment ago, and as good as caught up; so the time in which nobody takes any is a transfer's
+(thesis 3.10: the last frames, a vote, a no-op) and no more. Behind it the former leader stays until
+it knows who leads and has applied what it had proposed itself: its senders are owed that answer.
+Bounded: if nobody is able in time, or nobody is within reach, it leaves without a successor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dledger.core import RaftCore
+from dledger.errors import RaftError
+from dledger.messages import NodeId, Role
+from dledger.progress import Progress
+
+log = logging.getLogger("dledger.handover")
+
+LAG_FRAMES_MAX = 16  # twice what is in flight under full load: sent within a round trip or two
+HEARD_HEARTBEATS = 3  # a follower silent for longer is frozen, or its link is
+POLL_S = 0.002  # a fraction of the transfer itself, for a moment at a process's end
+
+
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """One leader's leaving. The callables ask and drive its member."""
+
+    core: RaftCore
+    is_open: Callable[[NodeId], bool]  # whether the connection to this peer is
+    transfer: Callable[[NodeId], None]
+    applied_index: Callable[[], int]
+    working: Callable[[], bool]  # neither failed nor stopped
+    now_ms: Callable[[], float]
+
+    async def run(self, timeout_ms: float) -> NodeId | None:
+        """Give leadership to the follower that has most. Returns who leads then; None if nobody
+        took it, and the log says why. Harmless on a replica that does not lead."""
+        core = self.core
+        if core.role is not Role.LEADER:
+            return None
+        deadline_ms = self.now_ms() + timeout_ms
+        outcome = "nobody is within reach"
+        while core.role is Role.LEADER and self.working():
+            if not self._is_connected():
+                break
+            if self.now_ms() >= deadline_ms:
+                outcome = "nobody took over in time"
+                break
+            if core.transfer_target is None and not core.wants_noop:
+                self._begin()
+            await asyncio.sleep(POLL_S)
+        else:
+            outcome = "no news of a successor"
+            if await self._is_through(core.last_index, deadline_ms):
+                log.info("handed_over node=%s to=%s", core.node_id, core.leader)
+                return core.leader
+        log.warning("not_handed_over node=%s reason=%s", core.node_id, outcome)
+        return None
+
+    async def _is_through(self, last_index: int, deadline_ms: float) -> bool:
+        """Whether it becomes known in time who leads, and what of the own frames is committed."""
+        core = self.core
+        while self.working() and self._is_connected() and self.now_ms() < deadline_ms:
+            if core.leader not in (None, core.node_id) and self.applied_index() >= last_index:
+                return True
+            await asyncio.sleep(POLL_S)
+        return False
+
+    def _is_connected(self) -> bool:
+        return any(self.is_open(peer) for peer in self.core.peers)
+
+    def _begin(self) -> None:
+        """Start a transfer if somebody is able now."""
+        able = able_successors(self.core, self.is_open, self.now_ms())
+        if not able:
+            return
+        best = max(able, key=lambda p: (p.match_index, p.heard_ms)).peer
+        try:
+            self.transfer(best)
+        except RaftError as error:  # its standing changed just now: look again
+            log.info("transfer_refused target=%s: %s", best, error)
+
+
+def able_successors(
+    core: RaftCore, is_open: Callable[[NodeId], bool], now_ms: float
+) -> list[Progress]:
+    """Who could lead at once, of a leader's followers."""
+    heard_since_ms = now_ms - HEARD_HEARTBEATS * core.config.heartbeat_ms
+    return [
+        progress
+        for progress in core.progress.values()
+        if progress.peer in core.voters
+        and not progress.recovering
+        and is_open(progress.peer)
+        and progress.heard_ms >= heard_since_ms
+        and core.last_index - progress.match_index <= LAG_FRAMES_MAX
+    ]

@@ -13,9 +13,11 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
+
+from google_crc32c import value as crc32c
 
 from dledger.core import RaftCore
 from dledger.messages import Role
@@ -246,7 +248,7 @@ class World:
         node = self.nodes[message.to]
         if node.alive:
             if self.trace is not None:
-                self.note(f"  {message}")
+                self.note(f"  {shown(message)}")
             node.receive(message)
 
     def tell_closed(self, about: str, to: str) -> None:
@@ -258,3 +260,11 @@ class World:
         node = self.nodes[to]
         if node.up and self.nodes[about].up:
             node.peer_opened(about)
+
+
+def shown(message: PeerMessage) -> str:
+    """For the trace: of a repair's bytes only how many they are, and their checksum."""
+    if not isinstance(message, RepairResponse):
+        return str(message)
+    data = message.data
+    return f"{replace(message, data=b'')} <{len(data)} bytes, crc {crc32c(data):08x}>"

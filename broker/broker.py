@@ -45,7 +45,7 @@ from broker.state import BrokerState, announce, put_group, put_topic
 from broker.topics import DEFAULT_TOPIC, RETRY_PREFIX, TopicConfig, retry_topic
 from dledger.errors import Busy, NotLeader, RaftError
 from dledger.errors import OutcomeUnknown as CommandOutcomeUnknown
-from dledger.messages import RoleEvent
+from dledger.messages import Role, RoleEvent
 from remoting.address import format_address
 from remoting.codec import FRAME_SIZE_BYTES_MAX
 from remoting.codes import RequestCode, ResponseCode
@@ -67,6 +67,7 @@ log = logging.getLogger("broker")
 
 GROUPS_BEING_CREATED_MAX = 10_000
 RAFT_DIRECTORY = "raft"  # of a Raft replica (dledger.settings), below the store's root
+LINGER_S = 0.1  # behind a hand-over: requests that are on their way meet somebody who answers
 VIP_PORT_BELOW = 2  # the port below listenPort that Apache's brokers listen on besides
 
 
@@ -98,6 +99,8 @@ class Broker:
         self._recovered = False  # the log is open: only then is there anything to flush
         self._creating_groups: set[str] = set()
         self._stopping = False
+        self._handing_over = False  # on request, or because this replica stops
+        self._linger_s = 0.0
         self.boot_ms = wall_ms()
         self.put_rates = Rates(clock_ms(), self._today())
         self.get_rates = Rates(clock_ms(), self._today())
@@ -157,11 +160,14 @@ class Broker:
         """Stop for good; also after a failure and after a `start` that raised."""
         self._stopping = True
         if self._started:
+            if await self._handed_over():
+                self.pulls.holds.release_all()  # their consumers go where the successor is
+            await self.registrar.stop()
+            await asyncio.sleep(self._linger_s)
             await self._housekeeper.stop()
             self.commits.flush()
-            await self.engine.stop()  # hands leadership over first
+            await self.engine.stop()
             self.sends.close()
-            await self.registrar.stop()
             self.pulls.holds.release_all()
             await self.server.stop()
             await self.keeper.settle()
@@ -175,6 +181,22 @@ class Broker:
         self._pool.shutdown()
         if self._replication_socket is not None:
             self._replication_socket.close()  # the engine's, but a start that failed never took it
+
+    async def _handed_over(self) -> bool:
+        """Before a leader of a Raft group closes anything, somebody else leads, and who sent here
+        has an answer. False if nobody took over, or there was nothing to give."""
+        assert self.failed is not None
+        if self.config.is_classic or not self.roles.leading or self.failed.done():
+            return False
+        self.commits.flush()
+        self._handing_over = True
+        successor = await self._framed_engine.hand_over()
+        if successor is None:
+            log.warning("stopping_without_successor: this replica leads and nobody takes over")
+            return False
+        log.info("stopping successor=%s", successor)
+        self._linger_s = LINGER_S
+        return True
 
     def abandon(self, reason: str) -> None:
         """Fall silent at once, as a crash would: no hand-over, nothing flushed. `stop` after."""
@@ -409,6 +431,7 @@ class Broker:
                 lambda: self.clients.expire(self.clock_ms()),
             ),
             Chore("index", 0, self.key_queries.tick),
+            Chore("held_sends", 0, self.sends.release_overdue),
             Chore("disk_usage", 1_000, self._look_at_disk),
             Chore("rates", SAMPLE_MS, self._sample_rates),
         ]
@@ -486,6 +509,7 @@ class Broker:
         if not target:
             raise Refused(ResponseCode.SYSTEM_ERROR, "no follower is within reach", retriable=True)
         self.engine.transfer(target)
+        self._handing_over = True
         return target
 
     async def _propose(self, payload: bytes) -> int:
@@ -524,7 +548,7 @@ class Broker:
         before = self.roles.identity
         self.roles.change(event)
         leading = self.roles.leading
-        self.sends.leadership(event.term, leading)
+        self.sends.leadership(event.term, leading, self._leader_is_awaited(event))
         if was_leading and not leading:
             self.commits.leadership_lost()
         if leading and not was_leading:
@@ -535,6 +559,15 @@ class Broker:
                 self._ensure_group(group)
         if self.roles.identity != before and not self._stopping:
             self.registrar.trigger()
+
+    def _leader_is_awaited(self, event: RoleEvent) -> bool:
+        """Whether this replica, or the one it hands over to, will lead in a moment."""
+        if event.role is Role.LEADER:
+            self._handing_over = False
+            return not event.leader_ready
+        awaited = self._handing_over and event.leader is None
+        self._handing_over = awaited
+        return awaited
 
     def _announce(self) -> None:
         def done(error: Exception | None) -> None:

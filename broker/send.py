@@ -26,6 +26,7 @@ from typing import Protocol
 from broker.config import BrokerConfig
 from broker.cut import AnswerFormat, QueueUnits, cut_frame, cut_records
 from broker.errors import Refused
+from broker.heldsends import HeldSend, HeldSends
 from broker.sendrequest import (
     Record,
     SendQueue,
@@ -190,6 +191,7 @@ class SendPath:
         self._term = 0
         self._leading = False
         self._held_bytes = 0
+        self._held = HeldSends(clock_ms)
         self.disk_full = ""  # why sends are refused; "" when there is room
         self.put_count = 0
         # The latest store time in the log. Ours never goes below it, whatever the clock does:
@@ -238,7 +240,7 @@ class SendPath:
         if topic is None or not self._leading or self.disk_full:
             topic = self._open_topic(name, sender, ext, body, born_host, code)
             if topic is None:
-                return  # waits for the topic's creation
+                return  # waits for the topic's creation, or for a leader
         if not topic.writable:
             raise Refused(ResponseCode.NO_PERMISSION, f"topic [{name}] is not writable")
         queue_id = int(ext["e"])
@@ -316,6 +318,8 @@ class SendPath:
     ) -> SendTopic | None:
         """The slow half of admission: everything that is not a known topic on a healthy leader."""
         if not self._leading:
+            if self._hold(HeldSend(sender, ext, body, born_host, code)):
+                return None
             raise Refused(ResponseCode.SERVICE_NOT_AVAILABLE, self._not_leader_remark())
         if self.disk_full:
             raise Refused(ResponseCode.SERVICE_NOT_AVAILABLE, f"[DISK_FULL] {self.disk_full}")
@@ -515,18 +519,49 @@ class SendPath:
             group = self._pending.pop(index).group
             self._fail(group, ResponseCode.SERVICE_NOT_AVAILABLE, self._replaced_remark())
 
-    def leadership(self, term: int, leading: bool) -> None:
-        """Role news. `leading` means: leader, and ready. Resets the append-time table."""
+    def leadership(self, term: int, leading: bool, awaited: bool = False) -> None:
+        """Role news. `leading` means: leader, and ready. Resets the append-time table. `awaited`:
+        nobody leads, but this replica or another is about to: sends are held for a moment."""
         if leading and self._leading and term == self._term:
             return
         self._term = term
         self._leading = leading
         self._topics.clear()
         self._queues.clear()
+        if awaited:
+            self._held.begin()
+            self._held.groups += self._groups
+            self._groups.clear()
+            return
         if not leading:
             waiting, self._groups = self._groups, deque()
             for group in waiting:
                 self._fail(group, ResponseCode.SERVICE_NOT_AVAILABLE, self._not_leader_remark())
+        self._release()
+
+    def _hold(self, send: HeldSend) -> bool:
+        """Keep a send that nobody can take now; False if it has to be refused."""
+        size = len(send.body) + WAITING_OVERHEAD_BYTES
+        if not self._held.holding or self._held_bytes + size > self._waiting_bytes_max:
+            return False
+        self._held_bytes += size
+        self._held.sends.append(send)
+        return True
+
+    def _release(self) -> None:
+        """Whoever leads is known, or nobody is in time: take what was held, or refuse it."""
+        sends, groups = self._held.end()
+        for group in groups:  # their queue offsets were of another leadership
+            self._fail(group, ResponseCode.SERVICE_NOT_AVAILABLE, self._not_leader_remark())
+        for send in sends:
+            self._held_bytes -= len(send.body) + WAITING_OVERHEAD_BYTES
+            self.receive(*send)
+        self.wake()
+
+    def release_overdue(self) -> None:
+        """Refuse what was held for too long; called by a timer."""
+        if self._held.overdue:
+            self._release()
 
     def sweep(self) -> None:
         """Answer sends whose frame's fate is open for too long; called by a timer."""

@@ -1,9 +1,8 @@
 """RaftMember: one replica at work. Drives the pure core from asyncio; what the broker sees of Raft.
 
 Everything runs on one loop; only fdatasync (and allocating the next segment) runs in threads.
-`_perform` is the one place where the order persist → send → acknowledge stands; everything that
-can make the core want something (a message, a tick, a connection, a finished fdatasync, a
-proposal) ends in `_pump`, which performs until nothing is left.
+What the core wants is performed by performing.py: there stands the order persist → send →
+acknowledge.
 
 A failed write or fdatasync, and any broken assertion, ends this member for good (`_fail`): the
 connections are cut so that the peers elect another leader at once, and `on_fatal` is called. A
@@ -22,23 +21,21 @@ from concurrent.futures import ThreadPoolExecutor
 
 from dledger.applier import Application, Applier
 from dledger.core import RaftCore
-from dledger.errors import FrameDamaged, NotLeader, StateTooOld
+from dledger.errors import NotLeader, StateTooOld
 from dledger.flusher import FlushMode, LogFlusher
 from dledger.handover import Handover
 from dledger.healer import Healer
 from dledger.health import DiskHealth
 from dledger.log import RaftLog
 from dledger.messages import (
-    AppendOrder,
     HardState,
     NodeId,
-    Outgoing,
     Ready,
     Role,
     RoleEvent,
-    TimeoutNow,
 )
 from dledger.peers import PeerLinks
+from dledger.performing import Performing
 from dledger.promises import Promises
 from dledger.proposals import Proposals
 from dledger.proposer import Proposer
@@ -50,7 +47,7 @@ from dledger.settings import MemberConfig
 from dledger.slots import SlotFile
 from dledger.state import Random
 from dledger.status import repairing_status, status_of
-from dledger.wire import PeerMessage, encode_append, encode_message
+from dledger.wire import PeerMessage, encode_message
 from dledger.writer import FrameWriter
 from store.commitlog import CommitLog
 from store.disk import Disk
@@ -60,11 +57,10 @@ log = logging.getLogger("dledger.member")
 TICK_MS = 10  # < a seventh of a heartbeat: what a deadline may be late by
 HOUSEKEEPING_MS = 500
 HEALING_MS = 50  # between looks at what damage there is, and at what the scrubber may do
-HAND_OVER_MS = 20  # for a last word to reach the socket before the connections are cut
 FRAMES_KEEP_BUSY = 2  # one being written by the peers, one on its way to them
 
 
-class RaftMember:
+class RaftMember(Performing):
     """See the module. `start` before anything else; `stop` in the end, also after a failure."""
 
     def __init__(
@@ -299,13 +295,6 @@ class RaftMember:
             self.core.trim(self.log.trim(min(position, index.end_of(settled))))
         return self._commitlog.min_offset
 
-    def read_failed(self, error: OSError, again: Callable[[], object]) -> None:
-        """Reading for somebody failed, and `again` is the same read: see readtrial.py."""
-        trial = self._read_trial  # later: the caller may be at work for the pump
-        asyncio.get_running_loop().call_soon(
-            self._drive, lambda: trial.failed(self.core, error, again)
-        )
-
     def frame_is_damaged(self, position: int) -> bool:
         """Whether the frame that holds this CommitLog offset is not what was written; if so, it
         is fetched again from a peer."""
@@ -433,11 +422,6 @@ class RaftMember:
         else:
             self.core.disk_works()
 
-    def _disk_is_full(self, error: OSError) -> None:
-        log.warning("disk_full node=%s error=%s", self.config.node_id, error)
-        self._health.full(f"no room for the next frame: {error}")
-        self.core.disk_fails(self._health.reason, takes_frames=False)
-
     def _try_to_write(self) -> None:
         """The disk was full: is there room by now?"""
         if not self._writer.retry():
@@ -484,205 +468,3 @@ class RaftMember:
         self._cut_scheduled = False
         if self._running:
             self._pump()
-
-    def _drive(self, act: Callable[[], None]) -> None:
-        """Let something happen to the core, then perform what it wants."""
-        if not self._running:
-            return
-        try:
-            act()
-        except Exception as error:  # ring boundary: a broken promise stops the node
-            self._fail("an invariant is broken", error)
-            return
-        self._pump()
-
-    # -- the pump -----------------------------------------------------------------------------
-
-    def _pump(self) -> None:
-        """Perform what the core wants and propose what waits, until there is neither.
-
-        Called again from within (an application that acts in a callback), it leaves the work to
-        the loop that is already running."""
-        if self._pumping or not self._running:
-            return
-        self._pumping = True
-        try:
-            ready = self.core.ready
-            while self._running and not self._saver.busy:
-                if self._unfinished is not None:
-                    unfinished, self._unfinished = self._unfinished, None
-                    self._finish(unfinished)
-                    continue
-                wanted = ready()
-                if wanted is not None:
-                    self._perform(wanted)
-                elif self.core.wants_noop:
-                    self._proposer.propose_noop()
-                elif self._serving and self._proposer.propose_next():
-                    continue
-                elif self._commit_due:
-                    # Last, so that acknowledgements and the next frame are on their way to the
-                    # peers while this node's ConsumeQueues and answers are made.
-                    commit_index, self._commit_due = self._commit_due, 0
-                    self._applier.advance(min(commit_index, self.log.last_index))
-                else:
-                    break
-        except OSError as error:
-            self._fail("writing failed", error, disk=True)
-        except Exception as error:  # ring boundary: a broken promise stops the node
-            self._fail("an invariant is broken", error)
-        finally:
-            self._pumping = False
-
-    def _perform(self, ready: Ready) -> None:
-        """Persist, then send, then acknowledge. The order is `messages.Ready`'s."""
-        if ready.truncate_from is not None:
-            log.warning("log_truncated node=%s from=%s", self.config.node_id, ready.truncate_from)
-            self._writer.truncate(ready.truncate_from)
-        if ready.append:
-            full = self._writer.append(ready.append)
-            if full is not None:
-                self._disk_is_full(full)
-        if ready.hard_state is not None:
-            self._unfinished = ready
-            self._saver.save(ready.hard_state, self._saved)
-        else:
-            self._finish(ready)
-
-    def _saved(self, error: BaseException | None) -> None:
-        """Term and vote are durable, or cannot be made so: the pump goes on with `_finish`."""
-        if not self._running:
-            return
-        if error is not None:
-            self._fail("saving term and vote failed", error, disk=True)
-            return
-        if self.core.whole and self._promises.recovering is not None:
-            log.warning("whole node=%s term=%s", self.config.node_id, self.core.term)
-            self._promises.recovering = None
-        self._pump()
-
-    def _frames_written(self) -> None:
-        self._flusher.written()
-        if self._flusher.mode is FlushMode.ASYNC:
-            self.core.durable(self.log.last_index)
-
-    def _finish(self, ready: Ready) -> None:
-        """What of `_perform` comes behind term and vote."""
-        if ready.messages:
-            self._send(ready.messages)
-        if ready.append:
-            # Behind the sending, so that the peers' disks work while ours does. Nothing of this
-            # is acknowledged before the core is told that it is durable.
-            self._frames_written()
-        if ready.commit_index is not None:
-            self._commit_due = ready.commit_index  # applied by the pump
-        for token, index in ready.reads:
-            self._reads.confirmed(token, index, self._applier.applied_index)
-        for token in ready.failed_reads:
-            self._reads.failed(token, self.core.leader)
-        if ready.role is not None:
-            self._role_changed(ready.role)
-
-    def _send(self, messages: tuple[Outgoing, ...]) -> None:
-        """One write per peer; frames apart from what must not be dropped with them."""
-        control: dict[NodeId, list[bytes]] = {}
-        frames: dict[NodeId, list[bytes]] = {}
-        for message in messages:
-            if isinstance(message, AppendOrder):
-                m = message
-                if m.last_index > self.log.last_index:
-                    continue  # no room for it here (writer.py); as if it had been lost
-                try:
-                    sent = self.log.frames(m.first_index, m.last_index)
-                except FrameDamaged as damage:
-                    self._read_trial.check(damage.index, self.read_failed)
-                    continue  # the same: it is sent again, by then it may be mended
-                buffers = encode_append(m.term, m.prev_index, m.prev_term, m.commit_index, sent)
-                frames.setdefault(m.to, []).extend(buffers)
-            else:
-                control.setdefault(message.to, []).extend(encode_message(message))
-        for peer, buffers in control.items():
-            self._links.send(peer, buffers, droppable=False)
-        for peer, buffers in frames.items():
-            self._links.send(peer, buffers, droppable=True)
-
-    # -- role and progress --------------------------------------------------------------------
-
-    def _role_changed(self, event: RoleEvent) -> None:
-        log.info(
-            "role_changed node=%s role=%s term=%s leader=%s ready=%s reason=%s",
-            self.config.node_id,
-            event.role.value,
-            event.term,
-            event.leader,
-            event.leader_ready,
-            event.reason,
-        )
-        leads = event.role is Role.LEADER
-        if self._was_leader and not leads:
-            self._serving = False
-            self._proposer.leadership_lost()
-            self._proposals.leadership_lost(event.leader)
-        self._was_leader = leads
-        self._ready_event = None
-        if event.leader_ready and self._applier.applied_index < self.core.commit_index:
-            self._ready_event = (event, self.core.commit_index)
-        else:
-            self._deliver(event)
-
-    def _deliver(self, event: RoleEvent) -> None:
-        if event.leader_ready and not self._serving:
-            self._serving = True
-            self._proposer.cut_wanted = True  # what came while we did not lead or were not ready
-        self._application.role_changed(event)
-
-    def _on_applied(self) -> None:
-        applied = self._applier.applied_index
-        self._reads.applied(applied)
-        if self._ready_event is not None and applied >= self._ready_event[1]:
-            event, _ = self._ready_event
-            self._ready_event = None
-            self._deliver(event)
-        self._pump()
-
-    # -- the end ------------------------------------------------------------------------------
-
-    def _fail(self, reason: str, error: BaseException, disk: bool = False) -> None:
-        """This node cannot keep Raft's promises any more. It says nothing more to anybody; but
-        if only its `disk` fails, a leader's last word names the follower that shall take over."""
-        if self.failure is not None:
-            return
-        self.failure = f"{reason}: {error!r}"
-        if not self._has_core:
-            self._healer.abandon(error)  # and `start` raises it
-            return
-        if disk:
-            self._health.failed(self.failure)
-        log.critical("member_failed node=%s", self.config.node_id, exc_info=error)
-        self._running = False
-        self._serving = False
-        if self._timer is not None:
-            self._timer.cancel()
-        self._applier.stop()
-        try:
-            self.core.step_down(self.failure)
-            if disk and self._say_last_word():
-                asyncio.get_running_loop().call_later(HAND_OVER_MS / 1000, self._links.abort)
-            else:
-                self._links.abort()  # the peers notice at once and elect another leader
-            term = self.core.term
-            self._application.role_changed(
-                RoleEvent(Role.FOLLOWER, term, None, False, self.failure)
-            )
-        finally:  # whatever state the rest is in, nobody may be left waiting
-            self._proposals.close(self.failure)
-            self._reads.close()
-            self._on_fatal(self.failure)
-
-    def _say_last_word(self) -> bool:
-        """Send what a deposed leader's core wants to say to its successor, and nothing else: all
-        other messages promise what this disk cannot keep any more."""
-        ready = self.core.ready()
-        orders = [m for m in ready.messages if isinstance(m, TimeoutNow)] if ready else []
-        self._send(tuple(orders))
-        return bool(orders)

@@ -10,6 +10,7 @@ Exit status 1 if a send failed or a message was lost.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import shutil
 import signal
 import sys
@@ -38,6 +39,7 @@ PACE_S = 0.002  # between looks at what is due
 CALM_S = 0.3  # of load before an event, and after it
 DRAIN_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0
+SETTLE_S = 3.5  # a send's own time-out is 3 s: by then each is decided
 
 
 @dataclass(slots=True)
@@ -56,7 +58,7 @@ class Seen:
         before = [t for t in self.acks_ns[-1_000_000:] if t < begin_ns]
         if before:
             marks.insert(0, before[-1])
-        gaps = [later - earlier for earlier, later in zip(marks, marks[1:], strict=False)]
+        gaps = [later - earlier for earlier, later in itertools.pairwise(marks)]
         return max(gaps, default=end_ns - begin_ns) / 1e6
 
 
@@ -108,9 +110,11 @@ async def change(cluster: Cluster, seen: Seen, kind: str) -> float:
 async def drained(seen: Seen) -> int:
     """Wait until everything acknowledged was consumed; returns how many were not."""
     deadline = time.monotonic() + DRAIN_TIMEOUT_S
-    while (missing := len(seen.keys - seen.consumed.keys())) and time.monotonic() < deadline:
+    while True:
+        missing = len(seen.keys - seen.consumed.keys())
+        if not missing or time.monotonic() > deadline:
+            return missing
         await asyncio.sleep(0.1)
-    return missing
 
 
 async def measure(rate: float, flush: str, events: dict[str, int]) -> dict[str, Any]:
@@ -141,8 +145,7 @@ async def measure(rate: float, flush: str, events: dict[str, int]) -> dict[str, 
                         print(f"{kind} {number + 1}: {gap:.1f} ms, {len(seen.failed)} failed")
                 sending.cancel()
                 await asyncio.wait([sending])
-                while producer.in_flight:
-                    await asyncio.sleep(0.05)
+                await asyncio.sleep(SETTLE_S)
                 missing = await drained(seen)
     finally:
         await cluster.down()
@@ -178,9 +181,7 @@ def show(result: dict[str, Any]) -> None:
 @click.option("--transfers", default=50, type=click.IntRange(0))
 @click.option("--stops", default=50, type=click.IntRange(0), help="Orderly ends of the leader.")
 @click.option("--rate", default=500.0, type=click.FloatRange(1), help="Sends a second, open loop.")
-@click.option(
-    "--flush", default="SYNC_FLUSH", type=click.Choice(["ASYNC_FLUSH", "SYNC_FLUSH"])
-)
+@click.option("--flush", default="SYNC_FLUSH", type=click.Choice(["ASYNC_FLUSH", "SYNC_FLUSH"]))
 @click.option("--json", "json_path", type=click.Path(dir_okay=False), help="Write all figures.")
 def main(transfers: int, stops: int, rate: float, flush: str, json_path: str | None) -> None:
     """Measure what planned changes of leader cost."""

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from chaos.cluster.cluster import DOWN_TIMEOUT_S, UP_TIMEOUT_S, Cluster, NodeStatus
 from chaos.cluster.clusterfile import ClusterError
+from chaos.cluster.restart import restart_all, restart_rolling
 from chaos.cluster.topology import GROUPS_MAX, MODES, NAME_SERVERS_MAX, REPLICAS_MAX, Shape
 from chaos.cluster.transfer import transfer
 
@@ -48,6 +49,7 @@ def main() -> None:
       mqcluster status --dir /tmp/demo
       mqcluster kill --dir /tmp/demo leader
       mqcluster start --dir /tmp/demo n0
+      mqcluster restart --dir /tmp/demo --rolling
       mqcluster down --dir /tmp/demo
     """
 
@@ -195,6 +197,29 @@ def start(directory: Path, name: str) -> None:
     async def work(cluster: Cluster) -> None:
         process = cluster.start(name)
         click.echo(f"started {name} (pid {process.pid}, {cluster.state().node(name).address})")
+
+    run(directory, work)
+
+
+@main.command()
+@DIRECTORY
+@click.option(
+    "--rolling",
+    is_flag=True,
+    help="One after the other, the cluster whole in between: clients notice nothing.",
+)
+def restart(directory: Path, rolling: bool) -> None:
+    """Stop the processes in order and start them again, with their data.
+
+    Leaders hand leadership over before they stop. Without --rolling everything stops at once.
+    """
+
+    async def work(cluster: Cluster) -> None:
+        if rolling:
+            await restart_rolling(cluster, click.echo)
+        else:
+            await restart_all(cluster)
+        show(await cluster.status())
 
     run(directory, work)
 

@@ -10,13 +10,12 @@ import signal
 
 from chaos.cluster.clusterfile import ClusterError, ClusterState, Node
 from chaos.cluster.process import ProcessId, state
+from chaos.cluster.restart import ORDERLY_S
 from chaos.cluster.topology import MODES, RAFT
 from chaos.cluster.transfer import transfer
 from chaos.cluster.whole import wait_whole
 from chaos.faults.base import Context, Deed, Hit, Kind, Need, Planned, Table, role_of
 from chaos.faults.select import select
-
-ORDERLY_S = 20.0  # within which a process must obey SIGTERM
 
 
 class Kill(Deed):

@@ -61,6 +61,25 @@ def test_a_session(run) -> None:
     ]
 
 
+def test_a_rolling_restart_gives_every_process_another_pid_the_leader_last(run) -> None:
+    assert run("up").exit_code == 0
+    before = orjson.loads(run("status", "--json").output)["nodes"]
+    result = run("restart", "--rolling")
+    assert result.exit_code == 0, result.output
+    order = ["n1", "n2", "n0", "namesrv"]
+    assert result.output.splitlines()[:4] == [f"restarted {name}" for name in order]
+    after = orjson.loads(run("status", "--json").output)["nodes"]
+    pids = {node["name"]: node["pid"] for node in before}
+    assert all(node["alive"] and node["pid"] != pids[node["name"]] for node in after)
+
+
+def test_a_restart_of_all_at_once(run) -> None:
+    assert run("up").exit_code == 0
+    before = {n["pid"] for n in orjson.loads(run("status", "--json").output)["nodes"]}
+    assert run("restart").exit_code == 0
+    assert not before & {n["pid"] for n in orjson.loads(run("status", "--json").output)["nodes"]}
+
+
 def test_up_that_fails_prints_the_log_and_exits_with_1(run) -> None:
     PROGRAMS.programs["n2"] = ENDS
     failed = run("up")
@@ -86,5 +105,5 @@ def test_wrong_use_is_explained(run, words: tuple[str, ...], status: int, output
 
 def test_help_names_every_command() -> None:
     text = CliRunner().invoke(cluster_cli.main, ["--help"]).output
-    for name in ("up", "status", "kill", "start", "down"):
+    for name in ("up", "status", "kill", "start", "restart", "down"):
         assert f"mqcluster {name}" in text

@@ -1,0 +1,43 @@
+"""Planned restarts: one broker after the other, so that clients notice nothing, or all at once."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+
+from chaos.cluster.cluster import UP_TIMEOUT_S, Cluster
+from chaos.cluster.clusterfile import Node
+from chaos.cluster.probe import leader_of
+from chaos.cluster.whole import wait_whole
+
+ORDERLY_S = 20.0  # within which a process must obey SIGTERM
+
+
+async def restart_rolling(cluster: Cluster, say: Callable[[str], None]) -> None:
+    """Stop every broker in order and start it again, one at a time: the next one only when the
+    cluster is whole, of each group its leader last, so that leadership moves once. Name servers
+    follow, one by one. Raises ClusterError; what is down then stays down."""
+    for node in (*await _leaders_last(cluster), *cluster.state().name_servers):
+        await _restart(cluster, node)
+        say(f"restarted {node.name}")
+
+
+async def restart_all(cluster: Cluster, timeout_s: float = UP_TIMEOUT_S) -> None:
+    """Stop everything in order and start it again; back once a send would be acknowledged."""
+    await cluster.down()
+    await cluster.up(timeout_s=timeout_s)
+
+
+async def _restart(cluster: Cluster, node: Node) -> None:
+    await wait_whole(cluster)
+    await cluster.wait_dead(cluster.signal(node.name, signal.SIGTERM), ORDERLY_S)
+    cluster.start(node.name)
+    await wait_whole(cluster)
+
+
+async def _leaders_last(cluster: Cluster) -> list[Node]:
+    statuses = [s for s in await cluster.status() if s.node.kind == "broker"]
+    views = [s.view for s in statuses]
+    found = (leader_of(views, group) for group in cluster.state().groups)
+    leading = {view.node for view in found if view is not None}
+    return sorted((s.node for s in statuses), key=lambda node: node.name in leading)

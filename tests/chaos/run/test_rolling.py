@@ -1,0 +1,40 @@
+"""Planned changes under load, on three real brokers: nobody who sends or reads has any trouble."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import orjson
+
+from chaos.checks.verdict import Verdict
+from chaos.run.runner import RunConfig, run_scenario
+from chaos.workloads.base import Workload
+from chaos.workloads.catalogue import make_workloads
+from chaos.workloads.messages import LOG
+
+SETTINGS = {"mappedFileSizeCommitLog": str(8 << 20), "flushDiskType": "SYNC_FLUSH"}
+
+
+def small_load() -> list[Workload]:
+    return make_workloads(["log"], replace(LOG, rate_per_s=300, keys=50, window=64))
+
+
+async def test_a_rolling_restart_and_a_transfer_cost_no_send(tmp_path: Path) -> None:
+    config = RunConfig(
+        "rolling-restart transfer",
+        tmp_path,
+        small_load,
+        seed=3,
+        minutes=4 / 60,
+        repeats=1,
+        settings=SETTINGS,
+    )
+    result = await run_scenario(config, "", lambda words: None)
+    assert result.verdict is Verdict.PASS, result.checks
+    assert result.load.ok == result.load.sent > 500
+    assert (result.load.fail, result.load.unknown) == (0, 0)
+    data = orjson.loads((tmp_path / "verdict.json").read_bytes())
+    assert data["faults"] == {"rolling-restart": 1, "transfer": 1}
+    # A send repeated because its answer was lost would be stored twice.
+    assert data["counts"]["lost"] == data["counts"]["duplicates"] == 0

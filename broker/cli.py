@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import signal
 import sys
 import time
@@ -20,9 +21,11 @@ import click
 import uvloop
 
 from broker.broker import Broker
-from broker.config import BrokerConfig, load_config
+from broker.config import OPTIONS, BrokerConfig, load
 from broker.errors import ConfigError, EngineError, StateError
 from dledger.errors import RaftError
+from ops.configcli import config_commands
+from ops.logs import set_up
 from remoting.errors import RemotingError
 from store.disk import Disk, OsDisk
 from store.errors import StoreError
@@ -56,13 +59,13 @@ def this_machine(root: str) -> Machine:
     return Machine(OsDisk(root), lambda: time.time_ns() // 1_000_000)
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)
 @click.option(
     "-c",
     "--config",
     "path",
     type=click.Path(dir_okay=False),
-    help="broker.conf in Apache RocketMQ's format.",
+    help="broker.toml, or broker.conf in Apache RocketMQ's format.",
 )
 @click.option("-n", "--namesrvAddr", "name_servers", help="Name servers, host:port;host:port.")
 @click.option(
@@ -75,18 +78,17 @@ def this_machine(root: str) -> Machine:
 @click.option("-p", "--print-config", is_flag=True, help="Print the configuration and exit.")
 @click.option(
     "--log-level",
-    default="INFO",
-    show_default=True,
     type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=False),
+    help="The same as --set logLevel=LEVEL.",
 )
-@click.pass_obj
+@click.pass_context
 def main(
-    machine_of: Callable[[str], Machine] | None,
+    context: click.Context,
     path: str | None,
     name_servers: str | None,
     settings: tuple[str, ...],
     print_config: bool,
-    log_level: str,
+    log_level: str | None,
 ) -> None:
     """Run one broker: a replica of a Raft group that speaks RocketMQ's protocol.
 
@@ -94,37 +96,51 @@ def main(
     Example:
       mqbroker -c broker.conf --set listenPort=10921 --set dLegerSelfId=n1
 
+    Environment variables override the file: RAFTMQ_LISTEN_PORT=10921 is listenPort, and so on
+    (docs/configuration.md has all keys). --set overrides both.
+
     SIGTERM or SIGINT stop it in order: leadership is handed over, what is known is written down.
     """
+    if context.invoked_subcommand is not None:
+        return
     overrides = list(settings)
     if name_servers:
         overrides.append(f"namesrvAddr={name_servers}")
+    if log_level:
+        overrides.append(f"logLevel={log_level.upper()}")
     try:
-        config = load_config(path, overrides)
+        config = load(path, overrides, os.environ).config
     except ConfigError as error:
         click.echo(f"mqbroker: {error}", err=True)
         sys.exit(2)
     if print_config:
         click.echo(config.properties_text(), nl=False)
         return
-    logging.basicConfig(
-        level=log_level.upper(),
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-    )
+    where: dict[str, object] = {
+        "service": "broker",
+        "node": config.node_name,
+        "group": config.group_name,
+    }
+    set_up(config.log_format, config.log_level, where)
     for key in config.without_effect():
         log.warning("config_without_effect key=%s: accepted, but not acted on in this mode", key)
-    machine = (machine_of or this_machine)(config.store_path_root_dir)
-    sys.exit(uvloop.run(run(config, machine)))
+    machine_of: Callable[[str], Machine] = context.obj or this_machine
+    machine = machine_of(config.store_path_root_dir)
+    sys.exit(uvloop.run(run(config, machine, where)))
 
 
-async def run(config: BrokerConfig, machine: Machine) -> int:
-    """Run a broker until a signal or a failure; returns the exit status."""
+main.add_command(config_commands("mqbroker", OPTIONS, load), "config")
+
+
+async def run(config: BrokerConfig, machine: Machine, where: dict[str, object]) -> int:
+    """Run a broker until a signal or a failure; returns the exit status. `where` is told the term
+    for what is logged from then on."""
     loop = asyncio.get_running_loop()
     wanted = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, wanted.set)
     broker = Broker(config, machine.disk, wall_ms=machine.wall_ms)
+    where["term"] = lambda: broker.roles.term
     loop.set_exception_handler(lambda _, context: _on_exception(broker, context))
     stopping = asyncio.ensure_future(wanted.wait())
     try:

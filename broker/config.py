@@ -20,6 +20,7 @@ from ops.options import (
     MS,
     PERCENT,
     ConfigError,
+    Loaded,
     Option,
     Setting,
     nearest,
@@ -335,19 +336,11 @@ PYSYNCOBJ_SIZES = {"frame_size_max": 32 * KIB}
 OPTIONS: dict[str, Option] = options_of(BrokerConfig)
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """A configuration, and where each value that is not a default came from, by field name."""
-
-    config: BrokerConfig
-    places: Mapping[str, str]
-
-
 def load(
     path: str | None,
     overrides: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
-) -> Loaded:
+) -> Loaded[BrokerConfig]:
     """The defaults, the file at `path` (TOML or broker.conf), RAFTMQ_ variables of `environment`
     and `--set key=value` overrides, each over the ones before.
 
@@ -366,7 +359,7 @@ def build_config(settings: Iterable[Setting]) -> BrokerConfig:
     return _build(settings).config
 
 
-def _build(settings: Iterable[Setting]) -> Loaded:
+def _build(settings: Iterable[Setting]) -> Loaded[BrokerConfig]:
     values, places = parse_settings(OPTIONS, settings)
     if values.get("engine") == "pysyncobj":
         for name, size in PYSYNCOBJ_SIZES.items():

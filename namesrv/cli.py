@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import sys
 from typing import Any
@@ -11,34 +12,53 @@ from typing import Any
 import click
 import uvloop
 
-from namesrv.server import FRAME_SIZE_BYTES_MAX, NameServer, NameServerConfig
+from namesrv.config import OPTIONS, ConfigError, NameServerConfig, load
+from namesrv.server import NameServer
+from ops.configcli import WRONG, config_commands
+from ops.logs import set_up
 from remoting.errors import RemotingError
 
 LOG = logging.getLogger("namesrv")
-LOG_LEVELS = click.Choice(["debug", "info", "warning", "error"], case_sensitive=False)
+LOG_LEVELS = click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=False)
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.group(context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)
 @click.option(
-    "-p", "--listen-port", type=click.IntRange(0, 65535), default=9876, metavar="PORT",
-    help="TCP port that brokers and clients connect to; 0 takes any free one.",
+    "-c", "--config", "path", type=click.Path(dir_okay=False), metavar="FILE",
+    help="namesrv.toml, or properties. Keys: docs/configuration.md.",
 )  # fmt: skip
 @click.option(
-    "--bind", default="0.0.0.0", metavar="HOST",
-    help="Address or name to listen on; 127.0.0.1 keeps it on this machine.",
+    "-p", "--listen-port", type=int, metavar="PORT",
+    help="TCP port that brokers and clients connect to; 0 takes any free one. [listenPort: 9876]",
 )  # fmt: skip
 @click.option(
-    "--store", type=click.Path(file_okay=False), default=None, metavar="DIR",
+    "--bind", metavar="HOST",
+    help="Address or name to listen on; 127.0.0.1 keeps it on this machine. [bindAddress: 0.0.0.0]",
+)  # fmt: skip
+@click.option(
+    "--store", type=click.Path(file_okay=False), metavar="DIR",
     help="Directory for the key-value configuration. Without it that is lost at exit; "
-    "routes never need a file, brokers bring them.",
+    "routes never need a file, brokers bring them. [storePath]",
 )  # fmt: skip
 @click.option(
-    "--frame-size-max", type=click.IntRange(1024, 1 << 30), default=FRAME_SIZE_BYTES_MAX,
-    metavar="BYTES", help="Largest request taken; a larger one closes its connection.",
+    "--frame-size-max", metavar="BYTES",
+    help="Largest request taken; a larger one closes its connection. [frameSizeMax: 64MiB]",
 )  # fmt: skip
-@click.option("--log-level", type=LOG_LEVELS, default="info", help="What to log, on stderr.")
+@click.option("--log-level", type=LOG_LEVELS, help="What to log, on stderr. [logLevel: INFO]")
+@click.option(
+    "--set", "settings", multiple=True, metavar="KEY=VALUE",
+    help="Override one key of the configuration; may be repeated.",
+)  # fmt: skip
+@click.pass_context
 def main(
-    listen_port: int, bind: str, store: str | None, frame_size_max: int, log_level: str
+    context: click.Context,
+    path: str | None,
+    listen_port: int | None,
+    bind: str | None,
+    store: str | None,
+    frame_size_max: str | None,
+    log_level: str | None,
+    settings: tuple[str, ...],
 ) -> None:
     """Run a name server: the phone book of a RocketMQ cluster.
 
@@ -46,13 +66,29 @@ def main(
     a topic lives. Give every broker and client the addresses of all name servers, as
     "host1:9876;host2:9876": name servers do not know each other.
 
-    Ends in order on SIGTERM or Ctrl-C.
+    Environment variables override the file: RAFTMQ_LISTEN_PORT=9877 is listenPort, and so on.
+    Options override both. Ends in order on SIGTERM or Ctrl-C.
     """
-    logging.basicConfig(
-        level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s"
-    )
-    config = NameServerConfig(bind, listen_port, store, frame_size_max=frame_size_max)
+    if context.invoked_subcommand is not None:
+        return
+    own = {
+        "listenPort": listen_port,
+        "bindAddress": bind,
+        "storePath": store,
+        "frameSizeMax": frame_size_max,
+        "logLevel": log_level and log_level.upper(),
+    }
+    overrides = [f"{key}={value}" for key, value in own.items() if value is not None]
+    try:
+        config = load(path, [*overrides, *settings], os.environ).config
+    except ConfigError as error:
+        click.echo(f"mqnamesrv: {error}", err=True)
+        sys.exit(WRONG)
+    set_up(config.log_format, config.log_level, {"service": "namesrv"})
     sys.exit(uvloop.run(run(config)))
+
+
+main.add_command(config_commands("mqnamesrv", OPTIONS, load), "config")
 
 
 async def run(config: NameServerConfig) -> int:

@@ -5,29 +5,19 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
+from namesrv.config import NameServerConfig
 from namesrv.kv import KvConfig
 from namesrv.processor import NameServerProcessor, ProcessorConfig, log_gone
-from namesrv.routes import RouteLimits, RouteTable
+from namesrv.routes import RouteTable
 from remoting.connection import Connection, ConnectionLimits
 from remoting.server import RemotingServer
 
+__all__ = ["KV_FILE_NAME", "NameServer", "NameServerConfig"]
+
 SCAN_INTERVAL_S = 5.0
-FRAME_SIZE_BYTES_MAX = 64 * 1024 * 1024  # 16 MiB, Apache's, is too small for 100,000 topics
 KV_FILE_NAME = "kvConfig.json"
-
-
-@dataclass(frozen=True, slots=True)
-class NameServerConfig:
-    """`store` is a directory for what must survive a restart; None: nothing does."""
-
-    bind: str = "0.0.0.0"
-    port: int = 9876  # 0: any free one
-    store: str | None = None
-    limits: RouteLimits = RouteLimits()  # noqa: RUF009 (frozen)
-    frame_size_max: int = FRAME_SIZE_BYTES_MAX
 
 
 class NameServer:

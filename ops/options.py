@@ -17,7 +17,9 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
+
+Config = TypeVar("Config", covariant=True)
 
 BYTES = "bytes"
 MS = "ms"
@@ -66,8 +68,9 @@ class Option:
 
     @property
     def variable(self) -> str:
-        """The environment variable that overrides it."""
-        return f"{VARIABLE_PREFIX}{self.name.upper()}"
+        """The environment variable that overrides it: RAFTMQ_LISTEN_PORT for listenPort."""
+        words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", self.key.replace("dLeger", "dleger"))
+        return f"{VARIABLE_PREFIX}{words.replace('DLeger', 'Dleger').upper()}"
 
     def parse(self, value: object, what: str) -> Any:
         """The value of a setting, checked. Raises ConfigError, which begins with `what`."""
@@ -161,6 +164,14 @@ def options_of(cls: type) -> dict[str, Option]:
         if declared is not None:
             found[declared.key] = dataclasses.replace(declared, name=field.name)
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded(Generic[Config]):
+    """A configuration, and where each value that is not a default came from, by field name."""
+
+    config: Config
+    places: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ from typing import Any
 import orjson
 import pytest
 
-from namesrv.routes import RouteLimits
 from namesrv.server import KV_FILE_NAME, NameServer, NameServerConfig
 from remoting.client import RemotingClient
 from remoting.codes import RequestCode, ResponseCode
@@ -291,7 +290,7 @@ async def test_a_damaged_store_is_not_taken_for_an_empty_one(tmp_path: Path) -> 
 
 
 async def test_limits_reach_the_wire(server: NameServer) -> None:
-    config = NameServerConfig("127.0.0.1", 0, limits=RouteLimits(topics_max=1), frame_size_max=2000)
+    config = NameServerConfig("127.0.0.1", 0, topics_max=1, frame_size_max=2000)
     async with NameServer(config) as small:
         caller = Caller(f"127.0.0.1:{small.port}")
         answer = await caller.register("n0:1", 0)
@@ -363,5 +362,5 @@ async def test_the_help() -> None:
     process = await start_command("--help")
     output, _ = await process.communicate()
     assert process.returncode == 0
-    for word in (b"--listen-port", b"--bind", b"[default: 9876", b"Brokers register here"):
+    for word in (b"--listen-port", b"--bind", b"listenPort: 9876", b"Brokers register here"):
         assert word in output

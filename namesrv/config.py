@@ -1,0 +1,85 @@
+"""The name server's configuration: declared once, read from TOML or Java properties.
+
+As broker.config: one frozen object per process, built at the edge by `load` and handed down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from namesrv.routes import RouteLimits
+from ops.options import BYTES, ConfigError, Loaded, Option, option, options_of, parse_settings
+from ops.settings import gather
+
+__all__ = ["FRAME_SIZE_BYTES_MAX", "OPTIONS", "ConfigError", "Loaded", "NameServerConfig", "load"]
+
+FRAME_SIZE_BYTES_MAX = 64 * 1024 * 1024  # 16 MiB, Apache's, is too small for 100,000 topics
+
+
+@dataclass(frozen=True, slots=True)
+class NameServerConfig:
+    """Everything a name server can be told. Units are the declarations'."""
+
+    # fmt: off
+
+    # [network]
+    bind: str = option("network", "bindAddress", "0.0.0.0",
+        "The address listened on; 127.0.0.1 keeps it on this machine.")
+    port: int = option("network", "listenPort", 9876,
+        "Where brokers and clients connect; 0 takes any free port.", low=0, high=65535)
+
+    # [store]
+    store: str = option("store", "storePath", "",
+        "Directory of the key-value configuration; empty: that is lost at exit. "
+        "Routes never need a file, brokers bring them.")
+
+    # [limits]
+    frame_size_max: int = option("limits", "frameSizeMax", FRAME_SIZE_BYTES_MAX,
+        "Largest request taken; a larger one closes its connection.",
+        unit=BYTES, low=1024, high=1 << 30)
+    brokers_max: int = option("limits", "brokersMax", 10_000,
+        "Broker addresses; a registration beyond is refused.", low=1)
+    topics_max: int = option("limits", "topicsMax", 1_000_000,
+        "Topic names, over all groups; a registration beyond is refused whole.", low=1)
+
+    # [http]
+    http_enable: bool = option("http", "httpEnable", True,
+        "Serve the cluster's HTTP API, the dashboard and `/metrics`.")
+    http_bind_address: str = option("http", "httpBindAddress", "127.0.0.1",
+        "The address listened on. One that is not loopback needs `httpTokensFile`.")
+    http_port: int = option("http", "httpPort", -1,
+        "The port; -1: `listenPort` + 4, 0: any free one.", low=-1, high=65535)
+    http_advertised_address: str = option("http", "httpAdvertisedAddress", "",
+        "The `host:port` that others are told; empty: the address listened on.")
+    http_tokens_file: str = option("http", "httpTokensFile", "",
+        "JSON file of tokens and roles; empty: every loopback caller is admin.")
+    http_cluster_token_file: str = option("http", "httpClusterTokenFile", "",
+        "File of the token that this name server shows to brokers.")
+
+    # [log]
+    log_format: str = option("log", "logFormat", "text",
+        "Events as text, or as JSON, one a line.", choices=("text", "json"))
+    log_level: str = option("log", "logLevel", "INFO",
+        "The least severe events written.", choices=("DEBUG", "INFO", "WARNING", "ERROR"),
+        live=True)
+
+    # fmt: on
+
+    @property
+    def limits(self) -> RouteLimits:
+        return RouteLimits(self.brokers_max, self.topics_max)
+
+
+OPTIONS: dict[str, Option] = options_of(NameServerConfig)
+
+
+def load(
+    path: str | None,
+    overrides: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> Loaded[NameServerConfig]:
+    """The defaults, the file at `path`, RAFTMQ_ variables of `environment` and `key=value`
+    overrides, each over the ones before. Raises ConfigError."""
+    values, places = parse_settings(OPTIONS, gather(OPTIONS, path, overrides, environment))
+    return Loaded(NameServerConfig(**values), places)

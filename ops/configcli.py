@@ -1,0 +1,53 @@
+"""The commands `config show` and `config check` of a server process. Shell."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import click
+
+from ops.options import ConfigError, Loaded, Option
+from ops.show import effective
+
+Load = Callable[[str | None, Sequence[str], Mapping[str, str] | None], Loaded[Any]]
+
+WRONG = 2  # exit status of a wrong configuration
+
+
+def config_commands(program: str, options: Mapping[str, Option], load: Load) -> click.Group:
+    """The group `config` of `program`, whose own options `path` and `settings` count, too."""
+
+    @click.group(help="Look at configurations: what is in effect, and whether a file is right.")
+    def config() -> None:
+        pass
+
+    def loaded(path: str | None, settings: Sequence[str]) -> Loaded[Any]:
+        try:
+            return load(path, settings, os.environ)
+        except ConfigError as error:
+            click.echo(f"{program}: {error}", err=True)
+            sys.exit(WRONG)
+
+    @config.command(help="Print the configuration in effect, and where each value comes from.")
+    @click.option("-c", "--config", "path", type=click.Path(dir_okay=False), help="The file.")
+    @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Override a key.")
+    @click.option("--changed", is_flag=True, help="Only what is not a default.")
+    @click.pass_context
+    def show(
+        context: click.Context, path: str | None, settings: tuple[str, ...], changed: bool
+    ) -> None:
+        above = context.find_root().params
+        path = path or above.get("path")
+        found = loaded(path, (*above.get("settings", ()), *settings))
+        click.echo(effective(options, found.config, found.places, changed=changed), nl=False)
+
+    @config.command(help=f"Check FILE, with the environment over it; exit status {WRONG} if wrong.")
+    @click.argument("file", type=click.Path(dir_okay=False))
+    def check(file: str) -> None:
+        found = loaded(file, ())
+        click.echo(f"{file}: right; {len(found.places)} of {len(options)} keys are set")
+
+    return config

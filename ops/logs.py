@@ -1,0 +1,170 @@
+"""Logs as events on standard error: text or JSON, one line each, floods held back.
+
+Everything is logged as `event key=value …: words` through the standard library's loggers, with the
+values as arguments: `log.info("role_changed node=%s term=%s", node, term)`. As text that is the
+line. As JSON the template is taken apart: `event` is its first word, every `key=%s` a field with
+the argument's own type, `message` the whole text; what is the same for the whole process (service,
+node, group) or asked for at each line (term) comes from the `context`.
+
+One template of one logger may write LINES_MAX lines in WINDOW_S seconds; what comes beyond is
+counted, and told as `log_suppressed` when the window is over and something is logged again.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import re
+import sys
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import TextIO
+
+import orjson
+
+LINES_MAX = 100  # more of one kind within a window say nothing new
+WINDOW_S = 10.0
+TEMPLATES_MAX = 1_000  # told apart at one time; ours are some 150
+TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
+LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+
+_PIECE = re.compile(
+    r"(?:\b([A-Za-z_]\w*)=)?%[-#0 +]*\d*(?:\.\d+)?([sdifrxg%])|\b([A-Za-z_]\w*)=([^\s%,;]+)"
+)
+_EVENT = re.compile(r"[a-z][a-z0-9_]*")
+_OWN = frozenset({"time", "level", "logger", "event", "message", "exception"})
+
+Context = Mapping[str, object | Callable[[], object]]
+
+
+def set_up(log_format: str, level: str, context: Context, stream: TextIO | None = None) -> None:
+    """Make the root logger write events. `context` may be changed by its owner later; a callable
+    in it is asked at each line (cheap, and must not raise)."""
+    handler = EventHandler(stream or sys.stderr)
+    text = logging.Formatter(TEXT_FORMAT)
+    handler.setFormatter(JsonFormatter(context) if log_format == "json" else text)
+    root = logging.getLogger()
+    for old in list(root.handlers):
+        root.removeHandler(old)
+    root.addHandler(handler)
+    root.setLevel(level.upper())
+
+
+def levels() -> dict[str, str]:
+    """The level in effect of every logger there is; "root" is the one all others inherit from."""
+    found = {"root": logging.getLevelName(logging.getLogger().level)}
+    for name in sorted(logging.Logger.manager.loggerDict):
+        logger = logging.getLogger(name)
+        found[name] = logging.getLevelName(logger.getEffectiveLevel())
+    return found
+
+
+def set_level(logger: str, level: str) -> None:
+    """Change a level while the process runs; "" as level: inherit again. Raises ValueError for a
+    level that there is not, KeyError for a logger that nobody uses."""
+    if level and level.upper() not in LEVELS:
+        raise ValueError(f"unknown level {level!r}, expected one of {', '.join(LEVELS)}")
+    if logger == "root":
+        logging.getLogger().setLevel(level.upper() or "INFO")
+        return
+    if logger not in logging.Logger.manager.loggerDict:
+        raise KeyError(logger)
+    logging.getLogger(logger).setLevel(level.upper() or logging.NOTSET)
+
+
+class EventHandler(logging.StreamHandler[TextIO]):
+    """Writes lines, not more of a kind than the limit. Locked by its base class."""
+
+    def __init__(
+        self,
+        stream: TextIO,
+        clock_s: Callable[[], float] = time.monotonic,
+        lines_max: int = LINES_MAX,
+    ) -> None:
+        super().__init__(stream)
+        self._clock_s = clock_s
+        self._lines_max = lines_max
+        self._windows: dict[tuple[str, str], tuple[float, int]] = {}  # → its end, lines
+
+    def emit(self, record: logging.LogRecord) -> None:
+        now_s = self._clock_s()
+        self._close_windows(now_s)
+        key = (record.name, str(record.msg))
+        end_s, lines = self._windows.get(key, (now_s + WINDOW_S, 0))
+        if lines or len(self._windows) < TEMPLATES_MAX:
+            self._windows[key] = (end_s, lines + 1)
+        if lines < self._lines_max:
+            super().emit(record)
+
+    def _close_windows(self, now_s: float) -> None:
+        ended = [key for key, (end_s, _) in self._windows.items() if end_s <= now_s]
+        for key in ended:
+            _, lines = self._windows.pop(key)
+            if lines > self._lines_max:
+                name, template = key
+                suppressed = logging.LogRecord(
+                    name,
+                    logging.WARNING,
+                    __file__,
+                    0,
+                    "log_suppressed of=%s lines=%d seconds=%d",
+                    (template.split(" ", 1)[0], lines - self._lines_max, int(WINDOW_S)),
+                    None,
+                )
+                super().emit(suppressed)
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__()
+        self._context = context
+
+    def format(self, record: logging.LogRecord) -> str:
+        event, pieces = _taken_apart(str(record.msg))
+        told = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        line: dict[str, object] = {
+            "time": told.replace("+00:00", "Z"),
+            "level": record.levelname,
+            "logger": record.name,
+            "event": event,
+        }
+        for key, value in self._context.items():
+            line[key] = value() if callable(value) else value
+        line |= _fields(pieces, record.args)
+        line["message"] = record.getMessage()
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return orjson.dumps(line, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
+
+
+@functools.lru_cache(TEMPLATES_MAX)
+def _taken_apart(template: str) -> tuple[str, tuple[tuple[str, str | None], ...]]:
+    """The event, and (key, literal or None for the next argument) in order. Key "": no field."""
+    first = _EVENT.match(template)
+    pieces: list[tuple[str, str | None]] = []
+    for match in _PIECE.finditer(template):
+        key, conversion, literal_key, literal = match.groups()
+        if literal_key:
+            pieces.append((literal_key, literal))
+        elif conversion != "%":
+            pieces.append((key or "", None))
+    return (first[0] if first else "message"), tuple(pieces)
+
+
+def _fields(pieces: tuple[tuple[str, str | None], ...], args: object) -> dict[str, object]:
+    """What the pieces are called and are worth. Arguments that do not fit are left to the text."""
+    given = list(args) if isinstance(args, tuple) else []
+    found: dict[str, object] = {}
+    for key, literal in pieces:
+        if literal is not None:
+            value: object = literal
+        elif given:
+            value = given.pop(0)
+        else:
+            break
+        if key and key not in _OWN:
+            found[key] = value if isinstance(value, bool | int | float | None) else str(value)
+    return found

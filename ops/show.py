@@ -1,0 +1,76 @@
+"""A configuration as text: in effect (`config show`), and as a document of all keys. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from ops.options import BYTES, HOURS, MS, PERCENT, Option
+
+_GIB = 1 << 30
+_WORDS = {BYTES: "bytes", MS: "milliseconds", HOURS: "hours", PERCENT: "percent"}
+
+
+def effective(
+    options: Mapping[str, Option], config: object, places: Mapping[str, str], *, changed: bool
+) -> str:
+    """Every key's value as TOML that reads back, and where it came from. `changed`: only those
+    that are not defaults."""
+    lines: list[str] = []
+    for section, members in by_section(options.values()):
+        shown = [option for option in members if not changed or option.name in places]
+        if shown:
+            lines += ["", f"[{section}]"] if lines else [f"[{section}]"]
+        for option in shown:
+            value = option.toml(getattr(config, option.name))
+            lines.append(f"{option.key} = {value}  # {places.get(option.name, 'default')}")
+    return "\n".join(lines) + "\n"
+
+
+def tables(options: Mapping[str, Option]) -> str:
+    """All keys as Markdown, a table a section."""
+    lines: list[str] = []
+    for section, members in by_section(options.values()):
+        lines += [f"### [{section}]", "", "| key | default | may be | meaning |"]
+        lines.append("|---|---|---|---|")
+        for option in members:
+            live = " Live." if option.live else ""
+            lines.append(
+                f"| `{option.key}` | {_default(option)} | {_range(option)} | {option.doc}{live} |"
+            )
+        lines.append("")
+    return "\n".join(lines)
+
+
+def by_section(options: Iterable[Option]) -> list[tuple[str, list[Option]]]:
+    """In the order of the sections' first keys."""
+    found: dict[str, list[Option]] = {}
+    for option in options:
+        found.setdefault(option.section, []).append(option)
+    return list(found.items())
+
+
+def _default(option: Option) -> str:
+    if option.default == "":
+        return "(empty)"
+    return f"`{_sized(option, option.default)}`"
+
+
+def _range(option: Option) -> str:
+    if option.choices:
+        return ", ".join(f"`{choice}`" for choice in option.choices)
+    if option.kind != "integer":
+        return "true, false" if option.kind == "boolean" else "text"
+    unit = _WORDS.get(option.unit, "")
+    low = "" if option.low is None else _sized(option, option.low)
+    high = "" if option.high is None else _sized(option, option.high)
+    span = f"{low} to {high}" if low and high else f"from {low}" if low else f"up to {high}"
+    return f"{span} {unit}".strip() if low or high else (unit or "a number")
+
+
+def _sized(option: Option, value: object) -> str:
+    """Bytes in the largest unit that leaves nothing over."""
+    if option.unit == BYTES and isinstance(value, int) and value:
+        for size, name in ((_GIB, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+            if value % size == 0:
+                return f"{value // size}{name}"
+    return option.text(value)

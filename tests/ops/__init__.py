@@ -1,0 +1,1 @@
+"""Tests of the room that operators meet: configuration, logs, metrics, alerts."""

@@ -1,0 +1,135 @@
+"""Logs: lines as text and as JSON, fields with their types, floods held back, levels changed."""
+
+import io
+import logging
+from collections.abc import Iterator
+
+import orjson
+import pytest
+
+from ops import logs
+from ops.logs import WINDOW_S, EventHandler, JsonFormatter
+
+LOG = logging.getLogger("tests.ops.logs")
+
+
+@pytest.fixture
+def root() -> Iterator[logging.Logger]:
+    """The root logger, put back as it was."""
+    found = logging.getLogger()
+    handlers, level = list(found.handlers), found.level
+    yield found
+    found.handlers[:] = handlers
+    found.setLevel(level)
+    LOG.setLevel(logging.NOTSET)
+
+
+def lines(stream: io.StringIO) -> list[dict[str, object]]:
+    return [orjson.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_an_event_has_fields(root: logging.Logger) -> None:
+    stream = io.StringIO()
+    context: dict[str, object] = {"service": "broker", "node": "n1"}
+    logs.set_up("json", "INFO", context, stream)
+    context["term"] = lambda: 7
+    LOG.warning("role_changed role=%s ready=%s index=%d why=signal", "leader", True, 12)
+    (line,) = lines(stream)
+    assert str(line.pop("time")).endswith("Z")
+    assert line == {
+        "level": "WARNING",
+        "logger": "tests.ops.logs",
+        "event": "role_changed",
+        "service": "broker",
+        "node": "n1",
+        "term": 7,
+        "role": "leader",
+        "ready": True,
+        "index": 12,
+        "why": "signal",
+        "message": "role_changed role=leader ready=True index=12 why=signal",
+    }
+
+
+@pytest.mark.parametrize(
+    ("template", "arguments", "event", "fields"),
+    [
+        ("Something else happened", (), "message", {}),
+        ("bare", (), "bare", {}),
+        ("percent used=%d%% of=%s", (5, "x"), "percent", {"used": 5, "of": "x"}),
+        ("no_key %s id=%d: words", (OSError("bad"), 3), "no_key", {"id": 3}),
+        ("own level=%s", ("x",), "own", {}),  # may not hide the line's own fields
+        ("float s=%.3f", (0.5,), "float", {"s": 0.5}),
+    ],
+)
+def test_templates_are_taken_apart(
+    template: str, arguments: tuple[object, ...], event: str, fields: dict[str, object]
+) -> None:
+    record = logging.LogRecord("l", logging.INFO, "f", 1, template, arguments, None)
+    line = orjson.loads(JsonFormatter({}).format(record))
+    assert line["event"] == event
+    assert line["level"] == "INFO"
+    own = ("time", "level", "logger", "event", "message")
+    assert {k: v for k, v in line.items() if k not in own} == fields
+    assert line["message"] == (template % arguments if arguments else template)
+
+
+def test_an_exception_is_one_line(root: logging.Logger) -> None:
+    stream = io.StringIO()
+    logs.set_up("json", "INFO", {}, stream)
+    try:
+        raise OSError("no room")
+    except OSError:
+        LOG.exception("chore_failed name=%s", "snapshot")
+    (line,) = lines(stream)
+    assert "OSError: no room" in str(line["exception"])
+
+
+def test_floods_are_held_back_and_counted() -> None:
+    now_s = 0.0
+    stream = io.StringIO()
+    handler = EventHandler(stream, lambda: now_s, lines_max=3)
+    logger = logging.Logger("flood")
+    logger.addHandler(handler)
+    for number in range(5):
+        logger.warning("peer_unreachable peer=%d", number)
+    logger.warning("another %d", 1)  # of another kind: not held back
+    assert stream.getvalue().splitlines()[-2:] == ["peer_unreachable peer=2", "another 1"]
+    now_s = WINDOW_S
+    logger.warning("peer_unreachable peer=%d", 9)
+    assert stream.getvalue().splitlines()[-2:] == [
+        "log_suppressed of=peer_unreachable lines=2 seconds=10",
+        "peer_unreachable peer=9",
+    ]
+
+
+def test_kinds_beyond_the_limit_are_written_and_not_remembered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(logs, "TEMPLATES_MAX", 1)
+    stream = io.StringIO()
+    handler = EventHandler(stream, lambda: 0.0, lines_max=1)
+    logger = logging.Logger("kinds")
+    logger.addHandler(handler)
+    for template in ("a", "b", "b", "a"):
+        logger.warning(template)
+    assert stream.getvalue().split() == ["a", "b", "b"]
+
+
+def test_levels_change_while_it_runs(root: logging.Logger) -> None:
+    stream = io.StringIO()
+    logs.set_up("text", "INFO", {}, stream)
+    LOG.debug("hidden")
+    assert logs.levels()["tests.ops.logs"] == "INFO"
+    logs.set_level("tests.ops.logs", "debug")
+    assert logs.levels()["tests.ops.logs"] == "DEBUG"
+    LOG.debug("seen")
+    logs.set_level("tests.ops.logs", "")
+    LOG.debug("hidden again")
+    logs.set_level("root", "ERROR")
+    LOG.warning("hidden, too")
+    assert [line.split()[-1] for line in stream.getvalue().splitlines()] == ["seen"]
+    with pytest.raises(ValueError, match="unknown level 'LOUD'"):
+        logs.set_level("root", "LOUD")
+    with pytest.raises(KeyError):
+        logs.set_level("nobody.has.this", "INFO")

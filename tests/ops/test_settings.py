@@ -1,0 +1,204 @@
+"""Configuration files: TOML and properties, units, the environment; what wrong ones are told."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from broker import config as broker_config
+from broker.config import BrokerConfig, load
+from namesrv import config as namesrv_config
+from ops.options import ConfigError
+from ops.show import effective, tables
+
+ROOT = Path(__file__).parent.parent.parent
+DOCUMENT = ROOT / "docs" / "configuration.md"
+
+GOOD = """
+[identity]
+brokerName = "broker-x"
+
+[store]
+mappedFileSizeCommitLog = "64MiB"
+flushDiskType = "SYNC_FLUSH"
+fileReservedTime = "3d"
+diskMaxUsedSpaceRatio = "80%"
+
+[raft]
+enableDLegerCommitLog = true
+dLegerPeers = [
+  "n0-h0:1",
+  "n1-h1:2",
+]
+dLegerSelfId = "n1"
+electionTimeoutMaxMs = "2s"
+"""
+
+
+def written(tmp_path: Path, text: str, name: str = "broker.toml") -> str:
+    path = tmp_path / name
+    path.write_text(text)
+    return str(path)
+
+
+def test_a_toml_file_is_read(tmp_path: Path) -> None:
+    found = load(written(tmp_path, GOOD))
+    config = found.config
+    assert config.broker_name == "broker-x"
+    assert config.mapped_file_size_commit_log == 64 << 20
+    assert config.file_reserved_time == 72
+    assert config.disk_max_used_space_ratio == 80
+    assert [peer.port for peer in config.peers] == [1, 2]
+    assert config.election_timeout_max_ms == 2000
+    assert found.places["flush_disk_type"].endswith("broker.toml:7")
+
+
+def test_the_environment_is_over_the_file_and_the_command_line_over_both(tmp_path: Path) -> None:
+    path = written(tmp_path, "[network]\nlistenPort = 1\nbrokerIP1 = 'a'\nadvertisedPort = 1\n")
+    variables = {"RAFTMQ_LISTEN_PORT": "2", "RAFTMQ_BROKER_IP1": "b", "HOME": "/"}
+    found = load(path, ["brokerIP1=c"], variables)
+    assert (found.config.listen_port, found.config.broker_ip1) == (2, "c")
+    assert found.config.advertised_port == 1
+    assert found.places["listen_port"] == "env RAFTMQ_LISTEN_PORT"
+    assert found.places["broker_ip1"] == "--set"
+
+
+def test_units_are_understood_in_properties_too(tmp_path: Path) -> None:
+    path = written(tmp_path, "waitingBytesMax=1 MiB\noutcomeTimeoutMs=4s\n", "broker.conf")
+    config = load(path).config
+    assert (config.waiting_bytes_max, config.outcome_timeout_ms) == (1 << 20, 4000)
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("[store]\n\nflushDiskTyp = 'x'", ["f.toml:3", "did you mean flushDiskType?"]),
+        ("[stor]\nflushDiskType='x'", ["f.toml:1", "[stor]", "did you mean store?"]),
+        ("[raft]\nflushDiskType='SYNC_FLUSH'", ["f.toml:2", "belongs in [store]"]),
+        ("[store]\nflushDiskType='sync_flush'", ["f.toml:2", "did you mean SYNC_FLUSH?"]),
+        ("[network]\nlistenPort = 'ten'", ["f.toml:2", "whole number"]),
+        ("[network]\nlistenPort = 1.5", ["f.toml:2", "whole number"]),
+        ("[network]\nlistenPort = true", ["f.toml:2", "whole number"]),
+        ("[network]\nlistenPort = '10s'", ["f.toml:2", "whole number"]),
+        ("[network]\nlistenPort = 70000", ["at most 65535"]),
+        ("[store]\nmappedFileSizeCommitLog='64MB'", ["'MB'", "did you mean mib?"]),
+        ("[store]\nfileReservedTime='90min'", ["whole number of hours"]),
+        ("[topics]\nautoCreateTopicEnable='yes'", ["true or false"]),
+        ("[topics]\nautoCreateTopicEnable=true\ntraceOn==1", ["f.toml:3", "not TOML"]),
+        ("[identity]\nbrokerName=true", ["f.toml:2", "expected a text"]),
+        ("[store]\ndeleteWhen='25'", ["f.toml:2", "deleteWhen"]),
+    ],
+)
+def test_wrong_toml_explains_itself(tmp_path: Path, text: str, parts: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(written(tmp_path, text, "f.toml"))
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_a_misspelt_variable_is_refused_and_a_foreign_one_is_not() -> None:
+    with pytest.raises(ConfigError, match="did you mean RAFTMQ_LISTEN_PORT"):
+        load(None, (), {"RAFTMQ_LISTENPORT": "1"})
+    assert load(None, (), {"RAFTMQ_PORT_10911_TCP_ADDR": "x"}).config == BrokerConfig()
+
+
+def test_no_two_keys_share_a_variable() -> None:
+    for options in (broker_config.OPTIONS, namesrv_config.OPTIONS):
+        assert len({option.variable for option in options.values()}) == len(options)
+    assert broker_config.OPTIONS["dLegerPeers"].variable == "RAFTMQ_DLEGER_PEERS"
+    assert broker_config.OPTIONS["brokerIP1"].variable == "RAFTMQ_BROKER_IP1"
+    enabled = broker_config.OPTIONS["enableDLegerCommitLog"].variable
+    assert enabled == "RAFTMQ_ENABLE_DLEGER_COMMIT_LOG"
+
+
+def test_every_default_is_within_its_own_range() -> None:
+    for options in (broker_config.OPTIONS, namesrv_config.OPTIONS):
+        for option in options.values():
+            assert option.parse(option.default, option.key) == option.default
+            assert option.parse(option.text(option.default), option.key) == option.default
+            assert option.doc.endswith("."), option.key
+
+
+def test_what_is_shown_reads_back(tmp_path: Path) -> None:
+    found = load(written(tmp_path, GOOD))
+    for changed in (False, True):
+        text = effective(broker_config.OPTIONS, found.config, found.places, changed=changed)
+        again = load(written(tmp_path, text, "again.toml"))
+        assert again.config == found.config
+    assert "  # default" not in text  # the last one showed what is changed only
+
+
+def test_commands_show_and_check(tmp_path: Path) -> None:
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, *arguments],
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+            env=os.environ | {"RAFTMQ_LISTEN_PORT": "7"},
+            timeout=60,
+            check=False,
+        )
+
+    path = written(tmp_path, GOOD)
+    shown = run("-m", "broker.cli", "-c", path, "config", "show")
+    assert shown.returncode == 0
+    assert 'brokerName = "broker-x"  # ' + f"{path}:3\n" in shown.stdout
+    assert "listenPort = 7  # env RAFTMQ_LISTEN_PORT\n" in shown.stdout
+    assert run("-m", "broker.cli", "config", "check", path).returncode == 0
+    wrong = run("-m", "namesrv.cli", "config", "check", path)
+    assert wrong.returncode == 2
+    assert f"mqnamesrv: {path}:2: unknown section [identity]" in wrong.stderr
+
+
+HEAD = """# Configuration
+
+Every key of the broker and of the name server. This file is written from the declarations
+(`broker/config.py`, `namesrv/config.py`) by `RAFTMQ_REWRITE=1 pytest tests/ops/test_settings.py`.
+
+Settings come, each over the ones before, from: the defaults; the file (`-c`); environment
+variables; `--set key=value` and other options of the command line. `mqbroker config show` (with the
+same options) prints what is in effect and where each value came from; `mqbroker config check FILE`
+ends with status 0, or with 2 and says what is wrong. `mqnamesrv` has both commands, too.
+
+A file called `*.toml` is TOML, with the sections below as tables (a key may also stand above all
+tables); any other is Java properties without sections, as Apache RocketMQ's `broker.conf`. A number
+with a unit may be written as text: `"64MiB"` (B, KiB, MiB, GiB, TiB), `"5s"` (ms, s, min, h, d),
+`"75%"`; without one it is in the unit given here. A key's environment variable is its name in
+capitals with underscores: `listenPort` is `RAFTMQ_LISTEN_PORT`, `dLegerPeers` is
+`RAFTMQ_DLEGER_PEERS`. Keys marked "Live." may be changed while the process runs
+(`PATCH /api/v1/config`).
+
+```toml
+[identity]
+brokerName = "broker-a"
+
+[store]
+storePathRootDir = "/var/lib/raftmq"
+flushDiskType = "SYNC_FLUSH"
+mappedFileSizeCommitLog = "1GiB"
+
+[raft]
+enableDLegerCommitLog = true
+dLegerPeers = ["n0-10.0.0.1:40911", "n1-10.0.0.2:40911", "n2-10.0.0.3:40911"]
+dLegerSelfId = "n0"
+```
+
+"""
+
+
+def test_the_document_says_what_is_declared() -> None:
+    text = (
+        f"{HEAD}## Broker\n\n{tables(broker_config.OPTIONS)}\n"
+        f"## Name server\n\n{tables(namesrv_config.OPTIONS)}"
+    )
+    if os.environ.get("RAFTMQ_REWRITE"):
+        DOCUMENT.write_text(text)
+    assert DOCUMENT.read_text() == text
+
+
+def test_the_documents_example_is_right(tmp_path: Path) -> None:
+    example = HEAD.partition("```toml\n")[2].partition("```")[0]
+    assert load(written(tmp_path, example)).config.peers[2].host == "10.0.0.3"

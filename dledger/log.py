@@ -39,6 +39,12 @@ _NO_CACHE = 1 << 62  # above every index: while the log is not open, the file is
 _TRIM = struct.Struct(">qqq")  # first index, term of the frame before it, where the log begins
 
 
+def trim_note(first_index: int, previous_term: int, start: int) -> bytes:
+    """What stands in the trim file of a log that begins at byte `start` with frame `first_index`,
+    behind one of `previous_term`."""
+    return _TRIM.pack(first_index, previous_term, start)
+
+
 class LogSyncTicket:
     """One fdatasync of the log to be done: `run` it in a thread, then hand it to `finish_sync`."""
 
@@ -102,6 +108,8 @@ class RaftLog:
             self._first, self._previous_term, start = _TRIM.unpack(noted)
             log.restore_front(start)
             log.delete_before(start)  # killed between noting and removing
+            if not log.segments() and start > log.min_offset:
+                log.start_at(start)  # installed (dledger.installation), and nothing written since
         elif log.segments() or log.durable_hint:
             log.restore_front(start)
         self.index = LogIndex(self._first, self._previous_term, log.min_offset)
@@ -381,7 +389,7 @@ class RaftLog:
         durable = range(index.first_index, self.durable_index + 1)
         first = index.first_index + bisect_left(durable, keep_from, key=index.position_of)
         # Noted first: killed in between, the segments are removed at the next start.
-        self._trim.save(_TRIM.pack(first, index.term_at(first - 1), keep_from))
+        self._trim.save(trim_note(first, index.term_at(first - 1), keep_from))
         self._forget_before(first)
         self.commitlog.delete_before(keep_from)
         return first

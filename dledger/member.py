@@ -26,6 +26,9 @@ from dledger.flusher import FlushMode, LogFlusher
 from dledger.handover import Handover
 from dledger.healer import Healer
 from dledger.health import DiskHealth
+from dledger.install import InstallChunk, InstallMessage, InstallOffer, InstallRequest
+from dledger.installation import pending
+from dledger.installer import InstallationSource, Installer
 from dledger.log import RaftLog
 from dledger.messages import (
     HardState,
@@ -75,9 +78,12 @@ class RaftMember(Performing):
         wall_ms: Callable[[], int],
         on_fatal: Callable[[str], None],
         listen_socket: socket.socket | None = None,
+        source: InstallationSource | None = None,
     ) -> None:
         """`clock_ms` never goes back; `wall_ms` stamps frames. `on_fatal(reason)` is called at
-        most once; the process should end then. `listen_socket` is bound already (tests)."""
+        most once; the process should end then. `listen_socket` is bound already (tests).
+        Without a `source` no replica is refilled from this one, nor this one from another."""
+        assert not pending(disk, config.directory), "an installation is to be carried out first"
         self.config = config
         self.failure: str | None = None
         self._application = application
@@ -106,6 +112,16 @@ class RaftMember(Performing):
             standing=self._standing,
             on_mended=lambda: self._applier.resume(),
             on_failed=lambda reason, error: self._fail(reason, error, disk=True),
+        )
+        self._installer = Installer(
+            config,
+            disk,
+            self.log,
+            clock_ms,
+            source,
+            send=self._send_install,
+            silence=self._fall_silent,
+            on_failed=lambda reason, error: on_fatal(f"{reason}: {error!r}"),
         )
         self._healing_due_ms = 0.0
         self._flusher = LogFlusher(
@@ -178,6 +194,7 @@ class RaftMember(Performing):
         self._running = self._has_core = True
         self._flusher.start()
         self._healer.start(self._housekeeper)
+        self._installer.start(self.core, self._housekeeper)
         await self._open_links()
         self._timer = loop.call_later(TICK_MS / 1000, self._tick)
         if self.core.commit_index > self._applier.applied_index:
@@ -214,6 +231,7 @@ class RaftMember(Performing):
         self._reads.close()
         await self._links.stop()
         await self._healer.stop()
+        await self._installer.stop()
         await self._saver.stop()
         await self._flusher.stop()
         if self._preparing is not None:
@@ -295,6 +313,11 @@ class RaftMember(Performing):
             self.core.trim(self.log.trim(min(position, index.end_of(settled))))
         return self._commitlog.min_offset
 
+    @property
+    def refilled(self) -> list[NodeId]:
+        """Followers that are being refilled from this log: retention should take nothing of it."""
+        return self._installer.refilled() if self._running else []
+
     def frame_is_damaged(self, position: int) -> bool:
         """Whether the frame that holds this CommitLog offset is not what was written; if so, it
         is fetched again from a peer."""
@@ -342,7 +365,7 @@ class RaftMember(Performing):
             self.failure,
             self._promises.recovering,
             self._health,
-            self._healer.status(),
+            self._healer.status() | self._installer.status(),
         )
 
     # -- what happens (LinkHandler, timer, threads) -------------------------------------------
@@ -358,6 +381,8 @@ class RaftMember(Performing):
             for message in messages:
                 if isinstance(message, RepairRequest | RepairResponse):
                     self._healer.on_message(message)
+                elif isinstance(message, InstallOffer | InstallRequest | InstallChunk):
+                    self._installer.on_message(message)
                 else:
                     step(message, now_ms)
         except Exception as error:  # ring boundary: a broken promise stops the node
@@ -376,6 +401,20 @@ class RaftMember(Performing):
 
     def _send_repair(self, message: RepairRequest | RepairResponse) -> None:
         self._links.send(message.to, encode_message(message), droppable=True)
+
+    def _send_install(self, message: InstallMessage) -> None:
+        self._links.send(message.to, encode_message(message), droppable=True)
+
+    def _fall_silent(self, reason: str) -> None:
+        """An installation takes the place of this log: nothing is said or heard on it any more."""
+        self.failure = reason
+        self._running = self._serving = False
+        if self._timer is not None:
+            self._timer.cancel()
+        self._applier.stop()
+        self._links.abort()
+        self._proposals.close(reason)
+        self._reads.close()
 
     def _standing(self) -> tuple[Standing, int]:
         core = self.core
@@ -406,6 +445,7 @@ class RaftMember(Performing):
         if now_ms >= self._healing_due_ms:
             self._healing_due_ms = now_ms + HEALING_MS
             self._healer.tick(now_ms, busy=self._flusher.stalled_ms(now_ms) > 2 * TICK_MS)
+            self._installer.tick(now_ms)
         if now_ms >= self._housekeeping_due_ms:
             self._housekeeping_due_ms = now_ms + HOUSEKEEPING_MS
             self._keep_house(now_ms)

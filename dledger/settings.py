@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dledger.flusher import FlushMode
+from dledger.install import InstallTiming
 from dledger.messages import NodeId
 from dledger.peers import LinkConfig, PeerAddress
 from dledger.repair import RepairTiming
@@ -34,5 +35,6 @@ class MemberConfig:
     directory: str = "raft"  # term, vote and the log's beginning; below the disk's root
     scrub_bytes_per_s: int = SCRUB_BYTES_PER_S  # old frames read again to find rot; 0: off
     repair: RepairTiming = field(default_factory=RepairTiming)
+    install: InstallTiming = field(default_factory=InstallTiming)
     core: CoreConfig = field(default_factory=CoreConfig)
     links: LinkConfig = field(default_factory=LinkConfig)

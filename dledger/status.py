@@ -25,8 +25,9 @@ def status_of(
 ) -> dict[str, object]:
     """`durable_index` is what fdatasync has proven, in ASYNC_FLUSH too. `whole` is False, and
     `recovering` says why, while this replica may have lost promises (standing.py). `match`,
-    `next`, `state` and `whole` of a peer are None on a node that does not lead. `healing`:
-    `repairing`, `damaged`, `damaged_count`, `mended`, `scrub`, as healer.py says."""
+    `next`, `state`, `whole` and `behind_bytes` (of the log, so far as it is here still) of a peer
+    are None on a node that does not lead. `healing`: `repairing`, `damaged`, `damaged_count`,
+    `mended`, `scrub`, as healer.py says; `installing`, `behind_bytes`, as installer.py does."""
     peers: dict[str, dict[str, object]] = {}
     for peer in core.peers:
         progress = core.progress.get(peer)
@@ -39,6 +40,7 @@ def status_of(
             "state": progress.state.value if progress else None,
             "whole": None if progress is None else not progress.recovering,
             "inflight": len(progress.inflight) if progress else 0,
+            "behind_bytes": _behind_bytes(log, progress.match_index) if progress else None,
         }
     return {
         "node_id": core.node_id,
@@ -63,6 +65,13 @@ def status_of(
         "commands_waiting": commands_waiting,
         "peers": peers,
     }
+
+
+def _behind_bytes(log: RaftLog, match_index: int) -> int:
+    index = log.index
+    if match_index >= index.last_index:
+        return 0
+    return index.end_position - index.end_of(max(match_index, index.first_index - 1))
 
 
 def repairing_status(

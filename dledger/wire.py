@@ -10,14 +10,16 @@ one `HelloAnswer`), then messages in one direction only. All integers are big-en
                 6   1    sender id length               6   n    fields of that kind
                 7   1    receiver id length             6+n 4    CRC-32C of bytes 0..6+n-1
                 8   n    group, sender, receiver        10+n     frames (AppendRequest); a
-                                                                 part of the log (RepairResponse)
+                                                                 part of the log (RepairResponse);
+                                                                 of a parcel (InstallChunk)
                 8+n 4    CRC-32C of bytes 0..8+n-1
     answer      magic "RMQA", version, code (0 welcome), reason length (2), reason (UTF-8)
 
 Sender and receiver of a message are those of its connection, so they are not repeated. The frames
 of an AppendRequest are the bytes that lie in the log, passed on as they are; both their checksums
-are verified here before anybody sees them. The bytes of a RepairResponse may be a part of a frame:
-whoever puts the parts together verifies them (dledger.repair). Anything malformed raises
+are verified here before anybody sees them. The bytes of a RepairResponse may be a part of a frame,
+those of an InstallChunk are a part of a parcel: whoever puts the parts together verifies them
+(dledger.repair, dledger.install). Anything malformed raises
 WireError: the connection it came from is useless from then on, and nothing else is.
 """
 
@@ -29,6 +31,14 @@ from dataclasses import dataclass
 
 from google_crc32c import value as crc32c
 
+from dledger.install import (
+    CHUNK_BYTES,
+    INSTALLATION_BYTES_MAX,
+    InstallChunk,
+    InstallMessage,
+    InstallOffer,
+    InstallRequest,
+)
 from dledger.messages import (
     AppendRequest,
     AppendResponse,
@@ -43,7 +53,7 @@ from dledger.messages import (
 from dledger.repair import RESPONSE_BYTES_MAX, Outcome, RepairRequest, RepairResponse, Standing
 from store.frame import HEADER_SIZE_BYTES, PAYLOAD_SIZE_BYTES_MAX, Frame, FrameError, parse_frame
 
-VERSION = 2
+VERSION = 3
 # The largest single frame and as much again, for what the core may put into one request.
 MESSAGE_SIZE_BYTES_MAX = 2 * (PAYLOAD_SIZE_BYTES_MAX + HEADER_SIZE_BYTES)
 FRAMES_PER_MESSAGE_MAX = 65_536
@@ -60,6 +70,9 @@ _HEARTBEAT_RESPONSE = 6
 _TIMEOUT_NOW = 7
 _REPAIR_REQUEST = 20
 _REPAIR_RESPONSE = 21
+_INSTALL_OFFER = 22
+_INSTALL_REQUEST = 23
+_INSTALL_CHUNK = 24
 _KINDS: dict[int, struct.Struct] = {  # version and kind are part of it, for one pack a message
     _VOTE_REQUEST: struct.Struct(">iBBqqqBQ"),  # term, last_index, last_term, flags, incarnation
     # term, request_term, flags, request_incarnation, recovering
@@ -74,15 +87,20 @@ _KINDS: dict[int, struct.Struct] = {  # version and kind are part of it, for one
     _REPAIR_REQUEST: struct.Struct(">iBBqqqqi"),  # number, index, prev_term, term, offset
     # number, index, outcome, standing, commit_index, next_term
     _REPAIR_RESPONSE: struct.Struct(">iBBqqBBqq"),
+    _INSTALL_OFFER: struct.Struct(">iBBqqqq"),  # term, first_index, previous_term, end_position
+    _INSTALL_REQUEST: struct.Struct(">iBBqqq"),  # term, number, offset
+    _INSTALL_CHUNK: struct.Struct(">iBBqqqq"),  # term, number, offset, size_bytes
 }
 _LENGTH_MAX = {  # of the kinds that have bytes behind their head
     _APPEND_REQUEST: MESSAGE_SIZE_BYTES_MAX,
     _REPAIR_RESPONSE: _KINDS[_REPAIR_RESPONSE].size + RESPONSE_BYTES_MAX,
+    _INSTALL_CHUNK: _KINDS[_INSTALL_CHUNK].size + CHUNK_BYTES,
 }
-PeerMessage = Message | RepairRequest | RepairResponse
+PeerMessage = Message | RepairRequest | RepairResponse | InstallMessage
 _APPEND = _KINDS[_APPEND_REQUEST]
 _RESPONSE = _KINDS[_APPEND_RESPONSE]
 _REPAIR = _KINDS[_REPAIR_RESPONSE]
+_CHUNK = _KINDS[_INSTALL_CHUNK]
 _FLAG_PRE_VOTE = 1
 _FLAG_TRANSFER = 2
 _FLAG_GRANTED = 2
@@ -128,7 +146,7 @@ def encode_message(message: PeerMessage) -> list[bytes]:
         )
     kind, fields = _fields(message)
     shape = _KINDS[kind]
-    data = message.data if isinstance(message, RepairResponse) else b""
+    data = message.data if isinstance(message, RepairResponse | InstallChunk) else b""
     head = shape.pack(shape.size + len(data), VERSION, kind, *fields)
     return [head + _CRC.pack(crc32c(head)), *([data] if data else [])]
 
@@ -182,6 +200,12 @@ def _fields(message: PeerMessage) -> tuple[int, tuple[int, ...]]:
             m.commit_index,
             m.next_term,
         )
+    if isinstance(m, InstallOffer):
+        return _INSTALL_OFFER, (m.term, m.first_index, m.previous_term, m.end_position)
+    if isinstance(m, InstallRequest):
+        return _INSTALL_REQUEST, (m.term, m.number, m.offset)
+    if isinstance(m, InstallChunk):
+        return _INSTALL_CHUNK, (m.term, m.number, m.offset, m.size_bytes)
     assert isinstance(m, TimeoutNow), m
     return _TIMEOUT_NOW, (m.term,)
 
@@ -278,6 +302,8 @@ class MessageReader:
             return self._parse_repair_request(f)
         if kind == _REPAIR_RESPONSE:
             return self._parse_repair_response(f, data[at + _REPAIR.size + _CRC_SIZE : end])
+        if kind in (_INSTALL_OFFER, _INSTALL_REQUEST, _INSTALL_CHUNK):
+            return self._parse_install(kind, f, data[at + _CHUNK.size + _CRC_SIZE : end])
         return TimeoutNow(sender, to, f[0])
 
     def _parse_repair_request(self, fields: tuple[int, ...]) -> RepairRequest:
@@ -297,6 +323,21 @@ class MessageReader:
         return RepairResponse(
             self._sender, self._to, number, index, *verdict, commit_index, next_term, data
         )
+
+    def _parse_install(self, kind: int, fields: tuple[int, ...], data: bytes) -> InstallMessage:
+        """`data` is a chunk's; a shorter kind has none."""
+        if min(fields) < 0:
+            raise WireError(f"message kind {kind} of {fields}")
+        if kind == _INSTALL_OFFER:
+            if fields[1] < 1:
+                raise WireError(f"a log that begins with frame {fields[1]}")
+            return InstallOffer(self._sender, self._to, *fields)
+        if kind == _INSTALL_REQUEST:
+            return InstallRequest(self._sender, self._to, *fields)
+        term, number, offset, size_bytes = fields
+        if size_bytes > INSTALLATION_BYTES_MAX or offset + len(data) > size_bytes:
+            raise WireError(f"{len(data)} bytes at {offset} of a parcel of {size_bytes}")
+        return InstallChunk(self._sender, self._to, term, number, offset, size_bytes, data)
 
     def _parse_append(self, data: bytes, at: int, end: int) -> AppendRequest:
         _, _, _, term, prev_index, prev_term, commit, count = _APPEND.unpack_from(data, at)

@@ -53,6 +53,7 @@ CORE = [
     "dledger/following.py",
     "dledger/leading.py",
     "dledger/repair.py",
+    "dledger/install.py",
     "dledger/wire.py",
     "broker/ha/acks.py",
     "broker/ha/protocol.py",

@@ -6,6 +6,7 @@ import pytest
 from google_crc32c import value as crc32c
 
 from dledger import wire
+from dledger.install import CHUNK_BYTES, InstallChunk, InstallOffer, InstallRequest
 from dledger.messages import (
     AppendRequest,
     AppendResponse,
@@ -60,6 +61,11 @@ MESSAGES: list[PeerMessage] = [
     RepairResponse(A, B, 1, 20, Outcome.FRAMES, Standing.LEADS, 30, 4, frame(20).data[5:]),
     RepairResponse(A, B, 1, 20, Outcome.TRIMMED, Standing.REPAIRS, 0, 0, b""),
     RepairResponse(A, B, 9, 2, Outcome.FRAMES, Standing.WHOLE, 1, 2, bytes(RESPONSE_BYTES_MAX)),
+    InstallOffer(A, B, 3, 20, 2, 2**62),
+    InstallRequest(A, B, 3, 0, 0),
+    InstallChunk(A, B, 3, 2**62, 7, 11, b"some"),
+    InstallChunk(A, B, 3, 9, 0, 1 << 20, bytes(CHUNK_BYTES)),
+    InstallChunk(A, B, 3, 9, 0, 0, b""),
 ]
 
 
@@ -141,7 +147,7 @@ def append_with(tail: bytes, count: int, **more: int) -> bytes:
     ("data", "reason"),
     [
         (b"\0\0\0\x10\x09\x05", "version 9"),
-        (b"\0\0\0\x10\x02\x63", "kind 99"),
+        (b"\0\0\0\x10\x03\x63", "kind 99"),
         (sealed(5, 1, 2, 3, 4, tail=b"more"), "kind 5 of 46 bytes"),
         (sealed(5, 1, 2, 3, 4, length=-5), "kind 5 of -1 bytes"),
         (append_with(b"", 0, length=1), "kind 3 of 5 bytes"),
@@ -158,6 +164,11 @@ def append_with(tail: bytes, count: int, **more: int) -> bytes:
         (sealed(20, 1, 0, 0, 0, 0), "a repair request of"),
         (sealed(20, 1, 5, 0, -1, 0), "a repair request of"),
         (sealed(20, 1, 5, 0, 1, -1), "a repair request of"),
+        (sealed(22, 1, 0, 0, 0), "a log that begins with frame 0"),
+        (sealed(22, 1, 5, -1, 0), "message kind 22 of"),
+        (sealed(23, 1, 5, -1), "message kind 23 of"),
+        (sealed(24, 1, 5, 8, 7), "0 bytes at 8 of a parcel of 7"),
+        (sealed(24, 1, 5, 0, (256 << 20) + 1), "of a parcel of"),
         (sealed(20, 1, 5, 0, 1, 0, tail=b"more"), "kind 20 of 50 bytes"),
         (sealed(21, 1, 5, 9, 0, 0, 0), "9 is not a valid Outcome"),
         (sealed(21, 1, 5, 2, 4, 0, 0), "4 is not a valid Standing"),
@@ -214,4 +225,4 @@ def test_answers(reason: str) -> None:
     with pytest.raises(WireError):
         decode_answer(b"HTTP")
     with pytest.raises(WireError, match="answer code"):
-        decode_answer(b"RMQA\x02\x00\x00\x05hello")
+        decode_answer(b"RMQA\x03\x00\x00\x05hello")

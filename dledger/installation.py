@@ -1,0 +1,148 @@
+"""An installation on disk: how one log takes another's place, whatever moment the process dies at.
+
+    raft/installation       the marker: a whole, checksummed installation (install.py)
+    raft/installed          SlotFile: the applied index of the last one, int64
+
+1. `note`: the installation is written beside, synced, renamed to the marker, the directory synced.
+   Killed before the rename is durable, the old log stands untouched and is what the next start
+   finds. (The replica fell silent before, so nothing was promised meanwhile.)
+2. From then on the old log is void. Whoever opens the store looks for the marker first (`pending`)
+   and, if it is there, makes the new state: `begin_log` here, the application's part elsewhere.
+   Every step begins by removing what stands in its place, so killed at any of them all are done
+   again by the next start, and nobody ever sees a mixture.
+3. `done` removes the marker when all of that is durable.
+
+What `begin_log` leaves is a log without segments that begins at P: retention's note says so (F, the
+term of F - 1, P), and the checkpoint says that it was durable and dispatched up to P. Term and vote
+(raft/hardstate) are not touched.
+
+A marker that rotted says nothing about the state beside it, which may be half made: all of it goes
+(`begin_nothing`), the replica is as one with a new disk but for its vote file, and recovers.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from dledger.install import Installation, decode_installation
+from dledger.log import trim_note
+from dledger.slots import SlotFile, SlotsDamaged
+from store.checkpoint import Checkpoint
+from store.disk import Disk
+
+_INSTALLED = struct.Struct(">q")
+_MARKER = "installation"
+_WRITE_BYTES = 1 << 20
+
+
+def note(disk: Disk, directory: str, data: bytes) -> None:
+    """Make the marker durable. Blocking. Raises OSError: then there is none, or there may be."""
+    path = f"{directory}/{_MARKER}"
+    beside = path + ".new"
+    disk.makedirs(directory)
+    file = disk.open(beside)
+    try:
+        file.truncate(0)  # left by a crash
+        for at in range(0, len(data), _WRITE_BYTES):
+            file.pwrite(at, memoryview(data)[at : at + _WRITE_BYTES])
+        file.sync()
+    finally:
+        file.close()
+    disk.rename(beside, path)
+    disk.sync_directory(directory)
+
+
+def pending(disk: Disk, directory: str) -> bool:
+    """Whether there is a marker: then nothing may be opened before it is carried out."""
+    return disk.exists(f"{directory}/{_MARKER}")
+
+
+def read(disk: Disk, directory: str) -> Installation:
+    """The pending installation. Blocking. Raises InstallationDamaged, OSError."""
+    path = f"{directory}/{_MARKER}"
+    file = disk.open(path)
+    try:
+        # Killed before the directory was synced, a power cut could still take the name away when
+        # the old state is half gone.
+        file.sync()
+        data = file.pread(0, file.size_bytes)
+    finally:
+        file.close()
+    disk.sync_directory(directory)
+    return decode_installation(data)
+
+
+def begin_log(
+    disk: Disk, directory: str, installation: Installation, commitlog: str, checkpoint: str
+) -> None:
+    """Make the log an empty one that begins where the installation says. Durable on return; may
+    be repeated. `commitlog`: its directory, `checkpoint`: that file. Blocking. Raises OSError."""
+    _remove_files(disk, commitlog)
+    slots = SlotFile(disk, f"{directory}/trim")
+    try:
+        _load(slots)
+        slots.save(
+            trim_note(installation.first_index, installation.previous_term, installation.position)
+        )
+    finally:
+        slots.close()
+    _reset_checkpoint(disk, checkpoint, installation.position)
+    installed = SlotFile(disk, f"{directory}/installed")
+    try:
+        _load(installed)
+        installed.save(_INSTALLED.pack(installation.applied_index))
+    finally:
+        installed.close()
+
+
+def begin_nothing(disk: Disk, directory: str, commitlog: str, checkpoint: str) -> None:
+    """Instead of `begin_log`, where the marker is damaged: a log that never had anything."""
+    _remove_files(disk, commitlog)
+    for name in ("trim", "installed"):
+        path = f"{directory}/{name}"
+        if disk.exists(path):
+            disk.remove(path)
+    disk.sync_directory(directory)
+    _reset_checkpoint(disk, checkpoint, 0)
+
+
+def done(disk: Disk, directory: str) -> None:
+    """Everything is durable: remove the marker. Blocking. Raises OSError."""
+    disk.remove(f"{directory}/{_MARKER}")
+    disk.sync_directory(directory)
+
+
+def installed_index(disk: Disk, directory: str) -> int:
+    """The applied index of the last installation: so far the application's state may be ahead of
+    the log. 0: there was none, or nobody knows. Blocking. Raises OSError."""
+    slots = SlotFile(disk, f"{directory}/installed")
+    try:
+        content = _load(slots)
+    finally:
+        slots.close()
+    return 0 if content is None else int(_INSTALLED.unpack(content)[0])
+
+
+def _load(slots: SlotFile) -> bytes | None:
+    try:
+        return slots.load()
+    except SlotsDamaged:
+        return None  # what it held is made anew, or not needed
+
+
+def _remove_files(disk: Disk, directory: str) -> None:
+    disk.makedirs(directory)
+    for name in disk.listdir(directory):
+        disk.remove(f"{directory}/{name}")
+    disk.sync_directory(directory)
+
+
+def _reset_checkpoint(disk: Disk, path: str, position: int) -> None:
+    checkpoint = Checkpoint(disk, path)
+    checkpoint.open(verify=True)
+    try:
+        checkpoint.lower_durable(position)
+        checkpoint.note(physic_timestamp_ms=0, logics_timestamp_ms=0, confirm_offset=position)
+        checkpoint.sync()
+    finally:
+        checkpoint.close()

@@ -1,0 +1,290 @@
+"""Installer: the shell of install.py. Offers this log to those that are stranded, and takes the
+leader's place when this replica is.
+
+A leader copies the application's state on the loop (`capture`), encodes it in a thread, and keeps
+the parcel while somebody asks for it. A follower collects a parcel in memory. When it is whole and
+still wanted, the member falls silent for good (`silence`): from then on nothing is promised on the
+old log. Then the installation is noted durably, and `on_installed` is told: the process has to
+stop this member, carry the installation out (installation.py, broker.installation) and begin
+again. If it could not be noted the old log stays, and the next start begins with that.
+
+Limits: one parcel, one capture at a time, one chunk in flight to each follower;
+INSTALLATION_BYTES_MAX in memory on either side.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import Protocol
+
+from dledger import installation
+from dledger.core import RaftCore
+from dledger.install import (
+    INSTALLATION_BYTES_MAX,
+    Donor,
+    Installation,
+    InstallationDamaged,
+    InstallChunk,
+    InstallMessage,
+    InstallOffer,
+    InstallRequest,
+    Receiver,
+    decode_installation,
+    lacks,
+)
+from dledger.log import RaftLog
+from dledger.messages import NodeId, Role
+from dledger.progress import PeerState
+from dledger.settings import MemberConfig
+from store.disk import Disk
+
+log = logging.getLogger("dledger.installer")
+
+
+class Capture(Protocol):
+    """The application's state as of one moment."""
+
+    applied_index: int
+
+    def encode(self) -> bytes:
+        """Blocking; in a thread."""
+        ...
+
+
+class InstallationSource(Protocol):
+    """What an application adds to RaftMember's needs so that its log can be installed elsewhere."""
+
+    def capture(self) -> Capture | None:
+        """A copy of the state, on the loop; None: not now (ask again)."""
+        ...
+
+    def installed(self, reason: str) -> None:
+        """An installation is noted: stop this member, carry it out, begin again."""
+        ...
+
+
+class Installer:
+    """Owned by the member; on the loop, but for encoding and noting."""
+
+    def __init__(
+        self,
+        config: MemberConfig,
+        disk: Disk,
+        raft_log: RaftLog,
+        clock_ms: Callable[[], float],
+        source: InstallationSource | None,
+        *,
+        send: Callable[[InstallMessage], None],
+        silence: Callable[[str], None],
+        on_failed: Callable[[str, BaseException], None],
+    ) -> None:
+        """Without a `source` nothing is offered or taken. `silence(reason)` ends what the member
+        says and hears. `on_failed`: the disk failed."""
+        self._config = config
+        self._disk = disk
+        self._log = raft_log
+        self._clock_ms = clock_ms
+        self._source = source
+        self._send = send
+        self._silence = silence
+        self._on_failed = on_failed
+        first = 1 + secrets.randbelow(1 << 60)
+        self._donor = Donor(config.node_id, config.install, first)
+        self._receiver = Receiver(config.node_id, config.install)
+        self._pool: Executor | None = None
+        self._work: asyncio.Future[None] | None = None
+        self._core: RaftCore
+        self._leader_end = 0  # of the leader's log, as offers say
+        self._installing = False
+
+    def start(self, core: RaftCore, pool: Executor) -> None:
+        self._core = core
+        self._pool = pool
+
+    async def stop(self) -> None:
+        """Wait for what is under way in a thread."""
+        if self._work is not None:
+            await asyncio.wait([self._work])
+
+    # -- by the clock ---------------------------------------------------------------------------
+
+    def tick(self, now_ms: float) -> None:
+        core = self._core
+        if self._source is None or self._installing:
+            return
+        if core.role is Role.LEADER and core.leader_ready:
+            progress = core.progress.values()
+            stranded = [p.peer for p in progress if p.state is PeerState.STRANDED]
+            for offer in self._donor.offers(stranded, core.term, self._log.index, now_ms):
+                self._send(offer)
+            if self._donor.wants_parcel and self._work is None:
+                self._make_parcel(self._source)
+        else:
+            self._donor.drop()
+        follows = core.role is Role.FOLLOWER and core.unfit is None
+        self._receiver.follow(core.leader if follows else None, core.term)
+        self._receiver.tick(now_ms)
+        self._send_requests()
+
+    def refilled(self) -> list[NodeId]:
+        """Followers that are being refilled: while there are some retention shall take nothing."""
+        core = self._core
+        peers = {p.peer: (p.match_index, p.heard_ms) for p in core.progress.values()}
+        return self._donor.still_refilled(peers, self._clock_ms())
+
+    # -- messages -------------------------------------------------------------------------------
+
+    def on_message(self, message: InstallMessage) -> None:
+        core = self._core
+        if self._source is None or self._installing or message.term != core.term:
+            return
+        now_ms = self._clock_ms()
+        if isinstance(message, InstallRequest):
+            if core.role is Role.LEADER and core.leader_ready and message.sender in core.progress:
+                chunk = self._donor.step(message, self._log.index, now_ms)
+                if chunk is not None:
+                    self._send(chunk)
+        elif core.role is Role.FOLLOWER and message.sender == core.leader:
+            if isinstance(message, InstallOffer):
+                self._leader_end = message.end_position
+                if self._is_wanted(message.first_index, message.previous_term):
+                    self._receiver.offered(message, now_ms)
+            else:
+                self._take(message, now_ms)
+            self._send_requests()
+
+    def _is_wanted(self, first_index: int, previous_term: int) -> bool:
+        core = self._core
+        index = self._log.index
+        written = index.last_index == core.last_index  # else the disk is full: nothing is taken
+        return (
+            core.unfit is None
+            and written
+            and lacks(index, core.commit_index, first_index, previous_term)
+        )
+
+    def _send_requests(self) -> None:
+        for request in self._receiver.requests():
+            self._send(request)
+
+    # -- the leader -----------------------------------------------------------------------------
+
+    def _make_parcel(self, source: InstallationSource) -> None:
+        index, commitlog = self._log.index, self._log.commitlog
+        captured = source.capture()
+        if captured is None:
+            return
+        first, previous_term, position = (
+            index.first_index,
+            index.previous_term,
+            commitlog.min_offset,
+        )
+        if captured.applied_index < first - 1:
+            return
+        assert first > index.last_index or index.position_of(first) == position, (index, position)
+
+        def encode() -> bytes:
+            return Installation(
+                first,
+                previous_term,
+                position,
+                captured.applied_index,
+                commitlog.segment_size_bytes,
+                b"",
+                captured.encode(),
+            ).encode()
+
+        loop = asyncio.get_running_loop()
+        making = loop.run_in_executor(self._pool, encode)
+        self._work = making  # type: ignore[assignment]
+
+        def made(future: asyncio.Future[bytes]) -> None:
+            self._work = None
+            data = future.result()
+            if len(data) > INSTALLATION_BYTES_MAX:
+                log.error("installation_too_large bytes=%d", len(data))
+                return
+            log.info("parcel_made first=%d bytes=%d", first, len(data))
+            for chunk in self._donor.made(data, index, first, self._clock_ms()):
+                self._send(chunk)
+
+        making.add_done_callback(made)
+
+    # -- the follower ---------------------------------------------------------------------------
+
+    def _take(self, chunk: InstallChunk, now_ms: float) -> None:
+        data = self._receiver.step(chunk, now_ms)
+        if data is None:
+            return
+        try:
+            found = decode_installation(data)
+        except InstallationDamaged as error:
+            log.error("installation_damaged from=%s error=%s", chunk.sender, error)
+            return
+        size = self._log.commitlog.segment_size_bytes
+        if found.segment_size_bytes != size:
+            log.error(
+                "installation_refused: segments of %d bytes at %s, of %d here",
+                found.segment_size_bytes,
+                chunk.sender,
+                size,
+            )
+            return
+        if self._is_wanted(found.first_index, found.previous_term) and self._work is None:
+            self._note(found, data)
+
+    def _note(self, found: Installation, data: bytes) -> None:
+        """Nothing is promised on this log any more; then it is void."""
+        reason = (
+            f"an installation takes its place: frames from {found.first_index} at "
+            f"{found.position}, state of frame {found.applied_index}"
+        )
+        log.warning(
+            "installing node=%s first=%d position=%d applied=%d had=%r commit=%d",
+            self._config.node_id,
+            found.first_index,
+            found.position,
+            found.applied_index,
+            self._log.index,
+            self._core.commit_index,
+        )
+        self._installing = True
+        self._silence(reason)
+        loop = asyncio.get_running_loop()
+        noting = loop.run_in_executor(
+            self._pool, installation.note, self._disk, self._config.directory, data
+        )
+        self._work = noting
+
+        def noted(future: asyncio.Future[None]) -> None:
+            self._work = None
+            error = future.exception()
+            if error is not None:
+                self._on_failed("noting an installation failed", error)
+                return
+            assert self._source is not None
+            self._source.installed(reason)
+
+        noting.add_done_callback(noted)
+
+    # -- for the status -------------------------------------------------------------------------
+
+    def status(self) -> dict[str, object]:
+        """`installing`: None, or how far it is. `behind_bytes`: how much of the leader's log is not
+        here yet, as far as this replica was told; 0 if nobody said."""
+        receiver = self._receiver
+        installing: dict[str, object] | None = None
+        if self._installing or receiver.leader is not None:
+            installing = {
+                "from": self._core.leader,
+                "received_bytes": receiver.received_bytes,
+                "size_bytes": receiver.size_bytes,
+                "noted": self._installing,
+            }
+        follows = self._core.role is Role.FOLLOWER
+        behind = self._leader_end - self._log.index.end_position if follows else 0
+        return {"installing": installing, "behind_bytes": max(0, behind)}

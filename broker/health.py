@@ -1,0 +1,60 @@
+"""`mqbroker health`: whether a broker does its part: exit status 0, or 1 with the reason.
+
+It answers, and: a leader is ready, a follower knows its leader, a classic slave follows its master.
+Run every few seconds by containers as `python -m broker.health`, so it imports little.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+
+import click
+
+from remoting.ask import ask
+from remoting.codes import RequestCode, ResponseCode
+from remoting.command import RemotingCommand
+from remoting.errors import RemotingError
+from remoting.fastjson import loads_object
+
+PORT = "10911"  # listenPort's default
+PORT_VARIABLE = "RAFTMQ_LISTEN_PORT"
+
+
+@click.command("health")
+@click.option("--address", metavar="HOST:PORT", help="The broker. [this machine's listenPort]")
+@click.option("--timeout", "timeout_s", default=3.0, show_default=True, help="Seconds.")
+def health(address: str | None, timeout_s: float) -> None:
+    """Say whether a broker does its part; exit status 1 if not."""
+    address = address or f"127.0.0.1:{os.environ.get(PORT_VARIABLE, PORT)}"
+    command = RemotingCommand.request(RequestCode.GET_BROKER_RUNTIME_INFO)
+    try:
+        answer = ask(address, command, timeout_s)
+        if answer.code != ResponseCode.SUCCESS:
+            reason = f"answers {answer.code}: {answer.remark}"
+        else:
+            reason = why_not(loads_object(answer.body).get("table") or {})
+    except RemotingError as error:
+        reason = str(error)
+    click.echo(f"{address}: {reason or 'healthy'}")
+    sys.exit(1 if reason else 0)
+
+
+def why_not(info: Mapping[str, str]) -> str:
+    """Why a broker with this runtime info does not do its part; "" if it does."""
+    if "raftRole" not in info:
+        refused = info.get("haRefused", "")
+        if refused:
+            return f"follows its master no more: {refused}"
+        return "no link to the master" if info.get("haConnected") == "false" else ""
+    role = info["raftRole"]
+    if role == "leader":
+        return "" if info.get("raftLeaderReady") == "true" else "leads but is not ready yet"
+    if role == "follower":
+        return "" if info.get("raftLeader") else "knows no leader"
+    return f"is {role}"
+
+
+if __name__ == "__main__":
+    health()

@@ -1,0 +1,40 @@
+"""`mqnamesrv health`: whether a name server answers: exit status 0, or 1 with the reason.
+
+Run every few seconds by containers as `python -m namesrv.health`, so it imports little.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import click
+
+from remoting.ask import ask
+from remoting.codes import RequestCode, ResponseCode
+from remoting.command import RemotingCommand
+from remoting.errors import RemotingError
+
+PORT = "9876"  # listenPort's default
+PORT_VARIABLE = "RAFTMQ_LISTEN_PORT"
+
+
+@click.command("health")
+@click.option("--address", metavar="HOST:PORT", help="The name server. [this machine's listenPort]")
+@click.option("--timeout", "timeout_s", default=3.0, show_default=True, help="Seconds.")
+def health(address: str | None, timeout_s: float) -> None:
+    """Say whether a name server answers; exit status 1 if not."""
+    address = address or f"127.0.0.1:{os.environ.get(PORT_VARIABLE, PORT)}"
+    command = RemotingCommand.request(RequestCode.GET_BROKER_CLUSTER_INFO)
+    try:
+        answer = ask(address, command, timeout_s)
+        good = answer.code == ResponseCode.SUCCESS
+        reason = "" if good else f"answers {answer.code}: {answer.remark}"
+    except RemotingError as error:
+        reason = str(error)
+    click.echo(f"{address}: {reason or 'healthy'}")
+    sys.exit(1 if reason else 0)
+
+
+if __name__ == "__main__":
+    health()

@@ -1,0 +1,37 @@
+"""One request over a blocking socket: for commands that ask one thing and end, and for health
+checks that run every few seconds and must be cheap. No event loop, no connection kept."""
+
+from __future__ import annotations
+
+import socket
+
+from remoting.address import parse_address
+from remoting.codec import FrameReader, decode_command, encode_command
+from remoting.command import RemotingCommand
+from remoting.errors import ConnectError, ConnectionLost, RemotingProtocolError, SendTimeout
+
+RECEIVE_BYTES = 64 * 1024
+
+
+def ask(address: str, command: RemotingCommand, timeout_s: float) -> RemotingCommand:
+    """The answer of `host:port`. Raises ConnectError, ConnectionLost, SendTimeout,
+    RemotingProtocolError."""
+    host, port = parse_address(address)
+    reader = FrameReader()
+    try:
+        with socket.create_connection((host, port), timeout_s) as connection:
+            connection.settimeout(timeout_s)
+            connection.sendall(encode_command(command))
+            while (frame := reader.next_frame()) is None:
+                data = connection.recv(RECEIVE_BYTES)
+                if not data:
+                    raise ConnectionLost(f"{address} closed the connection", outcome_unknown=True)
+                reader.receive_data(data)
+    except TimeoutError as error:
+        raise SendTimeout(f"{address} did not answer in time", outcome_unknown=True) from error
+    except OSError as error:
+        raise ConnectError(f"{address}: {error}") from error
+    answer = decode_command(frame)
+    if answer.opaque != command.opaque:
+        raise RemotingProtocolError(f"{address} answered another request")
+    return answer

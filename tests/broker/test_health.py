@@ -1,0 +1,88 @@
+"""`mqbroker health` and `mqnamesrv health` against servers that run, and against none."""
+
+import asyncio
+
+import pytest
+from click.testing import CliRunner
+
+from broker.health import health as broker_health
+from broker.health import why_not
+from namesrv.config import NameServerConfig
+from namesrv.health import health as namesrv_health
+from namesrv.server import NameServer
+from remoting.ask import ask
+from remoting.command import RemotingCommand
+from remoting.errors import ConnectError, ConnectionLost, SendTimeout
+from tests.broker.cluster import Group
+
+
+async def run(command, address):
+    return await asyncio.to_thread(CliRunner().invoke, command, ["--address", address])
+
+
+async def test_a_leader_is_healthy_and_a_stopped_one_is_not(tmp_path):
+    async with Group(tmp_path) as group:
+        broker = await group.leading()
+        found = await run(broker_health, broker.address)
+        assert (found.exit_code, found.output) == (0, f"{broker.address}: healthy\n")
+    found = await run(broker_health, broker.address)
+    assert found.exit_code == 1 and broker.address in found.output
+
+
+async def test_a_name_server_is_healthy():
+    config = NameServerConfig(bind="127.0.0.1", port=0, http_enable=False)
+    server = NameServer(config)
+    await server.start()
+    address = server.address
+    try:
+        found = await run(namesrv_health, address)
+        assert (found.exit_code, found.output) == (0, f"{address}: healthy\n")
+    finally:
+        await server.stop()
+    assert (await run(namesrv_health, address)).exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("info", "reason"),
+    [
+        ({"raftRole": "leader", "raftLeaderReady": "true"}, ""),
+        ({"raftRole": "leader", "raftLeaderReady": "false"}, "not ready"),
+        ({"raftRole": "follower", "raftLeader": "n1"}, ""),
+        ({"raftRole": "follower", "raftLeader": ""}, "no leader"),
+        ({"raftRole": "repairing"}, "repairing"),
+        ({}, ""),
+        ({"haConnected": "true", "haRefused": ""}, ""),
+        ({"haConnected": "false", "haRefused": ""}, "no link"),
+        ({"haConnected": "false", "haRefused": "another log"}, "another log"),
+    ],
+)
+def test_what_counts_as_healthy(info, reason):
+    assert (reason in why_not(info)) if reason else why_not(info) == ""
+
+
+@pytest.mark.parametrize(
+    ("serve", "error"),
+    [
+        (lambda reader, writer: writer.close(), ConnectionLost),
+        (lambda reader, writer: None, SendTimeout),
+    ],
+)
+async def test_who_does_not_answer_is_told_apart(serve, error):
+    writers = []
+
+    async def accepted(reader, writer):
+        writers.append(writer)
+        serve(reader, writer)
+
+    server = await asyncio.start_server(accepted, "127.0.0.1", 0)
+    address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    try:
+        with pytest.raises(error):
+            await asyncio.to_thread(ask, address, RemotingCommand.request(28), 0.2)
+    finally:
+        server.close()
+        for writer in writers:
+            writer.close()
+            await writer.wait_closed()
+    with pytest.raises(ConnectError):
+        await asyncio.to_thread(ask, address, RemotingCommand.request(28), 0.2)

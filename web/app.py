@@ -1,0 +1,368 @@
+"""The HTTP server of a process: routes from operations, checks, answers, errors.
+
+    server = WebServer(settings, access, operations, title="…", version="…")
+    port = await server.start();  …;  await server.stop()
+
+It runs on the loop that is there. Bounds: BODY_BYTES_MAX of a request's body and BODY_LIMIT_S for
+it to arrive, CONNECTIONS_MAX, each operation's own time. Whatever goes wrong is answered as a
+problem; what nobody foresaw is logged and answered 500 without its details.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import html
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+
+from web.auth import Access, WebSettings, allow
+from web.openapi import document
+from web.operation import JSON, Call, Caller, Operation, Reply, Role
+from web.problem import (
+    MEDIA_TYPE,
+    ApiProblem,
+    busy,
+    malformed,
+    outcome_unknown,
+    timed_out,
+    too_large,
+)
+from web.schema import from_json, from_texts, invalid_repeats, to_json
+from web.versions import Condition, condition_of, etag
+
+log = logging.getLogger("web")
+
+BODY_BYTES_MAX = 1024 * 1024
+BODY_LIMIT_S = 10.0
+CONNECTIONS_MAX = 512
+KEEPALIVE_S = 75.0
+STOP_LIMIT_S = 2.0  # for requests under way
+BACKLOG = 128
+PAGE_POLICY = "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+OPENAPI_PATH = "/api/v1/openapi.json"
+
+RawHandler = Callable[[web.Request, Caller], Awaitable[web.StreamResponse]]
+Translate = Callable[[Exception], ApiProblem | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A file for browsers, which need no token for it. `policy`: its Content-Security-Policy."""
+
+    path: str
+    media: str
+    content: bytes
+    policy: str = PAGE_POLICY
+
+
+@dataclass(frozen=True, slots=True)
+class RawRoute:
+    """A route that the document does not describe, e.g. a proxy's; `pattern` is aiohttp's, with
+    method "*" for all. `role` of a request: what its caller must be."""
+
+    method: str
+    pattern: str
+    handler: RawHandler
+    role: Callable[[web.Request], Role]
+
+
+class WebServer:
+    """See the module. `start` once, `stop` once."""
+
+    def __init__(
+        self,
+        settings: WebSettings,
+        access: Access,
+        operations: Sequence[Operation],
+        *,
+        title: str,
+        version: str,
+        pages: Sequence[Page] = (),
+        raw: Sequence[RawRoute] = (),
+        translate: Translate = lambda error: None,
+        closing: Callable[[], None] = lambda: None,
+        on_broken: Callable[[AssertionError], None] = lambda error: None,
+        connections_max: int = CONNECTIONS_MAX,
+    ) -> None:
+        """`translate`: an error of the rooms below as a problem; None: it is none of theirs.
+        `closing` is called first in `stop` (event hubs end their streams). `on_broken` hears of
+        broken invariants."""
+        self.port = 0
+        self.refused_connections = 0
+        self._settings = settings
+        self._access = access
+        self._translate = translate
+        self._closing = closing
+        self._on_broken = on_broken
+        self._connections_max = connections_max
+        own = (
+            Operation("GET", OPENAPI_PATH, "getOpenApi", "This document.", self._openapi),
+            Operation(
+                "GET",
+                "/docs",
+                "getDocs",
+                "The operations, as a page.",
+                self._docs,
+                role=None,
+                media="text/html",
+            ),
+        )
+        self.operations = (*operations, *own)
+        self._document = to_json(document(title, version, self.operations))
+        self._docs_page = _docs_page(title, self.operations)
+        app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[self._outermost])
+        for operation in self.operations:
+            app.router.add_route(operation.method, operation.path, self._route(operation))
+        for page in pages:
+            app.router.add_get(page.path, _page_handler(page), allow_head=False)
+        for route in raw:
+            app.router.add_route(route.method, route.pattern, self._raw(route))
+        self._runner = web.AppRunner(
+            app,
+            handle_signals=False,
+            access_log=None,
+            keepalive_timeout=KEEPALIVE_S,
+            shutdown_timeout=STOP_LIMIT_S,
+        )
+        self._listener: asyncio.Server | None = None
+
+    async def start(self, listen_socket: socket.socket | None = None) -> int:
+        """Listen; returns the port. Raises OSError."""
+        await self._runner.setup()
+        loop = asyncio.get_running_loop()
+        if listen_socket is not None:
+            self._listener = await loop.create_server(
+                self._protocol, sock=listen_socket, backlog=BACKLOG
+            )
+        else:
+            settings = self._settings
+            self._listener = await loop.create_server(
+                self._protocol,
+                settings.bind_address.strip("[]"),
+                settings.port,
+                backlog=BACKLOG,
+                reuse_address=True,
+            )
+        self.port = int(self._listener.sockets[0].getsockname()[1])
+        return self.port
+
+    async def stop(self) -> None:
+        """Answer what is under way, for a bounded time, and close. Also after a failed start."""
+        self._closing()
+        if self._listener is not None:
+            self._listener.close()
+        await self._runner.cleanup()
+
+    # ---- connections ------------------------------------------------------------------------
+
+    def _protocol(self) -> asyncio.Protocol:
+        server = self._runner.server
+        assert server is not None
+        if len(server.connections) >= self._connections_max:
+            self.refused_connections += 1
+            return _Refusal()
+        return server()
+
+    # ---- requests ---------------------------------------------------------------------------
+
+    @web.middleware
+    async def _outermost(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """Every request: who may reach us at all, and errors as problems."""
+        try:
+            headers = request.headers
+            self._access.check_host(headers.get("Host", ""), headers.get("Origin"), request.method)
+            return await handler(request)
+        except ApiProblem as problem:
+            return _problem_response(request, problem)
+        except web.HTTPException as error:
+            return _problem_response(request, _of_http(error))
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            return _problem_response(request, self._unforeseen(request, error))
+
+    def _unforeseen(self, request: web.Request, error: Exception) -> ApiProblem:
+        problem = self._translate(error)
+        if problem is not None:
+            return problem
+        log.error("request_failed %s %s", request.method, request.path, exc_info=error)
+        if isinstance(error, AssertionError):
+            self._on_broken(error)
+        return ApiProblem(500, "INTERNAL", "the request failed; the log of this process says why")
+
+    def _route(
+        self, operation: Operation
+    ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            caller = self._caller(request, operation.role)
+            call = await _checked(operation, request, caller)
+            answer = await _in_time(operation, call)
+            if operation.method != "GET":
+                log.info("changed_by=%s %s %s", caller.name, request.method, request.path)
+            return _response(operation, request, answer)
+
+        return handle
+
+    def _raw(self, route: RawRoute) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            return await route.handler(request, self._caller(request, route.role(request)))
+
+        return handle
+
+    def _caller(self, request: web.Request, role: Role | None) -> Caller:
+        if role is None:
+            return Caller("anybody", Role.VIEWER)
+        caller = self._access.caller(request.headers.get("Authorization"))
+        allow(caller, role)
+        return caller
+
+    async def _openapi(self, _: Call) -> web.Response:
+        return web.Response(body=self._document, content_type=JSON)
+
+    async def _docs(self, _: Call) -> web.Response:
+        return web.Response(
+            body=self._docs_page, content_type="text/html", charset="utf-8", headers=_guards()
+        )
+
+
+class _Refusal(asyncio.Protocol):
+    """A connection too many: told so, and closed."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.WriteTransport)
+        text = to_json(busy("too many connections").to_json(""))
+        transport.write(
+            b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\n"
+            b"Content-Type: %s\r\nContent-Length: %d\r\n\r\n%s"
+            % (MEDIA_TYPE.encode(), len(text), text)
+        )
+        transport.close()
+
+
+async def read_body(request: web.Request) -> bytes:
+    """The whole body, within the bounds. Raises ApiProblem."""
+    if (request.content_length or 0) > BODY_BYTES_MAX:
+        raise too_large(f"the body is larger than {BODY_BYTES_MAX} bytes")
+    try:
+        async with asyncio.timeout(BODY_LIMIT_S):
+            return await request.read()
+    except web.HTTPRequestEntityTooLarge as error:
+        raise too_large(f"the body is larger than {BODY_BYTES_MAX} bytes") from error
+    except TimeoutError as error:
+        raise ApiProblem(408, "TIMEOUT", "the body did not arrive in time") from error
+
+
+async def _checked(operation: Operation, request: web.Request, caller: Caller) -> Call:
+    """The call that `request` is. Raises ApiProblem."""
+    parameters = from_texts(request.match_info, operation.parameters)
+    repeated = sorted({key for key in request.query if len(request.query.getall(key)) > 1})
+    if repeated:
+        raise invalid_repeats(repeated)
+    query = from_texts(request.query, operation.query)
+    condition = Condition()
+    if operation.conditional:
+        headers = request.headers
+        condition = condition_of(headers.get("If-Match"), headers.get("If-None-Match"))
+    body = None
+    if operation.body is not None:
+        if request.content_type != JSON:
+            raise ApiProblem(415, "UNSUPPORTED_MEDIA_TYPE", f"send {JSON}")
+        body = from_json(await read_body(request), operation.body)
+    return Call(request, caller, parameters, query, body, condition)
+
+
+async def _in_time(operation: Operation, call: Call) -> Any:
+    if operation.limit_ms is None:
+        return await operation.handler(call)
+    try:
+        async with asyncio.timeout(operation.limit_ms / 1000):
+            return await operation.handler(call)
+    except TimeoutError as error:
+        words = f"no answer within {operation.limit_ms} ms"
+        if operation.method == "GET":
+            raise timed_out(words) from error
+        raise outcome_unknown(words) from error
+
+
+def _response(operation: Operation, request: web.Request, answer: Any) -> web.StreamResponse:
+    if isinstance(answer, web.StreamResponse):
+        return answer
+    reply = answer if isinstance(answer, Reply) else Reply(answer, operation.status)
+    headers = {"Cache-Control": "no-store", **reply.headers}
+    if reply.version is not None:
+        headers["ETag"] = etag(reply.version)
+        known = request.headers.get("If-None-Match", "")
+        if request.method == "GET" and headers["ETag"] in known:
+            return web.Response(status=304, headers=headers)
+    if reply.status == 204:
+        return web.Response(status=204, headers=headers)
+    return web.Response(
+        body=to_json(reply.value), status=reply.status, content_type=JSON, headers=headers
+    )
+
+
+def _problem_response(request: web.Request, problem: ApiProblem) -> web.Response:
+    body = to_json(problem.to_json(request.path))
+    response = web.Response(
+        body=body,
+        status=problem.status,
+        content_type=MEDIA_TYPE,
+        headers={"Cache-Control": "no-store", **problem.headers},
+    )
+    if problem.status in (408, 413):
+        response.force_close()  # the rest of the body is not waited for
+    return response
+
+
+def _of_http(error: web.HTTPException) -> ApiProblem:
+    """aiohttp's own refusals: no such route, no such method, …"""
+    code = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED", 413: "TOO_LARGE"}.get(error.status)
+    if code is None:
+        if error.status < 500:
+            return malformed(error.reason)
+        return ApiProblem(500, "INTERNAL", error.reason)
+    headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
+    words = {404: "there is nothing at this path", 405: "not with this method"}
+    return ApiProblem(error.status, code, words.get(error.status, error.reason), headers=headers)
+
+
+def _guards(policy: str = PAGE_POLICY) -> dict[str, str]:
+    return {
+        "Content-Security-Policy": policy,
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+        "Cache-Control": "no-cache",
+    }
+
+
+def _page_handler(page: Page) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    async def handle(_: web.Request) -> web.StreamResponse:
+        charset = "utf-8" if page.media.startswith("text/") else None
+        return web.Response(
+            body=page.content,
+            content_type=page.media,
+            charset=charset,
+            headers=_guards(page.policy),
+        )
+
+    return handle
+
+
+def _docs_page(title: str, operations: Sequence[Operation]) -> bytes:
+    rows = "".join(
+        f"<tr><td>{o.method}<td><code>{html.escape(o.path)}</code>"
+        f"<td>{o.role.name.lower() if o.role else '-'}<td>{html.escape(o.summary)}"
+        for o in sorted(operations, key=lambda o: (o.path, o.method))
+    )
+    return (
+        f"<!doctype html><meta charset=utf-8><title>{html.escape(title)}</title>"
+        f"<h1>{html.escape(title)}</h1><p><a href='{OPENAPI_PATH}'>OpenAPI document</a>"
+        f"<table><tr><th>Method<th>Path<th>Role<th>What it does{rows}</table>"
+    ).encode()

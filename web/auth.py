@@ -1,0 +1,182 @@
+"""Who may call: tokens from a file, and who is let in without.
+
+With a tokens' file everybody shows a token: `Authorization: Bearer …`. Without one the API listens
+on loopback only (`WebSettings.check`), and every caller there is admin; then the Host header must
+name loopback, so that no web page reaches this API under a name of its own (DNS rebinding), and
+a change that a page of another origin sends is refused.
+
+The file: {"tokens":[{"token":"…","role":"viewer|operator|admin","name":"…"}]}, readable by its
+owner or group, not by the world. It is read once, at start.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Meta
+
+from web.operation import Caller, Role
+from web.problem import forbidden, unauthorized
+
+TOKENS_MAX = 256
+TOKEN_LENGTH_MIN = 16
+FILE_SIZE_MAX = 256 * 1024  # bytes
+LOCAL = Caller("local", Role.ADMIN)
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+ROLES = {"viewer": Role.VIEWER, "operator": Role.OPERATOR, "admin": Role.ADMIN}
+
+
+class WebConfigError(Exception):
+    """The HTTP API cannot be offered as configured; the text says what to change."""
+
+
+@dataclass(frozen=True, slots=True)
+class WebSettings:
+    """The configuration keys that brokers and name servers share."""
+
+    enabled: bool = True  # httpEnable
+    bind_address: str = "127.0.0.1"  # httpBindAddress
+    port: int = 0  # httpPort; 0: any
+    advertised: str = ""  # httpAdvertisedAddress, host:port; "": made of where it listens
+    tokens_file: str = ""  # httpTokensFile
+
+    def check(self) -> None:
+        """Raises WebConfigError for an API that whoever is near could use."""
+        if self.enabled and not self.tokens_file and not is_loopback(self.bind_address):
+            raise WebConfigError(
+                f"httpBindAddress={self.bind_address} is not loopback: set httpTokensFile, so "
+                "that not everybody who reaches it is admin, or httpBindAddress=127.0.0.1"
+            )
+
+    def advertised_address(self, host: str, port: int) -> str:
+        """What others are told: `advertised`; else `port` at `host`, how this process is reached,
+        or on loopback where it listens there only."""
+        if self.advertised:
+            return self.advertised
+        shown = self.bind_address if is_loopback(self.bind_address) else host
+        return f"[{shown}]:{port}" if ":" in shown else f"{shown}:{port}"
+
+
+class _Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    token: Annotated[str, Meta(min_length=TOKEN_LENGTH_MIN, max_length=512, pattern="^[!-~]+$")]
+    role: Literal["viewer", "operator", "admin"]
+    name: Annotated[str, Meta(min_length=1, max_length=128)]
+
+
+class _TokenFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    tokens: Annotated[list[_Token], Meta(min_length=1, max_length=TOKENS_MAX)]
+
+
+class Access:
+    """Decides who a request is from. `callers`: SHA-256 of a token → caller; None: no tokens."""
+
+    def __init__(self, callers: Mapping[bytes, Caller] | None = None) -> None:
+        self._callers = callers
+
+    @classmethod
+    def of(cls, settings: WebSettings) -> Access:
+        """Raises WebConfigError. Reads the file: call it at start."""
+        settings.check()
+        return cls(load_tokens(Path(settings.tokens_file)) if settings.tokens_file else None)
+
+    def check_host(self, host: str, origin: str | None, method: str) -> None:
+        """Every request passes here, whatever it asks for. Raises ApiProblem (403)."""
+        if self._callers is not None:
+            return
+        name = _host_name(host)
+        if name is None or not is_loopback(name):
+            raise forbidden(f"the Host header says {host[:100]!r}, not loopback")
+        if method not in SAFE_METHODS and origin is not None and urlsplit(origin).netloc != host:
+            raise forbidden(f"a page of origin {origin[:100]!r} changes nothing here")
+
+    def caller(self, authorization: str | None) -> Caller:
+        """Raises ApiProblem (401)."""
+        if self._callers is None:
+            return LOCAL
+        scheme, _, token = (authorization or "").partition(" ")
+        if scheme.lower() != "bearer" or not token.strip():
+            raise unauthorized("show a token: Authorization: Bearer …")
+        shown = _digest(token.strip())
+        found = None
+        for digest, caller in self._callers.items():  # all of them, in the same time
+            if hmac.compare_digest(digest, shown):
+                found = caller
+        if found is None:
+            raise unauthorized("nobody has this token")
+        return found
+
+
+def allow(caller: Caller, role: Role) -> None:
+    """Raises ApiProblem (403)."""
+    if caller.role < role:
+        raise forbidden(f"{caller.name} is {caller.role.name.lower()}, not {role.name.lower()}")
+
+
+def load_tokens(path: Path) -> dict[bytes, Caller]:
+    """Raises WebConfigError."""
+    content = _read_secret(path, "httpTokensFile")
+    try:
+        tokens = msgspec.json.decode(content, type=_TokenFile).tokens
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise WebConfigError(f"httpTokensFile={path}: {error}") from error
+    callers = {_digest(t.token): Caller(t.name, ROLES[t.role]) for t in tokens}
+    if len(callers) != len(tokens):
+        raise WebConfigError(f"httpTokensFile={path}: a token stands there twice")
+    return callers
+
+
+def load_token(path: Path, key: str) -> str:
+    """The one token that a file holds, to be shown to others (`key`: which setting names the
+    file). Raises WebConfigError."""
+    try:
+        token = _read_secret(path, key).decode("ascii").strip()
+    except UnicodeDecodeError as error:
+        raise WebConfigError(f"{key}={path}: {error}") from error
+    if not TOKEN_LENGTH_MIN <= len(token) <= 512 or not token.isprintable() or " " in token:
+        raise WebConfigError(f"{key}={path} does not hold one token")
+    return token
+
+
+def is_loopback(host: str) -> bool:
+    """Of a name or a literal address."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _host_name(host: str) -> str | None:
+    """The name in a Host header, without the port."""
+    try:
+        return urlsplit(f"//{host}").hostname
+    except ValueError:
+        return None
+
+
+def _read_secret(path: Path, key: str) -> bytes:
+    try:
+        with path.open("rb") as file:
+            mode = path.stat().st_mode
+            content = file.read(FILE_SIZE_MAX + 1)
+    except OSError as error:
+        raise WebConfigError(f"{key}={path}: {error.strerror}") from error
+    if mode & (stat.S_IROTH | stat.S_IWOTH):
+        raise WebConfigError(f"{key}={path} is open to everybody: chmod o-rwx it")
+    if len(content) > FILE_SIZE_MAX:
+        raise WebConfigError(f"{key}={path} is larger than {FILE_SIZE_MAX} bytes")
+    return content
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()

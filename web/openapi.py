@@ -1,0 +1,123 @@
+"""The OpenAPI 3.1 document of a list of operations. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+
+from web.operation import JSON, Operation, Role
+from web.problem import MEDIA_TYPE
+from web.schema import Input, Nothing, ProblemView
+
+VERSION = "3.1.0"
+_TEMPLATE = "#/components/schemas/{name}"
+
+
+def document(title: str, version: str, operations: Sequence[Operation]) -> dict[str, Any]:
+    """What /api/v1/openapi.json says of `operations`."""
+    paths: dict[str, dict[str, Any]] = {}
+    for operation in operations:
+        paths.setdefault(operation.path, {})[operation.method.lower()] = _operation(operation)
+    kinds = [ProblemView, *(k for o in operations for k in (o.body, o.answer) if k is not None)]
+    _, components = msgspec.json.schema_components(kinds, ref_template=_TEMPLATE)
+    return {
+        "openapi": VERSION,
+        "info": {"title": title, "version": version},
+        "paths": paths,
+        "components": {
+            "schemas": dict(sorted(components.items())),
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _operation(operation: Operation) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "operationId": operation.name,
+        "summary": operation.summary,
+        "parameters": [
+            *_parameters(operation.parameters, "path"),
+            *_parameters(operation.query, "query"),
+            *(_conditions() if operation.conditional else ()),
+        ],
+        "responses": _responses(operation),
+    }
+    if operation.role is not None:
+        described["security"] = [{"token": []}]
+        described["description"] = f"Role: {Role(operation.role).name.lower()}."
+    if operation.body is not None:
+        content = {JSON: {"schema": _schema(operation.body)}}
+        described["requestBody"] = {"required": True, "content": content}
+    return described
+
+
+def _responses(operation: Operation) -> dict[str, Any]:
+    success: dict[str, Any] = {"description": HTTPStatus(operation.status).phrase}
+    if operation.answer is not None:
+        success["content"] = {operation.media: {"schema": _schema(operation.answer)}}
+    elif operation.status != HTTPStatus.NO_CONTENT:
+        success["content"] = {operation.media: {}}
+    problem = {"content": {MEDIA_TYPE: {"schema": _schema(ProblemView)}}}
+    responses = {str(operation.status): success}
+    for status in sorted(_problem_statuses(operation)):
+        responses[str(status)] = {"description": HTTPStatus(status).phrase, **problem}
+    responses["default"] = {"description": "What went wrong.", **problem}
+    return responses
+
+
+def _problem_statuses(operation: Operation) -> set[int]:
+    statuses = set(operation.problems)
+    if operation.role is not None:
+        statuses |= {401, 403}
+    if operation.parameters is not Nothing or operation.query is not Nothing:
+        statuses.add(422)
+    if operation.body is not None:
+        statuses |= {400, 413, 415, 422}
+    if operation.conditional:
+        statuses |= {412, 422, 428}
+    return statuses
+
+
+def _parameters(kind: type[Input], place: str) -> list[dict[str, Any]]:
+    if kind is Nothing:
+        return []
+    _, components = msgspec.json.schema_components([kind], ref_template=_TEMPLATE)
+    schema = components[kind.__name__]
+    required = set(schema.get("required", ()))
+    return [
+        {
+            "name": name,
+            "in": place,
+            "required": place == "path" or name in required,
+            "schema": part,
+        }
+        for name, part in schema["properties"].items()
+    ]
+
+
+def _conditions() -> list[dict[str, Any]]:
+    tags = 'ETags that the resource may have ("…"), or * for any that exists.'
+    return [
+        {
+            "name": "If-Match",
+            "in": "header",
+            "required": False,
+            "description": tags,
+            "schema": {"type": "string"},
+        },
+        {
+            "name": "If-None-Match",
+            "in": "header",
+            "required": False,
+            "description": "* creates the resource, and only creates it.",
+            "schema": {"type": "string", "const": "*"},
+        },
+    ]
+
+
+def _schema(kind: Any) -> dict[str, Any]:
+    (schema,), _ = msgspec.json.schema_components([kind], ref_template=_TEMPLATE)
+    return dict(schema)

@@ -1,0 +1,94 @@
+"""One operation of the API, declared once: its route, who may call it, what it takes and answers.
+
+From the same declaration come the route and its checks (`web.app`) and the OpenAPI document
+(`web.openapi`). Pure.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from web.schema import Input, Nothing
+from web.versions import Condition
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+JSON = "application/json"
+EVENT_STREAM = "text/event-stream"
+READ_LIMIT_MS = 10_000
+WRITE_LIMIT_MS = 30_000  # longer than a command may wait in the log
+
+
+class Role(enum.IntEnum):
+    """What a caller may do; each may do what those below may."""
+
+    VIEWER = 1
+    OPERATOR = 2
+    ADMIN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who calls, by the name that the tokens' file gives it."""
+
+    name: str
+    role: Role
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A checked request. `parameters`, `query` and `body` are of the operation's types (hence
+    Any: the handler says which); `condition` stands when the operation is conditional."""
+
+    request: web.Request
+    caller: Caller
+    parameters: Any
+    query: Any
+    body: Any
+    condition: Condition = field(default_factory=Condition)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer with more to it than its value. `version`: what ETag is made of."""
+
+    value: Any = None
+    status: int = 200
+    version: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+Handler = Callable[[Call], Awaitable[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """See the module. A handler returns a View or what JSON has, a Reply, or a StreamResponse; it
+    raises ApiProblem. `role` None: whoever asks. `problems`: statuses besides those that follow
+    from the rest."""
+
+    method: str
+    path: str
+    name: str  # operationId
+    summary: str
+    handler: Handler
+    role: Role | None = Role.VIEWER
+    parameters: type[Input] = Nothing  # of the path
+    query: type[Input] = Nothing
+    body: Any = None  # a type; None: takes none
+    answer: Any = None  # a type; None: any JSON, or nothing with status 204
+    status: int = 200
+    conditional: bool = False  # wants If-Match or If-None-Match
+    problems: tuple[int, ...] = ()
+    media: str = JSON
+
+    @property
+    def limit_ms(self) -> int | None:
+        """How long it may take."""
+        if self.media == EVENT_STREAM:
+            return None
+        return READ_LIMIT_MS if self.method == "GET" else WRITE_LIMIT_MS

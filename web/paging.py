@@ -1,0 +1,64 @@
+"""Lists in pages: `?limit=1..1000&cursor=` → `{"items": […], "next": cursor | null}`.
+
+A cursor is the key of the last item given, so a page goes on behind it whatever was added or
+removed meanwhile. It is opaque to callers: base64url of the key. Pure.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import heapq
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, TypeVar
+
+from msgspec import Meta
+
+from web.problem import invalid
+from web.schema import Input
+
+LIMIT_MAX = 1_000
+LIMIT_DEFAULT = 100
+CURSOR_LENGTH_MAX = 1_024
+
+Limit = Annotated[int, Meta(ge=1, le=LIMIT_MAX, description="How many items at most.")]
+Cursor = Annotated[
+    str, Meta(max_length=CURSOR_LENGTH_MAX, description="`next` of the page before.")
+]
+
+T = TypeVar("T")
+
+
+class PageQuery(Input, frozen=True):
+    """Query parameters of a list; other lists add theirs in a class of their own."""
+
+    limit: Limit = LIMIT_DEFAULT
+    cursor: Cursor = ""
+
+
+def page(
+    items: Iterable[T], key: Callable[[T], str], view: Callable[[T], Any], query: PageQuery
+) -> dict[str, Any]:
+    """The page of `items` that `query` asks for, in the order of their keys, which are distinct.
+
+    Raises ApiProblem for a cursor that is none of ours."""
+    after = decode_cursor(query.cursor) if query.cursor else None
+    behind = (item for item in items if after is None or key(item) > after)
+    chosen = heapq.nsmallest(query.limit + 1, behind, key=key)
+    more = len(chosen) > query.limit
+    shown = chosen[: query.limit]
+    following = encode_cursor(key(shown[-1])) if more else None
+    return {"items": [view(item) for item in shown], "next": following}
+
+
+def encode_cursor(key: str) -> str:
+    return base64.urlsafe_b64encode(key.encode()).decode().rstrip("=")
+
+
+def decode_cursor(cursor: str) -> str:
+    """Raises ApiProblem."""
+    try:
+        padded = cursor.encode("ascii") + b"=" * (-len(cursor) % 4)
+        return base64.b64decode(padded, altchars=b"-_", validate=True).decode()
+    except (binascii.Error, UnicodeError) as error:
+        raise invalid([("cursor", "is none that this API gave")]) from error

@@ -1,0 +1,116 @@
+"""What went wrong, as `application/problem+json` (RFC 9457).
+
+    {"type":"about:blank","title":"Conflict","status":409,"detail":…,"instance":path,"code":…}
+
+`code` is for programs: it never changes its meaning; `detail` is for people. Handlers raise
+`ApiProblem`; the application turns it into the answer. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+MEDIA_TYPE = "application/problem+json"
+LEADER_HEADER = "X-Leader-Http"
+
+
+class ApiProblem(Exception):
+    """An answer that is no success. `more` are further fields of the body."""
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        detail: str,
+        *,
+        more: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(f"{status} {code}: {detail}")
+        self.status = status
+        self.code = code
+        self.detail = detail
+        self.more = dict(more or {})
+        self.headers = dict(headers or {})
+
+    def to_json(self, instance: str) -> dict[str, Any]:
+        """The body; `instance` is the path that was asked for."""
+        return {
+            "type": "about:blank",
+            "title": HTTPStatus(self.status).phrase,
+            "status": self.status,
+            "detail": self.detail,
+            "instance": instance,
+            "code": self.code,
+            **self.more,
+        }
+
+
+def malformed(detail: str) -> ApiProblem:
+    return ApiProblem(400, "MALFORMED", detail)
+
+
+def unauthorized(detail: str) -> ApiProblem:
+    return ApiProblem(
+        401, "UNAUTHORIZED", detail, headers={"WWW-Authenticate": 'Bearer realm="raftmq"'}
+    )
+
+
+def forbidden(detail: str) -> ApiProblem:
+    return ApiProblem(403, "FORBIDDEN", detail)
+
+
+def not_found(detail: str) -> ApiProblem:
+    return ApiProblem(404, "NOT_FOUND", detail)
+
+
+def conflict(detail: str, code: str = "CONFLICT") -> ApiProblem:
+    return ApiProblem(409, code, detail)
+
+
+def stale(detail: str) -> ApiProblem:
+    """The resource is not (any more) what If-Match or If-None-Match says."""
+    return ApiProblem(412, "VERSION_MISMATCH", detail)
+
+
+def too_large(detail: str) -> ApiProblem:
+    return ApiProblem(413, "TOO_LARGE", detail)
+
+
+def invalid(errors: Sequence[tuple[str, str]]) -> ApiProblem:
+    """`errors`: which field of the request, and what is wrong with it."""
+    listed = [{"field": field, "message": message} for field, message in errors]
+    detail = "; ".join(f"{field}: {message}" if field else message for field, message in errors)
+    return ApiProblem(422, "INVALID", detail, more={"errors": listed})
+
+
+def version_wanted() -> ApiProblem:
+    return ApiProblem(
+        428, "IF_MATCH_REQUIRED", "say If-Match: <ETag> (or *), or If-None-Match: * to create"
+    )
+
+
+def busy(detail: str) -> ApiProblem:
+    return ApiProblem(503, "BUSY", detail, headers={"Retry-After": "1"})
+
+
+def unavailable(detail: str, code: str = "UNAVAILABLE") -> ApiProblem:
+    return ApiProblem(503, code, detail)
+
+
+def not_leader(leader_http: str, detail: str = "this replica is not the leader") -> ApiProblem:
+    """`leader_http`: host:port of the leader's HTTP API, "" when nobody knows."""
+    headers = {LEADER_HEADER: leader_http} if leader_http else {}
+    more = {"leaderHttpAddress": leader_http or None}
+    return ApiProblem(503, "NOT_LEADER", detail, more=more, headers=headers)
+
+
+def outcome_unknown(detail: str) -> ApiProblem:
+    """It may have happened, or may yet happen: look before trying again."""
+    return ApiProblem(504, "OUTCOME_UNKNOWN", detail)
+
+
+def timed_out(detail: str) -> ApiProblem:
+    return ApiProblem(504, "TIMEOUT", detail)

@@ -1,0 +1,89 @@
+"""Base classes of what goes over HTTP, and how values become them.
+
+`View` is what is answered, `Input` what is asked: fields are camelCase in JSON, and an input with a
+field that nobody knows is refused, so that a slip of the pen is not taken for a default. Limits
+stand in the types (`Annotated[int, Meta(ge=1)]`), from where the OpenAPI document has them. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from web.problem import ApiProblem, invalid, malformed
+
+INTEGER_MAX = (1 << 53) - 1  # what every JSON reader keeps exactly
+
+Count = Annotated[int, Meta(ge=0, le=INTEGER_MAX)]
+TimeMs = Annotated[int, Meta(ge=0, le=INTEGER_MAX, description="Milliseconds since 1970 (UTC).")]
+
+_PLACE = re.compile(r" - at `(?:key in )?\$\.?(.*)`$")
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`")
+_MISSING = re.compile(r"Object missing required field `(.*?)`")
+
+T = TypeVar("T")
+
+
+class View(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """What an operation answers."""
+
+
+class Input(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    """What an operation is asked with: a body, the query, or the path's parameters."""
+
+
+class Nothing(Input, frozen=True):
+    """No parameters."""
+
+
+class ProblemView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """application/problem+json; some codes have further fields."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    instance: str
+    code: str
+
+
+def from_texts(values: Mapping[str, str], kind: type[T]) -> T:
+    """Query or path parameters. Raises ApiProblem."""
+    try:
+        return msgspec.convert(dict(values), kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise _invalid(error) from error
+
+
+def invalid_repeats(names: Sequence[str]) -> ApiProblem:
+    """A parameter that stands there twice: which one was meant?"""
+    return invalid([(name, "stands there more than once") for name in names])
+
+
+def from_json(body: bytes, kind: type[T]) -> T:
+    """Raises ApiProblem: 400 for what is no JSON, 422 for JSON that does not fit."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise _invalid(error) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise malformed(f"the body is not JSON: {error}") from error
+
+
+def to_json(value: Any) -> bytes:
+    """Views, and what JSON has by itself."""
+    return msgspec.json.encode(value)
+
+
+def _invalid(error: msgspec.ValidationError) -> ApiProblem:
+    text = str(error)
+    place = _PLACE.search(text)
+    field = place[1] if place else ""
+    named = _UNKNOWN.search(text) or _MISSING.search(text)
+    if named:
+        field = f"{field}.{named[1]}" if field else named[1]
+    return invalid([(field, _PLACE.sub("", text))])

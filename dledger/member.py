@@ -103,16 +103,7 @@ class RaftMember(Performing):
         self.log = RaftLog(commitlog, trim, config.log_cache_bytes_max)
         self._writer = FrameWriter(self.log)
         self._read_trial = ReadTrial(self.log, self._health, len(config.peers) == 1)
-        self._healer = Healer(
-            config,
-            disk,
-            self.log,
-            clock_ms,
-            send=self._send_repair,
-            standing=self._standing,
-            on_mended=lambda: self._applier.resume(),
-            on_failed=lambda reason, error: self._fail(reason, error, disk=True),
-        )
+        self._healer = self._make_healer(disk)
         self._installer = Installer(
             config,
             disk,
@@ -152,6 +143,18 @@ class RaftMember(Performing):
         self._housekeeping_due_ms = 0.0
         self._housekeeper: ThreadPoolExecutor | None = None
         self._preparing: asyncio.Future[None] | None = None
+
+    def _make_healer(self, disk: Disk) -> Healer:
+        return Healer(
+            self.config,
+            disk,
+            self.log,
+            self._clock_ms,
+            send=self._send_repair,
+            standing=self._standing,
+            on_mended=lambda: self._applier.resume(),
+            on_failed=lambda reason, error: self._fail(reason, error, disk=True),
+        )
 
     # -- life ---------------------------------------------------------------------------------
 

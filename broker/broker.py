@@ -30,6 +30,7 @@ from broker.groups import SubscriptionGroup
 from broker.housekeeping import Chore, Housekeeper
 from broker.keeper import ClassicKeeper, Keeper, RaftKeeper
 from broker.keyquery import KeyQueries
+from broker.metrics import BrokerMetrics
 from broker.processor import Processor
 from broker.pull import PullService
 from broker.queries import Queries, not_leader
@@ -104,6 +105,7 @@ class Broker:
         self.boot_ms = wall_ms()
         self.put_rates = Rates(clock_ms(), self._today())
         self.get_rates = Rates(clock_ms(), self._today())
+        self.metrics = BrokerMetrics(self)
 
     # ---- life -----------------------------------------------------------------------------
 
@@ -159,6 +161,7 @@ class Broker:
     async def stop(self) -> None:
         """Stop for good; also after a failure and after a `start` that raised."""
         self._stopping = True
+        self.metrics.stop()
         if self._started:
             if await self._handed_over():
                 self.pulls.holds.release_all()  # their consumers go where the successor is
@@ -285,6 +288,7 @@ class Broker:
             clock_ms=self.clock_ms,
         )
         self._build_edges()
+        self.metrics.watch()
 
     def _build_framed(self) -> None:
         """Raft, or pysyncobj: what is committed is applied."""
@@ -447,6 +451,7 @@ class Broker:
         def guarded(
             connection: Connection, request: RemotingCommand
         ) -> RemotingCommand | Coroutine[Any, Any, RemotingCommand | None] | None:
+            self.metrics.request(request.code)
             try:
                 answer = handler(connection, request)
             except RemotingError as error:
@@ -546,6 +551,7 @@ class Broker:
     def _role_changed(self, event: RoleEvent) -> None:
         was_leading = self.roles.leading
         before = self.roles.identity
+        self.metrics.role_changed(event)
         self.roles.change(event)
         leading = self.roles.leading
         self.sends.leadership(event.term, leading, self._leader_is_awaited(event))

@@ -106,12 +106,25 @@ class PullService:
         self._on_read_failed = on_read_failed
         self._clock_ms = clock_ms
         self.holds: HoldTable[Pull] = HoldTable(config.held_pulls_max, self._again)
-        self.get_count = 0
+        self.get_count = 0  # messages
+        self.results: dict[int, int] = {}  # pulls answered, by code
 
     def handle(
         self, connection: PullConnection, request: RemotingCommand
     ) -> RemotingCommand | None:
         """Answer the pull, now or later. Raises Refused and HeaderError."""
+        try:
+            return self._handle(connection, request)
+        except Refused as refused:
+            self._count(refused.code)
+            raise
+
+    def _count(self, code: int) -> None:
+        self.results[code] = self.results.get(code, 0) + 1
+
+    def _handle(
+        self, connection: PullConnection, request: RemotingCommand
+    ) -> RemotingCommand | None:
         header = PullHeader.parse(request.ext)
         pull = Pull(connection, request, header, self._check(header))
         if header.sys_flag & PULL_COMMIT_OFFSET:
@@ -185,6 +198,7 @@ class PullService:
         code, next_offset = self._decide(header, result)
         if code == ResponseCode.PULL_NOT_FOUND and may_hold and self._hold(pull):
             return None
+        self._count(code)
         group = self._state.groups.get(header.consumer_group)
         ext = PullResponseHeader(
             self._reads.suggest(group, result.cold),
@@ -271,6 +285,7 @@ class PullService:
         try:
             response = self._run(pull, may_hold=False)
         except Refused as refused:
+            self._count(refused.code)
             response = RemotingCommand.response_to(pull.request, refused.code, refused.remark)
         if response is not None:
             pull.connection.write_many([encode_command(response)])

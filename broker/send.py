@@ -19,6 +19,7 @@ this table is asked. No task, future or lock per message.
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -93,11 +94,12 @@ class Group:
 class Stored:
     """A group that was cut: where each record stands and which queue offset it has."""
 
-    __slots__ = ("group", "offsets", "positions", "units")
+    __slots__ = ("cut_s", "group", "offsets", "positions", "units")
 
     def __init__(
         self, group: Group, positions: list[int], offsets: list[int], units: list[QueueUnits]
     ) -> None:
+        self.cut_s = time.perf_counter()  # 0: not to be timed
         self.group = group
         self.positions = positions
         self.offsets = offsets
@@ -193,7 +195,10 @@ class SendPath:
         self._held_bytes = 0
         self._held = HeldSends(clock_ms)
         self.disk_full = ""  # why sends are refused; "" when there is room
-        self.put_count = 0
+        self.put_count = 0  # messages stored
+        # Sends answered, by code and the tag that the remark of a refusal begins with.
+        self.results: dict[tuple[int, str], int] = {}
+        self.on_stored: Callable[[float], None] = lambda _: None  # seconds since a group was cut
         # The latest store time in the log. Ours never goes below it, whatever the clock does:
         # offsets are looked up by time with a bisection.
         self.stamp_ms = 0
@@ -437,8 +442,13 @@ class SendPath:
         writes: dict[Connection, list[bytes]] = {}
         success = self._answers[code].success
         host = self._answers[code].host
+        now_s = time.perf_counter()
+        answered = 0
         for pending in stored:
             group = pending.group
+            answered += len(group.replies)
+            if pending.cut_s:
+                self.on_stored(now_s - pending.cut_s)
             positions = pending.positions
             offsets = pending.offsets
             records = group.records
@@ -466,6 +476,8 @@ class SendPath:
             self.put_count += at
             self._held_bytes -= group.held_bytes
             group.held_bytes = 0
+        key = (int(code), "")
+        self.results[key] = self.results.get(key, 0) + answered
         for connection, chunks in writes.items():
             connection.write_many(chunks)
 
@@ -486,9 +498,12 @@ class SendPath:
             late.append((sender if waits else silent, unique_key, count))
             at += count
         group.replies = late
-        put_count = self.put_count
-        self.answer([Stored(early, batch.positions, batch.offsets, batch.units)])
-        self.put_count = put_count  # the batch is counted when the rest of it is answered
+        put_count, results = self.put_count, dict(self.results)
+        unwaiting = Stored(early, batch.positions, batch.offsets, batch.units)
+        unwaiting.cut_s = 0.0
+        self.answer([unwaiting])
+        # The batch is counted when the rest of it is answered.
+        self.put_count, self.results = put_count, results
         return any(not sender[2] for sender, _, _ in late)
 
     def _success_binary(
@@ -612,6 +627,8 @@ class SendPath:
 
     def _refuse(self, sender: Sender, code: int, remark: str) -> None:
         connection, opaque, one_way, serialize_type = sender
+        key = (int(code), remark[1 : remark.find("]")] if remark[:1] == "[" else "")
+        self.results[key] = self.results.get(key, 0) + 1
         if one_way:
             return
         ext: dict[str, str] = {}

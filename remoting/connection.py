@@ -85,6 +85,8 @@ class Connection(asyncio.Protocol):
         self.local_address = ""
         self.attachment: Any = None
         self.close_reason = ""
+        self.received_bytes = 0
+        self.sent_bytes = 0  # handed to the transport
         self.last_active_s = 0.0  # loop time of the last arrival, or write that was not held up
         self._loop = asyncio.get_running_loop()
         self._reader = FrameReader(self.limits.frame_size_max)
@@ -295,6 +297,7 @@ class Connection(asyncio.Protocol):
         if not self._open:
             return
         self.last_active_s = self._loop.time()
+        self.received_bytes += len(data)
         reader = self._reader
         frames = reader.split(data)
         if frames:
@@ -444,6 +447,7 @@ class Connection(asyncio.Protocol):
         self._out_bytes = 0
         self._pending.all_sent()
         self._transport.write(data)
+        self.sent_bytes += len(data)
         if not self._write_paused:
             self.last_active_s = self._loop.time()
         elif self._transport.get_write_buffer_size() > self.limits.write_bytes_max:

@@ -47,6 +47,8 @@ class RemotingServer:
     ) -> None:
         self.connections: set[ServerConnection] = set()
         self.refused_count = 0  # connections closed for want of room
+        self.accepted_count = 0
+        self._gone_bytes = [0, 0]  # received and sent by connections that have ended
         self._handlers: dict[int, Handler] = dict(handlers or {})
         self._limits = limits or ConnectionLimits()
         self._server_limits = server_limits or ServerLimits()
@@ -61,6 +63,15 @@ class RemotingServer:
         """The port listened on (the real one when 0 was asked for)."""
         assert self._server is not None, "not started"
         return int(self._server.sockets[0].getsockname()[1])
+
+    @property
+    def traffic_bytes(self) -> tuple[int, int]:
+        """Received and sent since the start, over all connections."""
+        received, sent = self._gone_bytes
+        for connection in self.connections:
+            received += connection.received_bytes
+            sent += connection.sent_bytes
+        return received, sent
 
     def register(self, code: int, handler: Handler) -> None:
         """Serve requests of this code."""
@@ -116,11 +127,15 @@ class RemotingServer:
             connection.abort("too many connections")
             return
         self.connections.add(connection)
+        self.accepted_count += 1
         if self._on_connection_closed is not None:
             connection.on_close(self._on_connection_closed)
 
     def lost(self, connection: ServerConnection) -> None:
         """Called by the connection itself."""
+        if connection in self.connections:
+            self._gone_bytes[0] += connection.received_bytes
+            self._gone_bytes[1] += connection.sent_bytes
         self.connections.discard(connection)
 
     def _schedule_idle_sweep(self) -> None:

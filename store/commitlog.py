@@ -26,7 +26,8 @@ with zeros before (no extent to convert): `zero_ahead` buys that for writing eve
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
@@ -101,7 +102,7 @@ class Segment:
 class SyncTicket:
     """One fdatasync to be done: `run` it anywhere, then hand it to `finish_sync`."""
 
-    __slots__ = ("_disk", "directory", "end", "error", "files", "ran")
+    __slots__ = ("_disk", "directory", "elapsed_s", "end", "error", "files", "ran")
 
     def __init__(self, disk: Disk, directory: str | None, files: list[File], end: int) -> None:
         self._disk = disk
@@ -110,9 +111,11 @@ class SyncTicket:
         self.end = end  # what becomes durable; a truncation meanwhile lowers it
         self.error: OSError | None = None
         self.ran = False
+        self.elapsed_s = 0.0  # what `run` took
 
     def run(self) -> None:
         """Blocking. Raises OSError, which is remembered: this ticket can never be finished."""
+        begun_s = time.perf_counter()
         try:
             for file in self.files:
                 file.sync()
@@ -121,6 +124,7 @@ class SyncTicket:
         except OSError as error:
             self.error = error
             raise
+        self.elapsed_s = time.perf_counter() - begun_s
         self.ran = True
 
 
@@ -173,6 +177,7 @@ class CommitLog:
         self.min_offset = 0
         self.max_offset = 0
         self.durable_offset = 0
+        self.on_synced: Callable[[float], None] | None = None  # told what each sync took, in s
 
     # -- life ---------------------------------------------------------------------------------
 
@@ -583,6 +588,8 @@ class CommitLog:
         self._check_failed()
         assert ticket.ran
         self._tickets.remove(ticket)
+        if self.on_synced is not None:
+            self.on_synced(ticket.elapsed_s)
         if ticket.end > self.durable_offset:
             self.durable_offset = ticket.end
             if self._mark is not None:

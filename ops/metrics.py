@@ -1,0 +1,144 @@
+"""Metrics of one process in Prometheus' format: what its owner tells at a scrape, and its own
+figures.
+
+Nothing here costs anything between scrapes but `Timings` (a bisection where something is timed) and
+`LoopLag` (a timer, four times a second). A scrape is made on the loop from figures that are kept
+anyway; `Families` gathers them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+
+from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+LOOP_LAG_PERIOD_S = 0.25
+# From a fast NVMe's fdatasync, or a commit within one machine, to a time-out.
+LATENCY_BOUNDS_S = (
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
+)  # fmt: skip
+LAG_BOUNDS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
+
+Row = tuple[Sequence[str], float]  # label values, figure
+
+
+class Timings:
+    """How long something took, in buckets, as Prometheus' histograms have them. One writer."""
+
+    __slots__ = ("bounds_s", "counts", "sum_s")
+
+    def __init__(self, bounds_s: Sequence[float] = LATENCY_BOUNDS_S) -> None:
+        self.bounds_s = bounds_s
+        self.counts = [0] * (len(bounds_s) + 1)
+        self.sum_s = 0.0
+
+    def observe(self, seconds: float) -> None:
+        self.counts[bisect_left(self.bounds_s, seconds)] += 1
+        self.sum_s += seconds
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts)
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """(bound, how many up to it), the last bound being "+Inf"."""
+        found: list[tuple[str, float]] = []
+        total = 0
+        for bound, count in zip((*self.bounds_s, "+Inf"), self.counts, strict=True):
+            total += count
+            found.append((str(bound), total))
+        return found
+
+
+class LoopLag:
+    """By how much the loop is late for a timer: what any request waits for the others, at least."""
+
+    def __init__(self, timings: Timings) -> None:
+        self.timings = timings
+        self._timer: asyncio.TimerHandle | None = None
+        self._due_s = 0.0
+
+    def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._due_s = loop.time() + LOOP_LAG_PERIOD_S
+        self._timer = loop.call_at(self._due_s, self._look)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.timings.observe(max(0.0, loop.time() - self._due_s))
+        self.start()
+
+
+class Families:
+    """Gathers the families of one scrape. `labels` are on all of them."""
+
+    def __init__(self, labels: Sequence[tuple[str, str]]) -> None:
+        self._names = [name for name, _ in labels]
+        self._values = [value for _, value in labels]
+        self.all: list[Metric] = []
+
+    def gauge(self, name: str, doc: str, value: float) -> None:
+        self.gauges(name, doc, (), [((), value)])
+
+    def gauges(self, name: str, doc: str, labels: Sequence[str], rows: Iterable[Row]) -> None:
+        family = GaugeMetricFamily(name, doc, labels=[*self._names, *labels])
+        for values, figure in rows:
+            family.add_metric([*self._values, *values], figure)
+        self.all.append(family)
+
+    def counter(self, name: str, doc: str, value: float) -> None:
+        self.counters(name, doc, (), [((), value)])
+
+    def counters(self, name: str, doc: str, labels: Sequence[str], rows: Iterable[Row]) -> None:
+        assert name.endswith("_total"), name
+        family = CounterMetricFamily(name, doc, labels=[*self._names, *labels])
+        for values, figure in rows:
+            family.add_metric([*self._values, *values], figure)
+        self.all.append(family)
+
+    def states(self, name: str, doc: str, label: str, states: Sequence[str], now: str) -> None:
+        """One series a state, 1 for the one that is."""
+        known = states if now in states else (*states, now)
+        self.gauges(name, doc, (label,), [((state,), float(state == now)) for state in known])
+
+    def histogram(self, name: str, doc: str, timings: Timings) -> None:
+        family = HistogramMetricFamily(name, doc, labels=self._names)
+        family.add_metric(self._values, timings.buckets(), timings.sum_s)
+        self.all.append(family)
+
+
+class Exposition:
+    """A registry of this process: `collect` gathers its owner's families at each scrape."""
+
+    def __init__(self, collect: Callable[[], Iterable[Metric]]) -> None:
+        self.registry = CollectorRegistry()
+        self.registry.register(_Collector(collect))
+        ProcessCollector(registry=self.registry)
+        GCCollector(registry=self.registry)
+
+    def render(self, accept: str = "") -> tuple[bytes, str]:
+        """The text and its content type; `accept` is the scraper's header of that name."""
+        encode, content_type = choose_encoder(accept)
+        return encode(self.registry), content_type
+
+
+class _Collector(Collector):
+    def __init__(self, collect: Callable[[], Iterable[Metric]]) -> None:
+        self._collect = collect
+
+    def describe(self) -> Iterable[Metric]:
+        return ()  # nothing is known before the first scrape
+
+    def collect(self) -> Iterable[Metric]:
+        return self._collect()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from namesrv.config import NameServerConfig
 from namesrv.kv import KvConfig
+from namesrv.metrics import NameServerMetrics
 from namesrv.processor import NameServerProcessor, ProcessorConfig, log_gone
 from namesrv.routes import RouteTable
 from remoting.connection import Connection, ConnectionLimits
@@ -26,6 +27,7 @@ class NameServer:
     def __init__(self, config: NameServerConfig) -> None:
         self._config = config
         self.table = RouteTable(config.limits)
+        self.metrics = NameServerMetrics(self.table)
         self._kv_path = Path(config.store, KV_FILE_NAME) if config.store else None
         self._kv_lock = asyncio.Lock()  # one writer of the file at a time, in order
         self._server: RemotingServer | None = None
@@ -49,14 +51,16 @@ class NameServer:
         )
         processor = NameServerProcessor(self.table, kv, _now_ms, self._save_kv, shown)
         self._server = RemotingServer(
-            processor.handlers(),
+            self.metrics.counted(processor.handlers()),
             limits=ConnectionLimits(frame_size_max=self._config.frame_size_max),
             on_connection_closed=processor.channel_closed,
         )
         await self._server.start(self._config.bind, self._config.port)
+        self.metrics.start(self._server)
         self._scan = asyncio.create_task(self._scan_forever())
 
     async def stop(self) -> None:
+        self.metrics.stop()
         if self._scan is not None:
             self._scan.cancel()
             await asyncio.gather(self._scan, return_exceptions=True)

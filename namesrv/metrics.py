@@ -1,0 +1,144 @@
+"""What a name server shows at /metrics: registrations, routes, brokers by state, requests by code.
+
+Everything is read from the route table when somebody scrapes, but the answers, which are counted.
+Groups are told one by one up to GROUPS_MAX; how many are left out is a figure, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import islice
+
+from prometheus_client.metrics_core import Metric
+
+from namesrv.routes import LEADER_ID, RouteTable
+from ops.metrics import LAG_BOUNDS_S, Exposition, Families, LoopLag, Timings
+from remoting.codes import RequestCode, ResponseCode
+from remoting.command import RemotingCommand
+from remoting.connection import Answer, Connection, Handler
+from remoting.server import RemotingServer
+
+GROUPS_MAX = 1_000
+LATER = "LATER"  # answered by a task; what it said is not counted
+
+
+class NameServerMetrics:
+    """One per name server. `start` when it listens."""
+
+    def __init__(self, table: RouteTable) -> None:
+        self.answers: dict[tuple[int, int | None], int] = {}  # (request code, response code)
+        self._table = table
+        self._server: RemotingServer | None = None
+        self._lag = LoopLag(Timings(LAG_BOUNDS_S))
+        self._exposition = Exposition(self._collect)
+
+    def counted(self, handlers: Mapping[int, Handler]) -> dict[int, Handler]:
+        """`handlers`, with their answers counted."""
+        return {int(code): self._counted(handler) for code, handler in handlers.items()}
+
+    def start(self, server: RemotingServer) -> None:
+        self._server = server
+        self._lag.start()
+
+    def stop(self) -> None:
+        self._lag.stop()
+
+    def render(self, accept: str = "") -> tuple[bytes, str]:
+        """The exposition and its content type. `accept`: the request's header."""
+        return self._exposition.render(accept)
+
+    def _counted(self, handler: Handler) -> Handler:
+        answers = self.answers
+
+        def counted(connection: Connection, request: RemotingCommand) -> Answer:
+            answer = handler(connection, request)
+            code = answer.code if isinstance(answer, RemotingCommand) else None
+            key = (request.code, code)
+            answers[key] = answers.get(key, 0) + 1
+            return answer
+
+        return counted
+
+    def _collect(self) -> Iterable[Metric]:
+        families = Families(())
+        table = self._table
+        families.counters(
+            "rocketmq_namesrv_requests_total",
+            "Requests answered, by request and response code; LATER: once something is on disk.",
+            ("request", "code"),
+            [
+                ((RequestCode(request).name, LATER if code is None else ResponseCode(code).name), n)
+                for (request, code), n in sorted(self.answers.items(), key=str)
+            ],
+        )
+        register = int(RequestCode.REGISTER_BROKER)
+        accepted = self.answers.get((register, int(ResponseCode.SUCCESS)), 0)
+        all_of_them = sum(n for (request, _), n in self.answers.items() if request == register)
+        families.counters(
+            "rocketmq_namesrv_registrations_total",
+            "Registrations of brokers; refused ones claim a stale term or pass a limit.",
+            ("result",),
+            [(("accepted",), accepted), (("refused",), all_of_them - accepted)],
+        )
+        families.gauge("rocketmq_namesrv_topics", "Topics with a route.", table.topic_count)
+        groups = list(table.groups())
+        led = [group for group in groups if LEADER_ID in group.addresses]
+        families.gauges(
+            "rocketmq_namesrv_brokers",
+            "Live broker addresses, by what they registered as.",
+            ("role",),
+            [(("leader",), len(led)), (("follower",), table.broker_count - len(led))],
+        )
+        families.gauges(
+            "rocketmq_namesrv_groups",
+            "Broker groups with a live broker, by whether one of them takes writes.",
+            ("state",),
+            [(("led",), len(led)), (("leaderless",), len(groups) - len(led))],
+        )
+        shown = list(islice(sorted(groups, key=lambda group: group.name), GROUPS_MAX))
+        labels = ("cluster", "broker")
+        families.gauges(
+            "rocketmq_namesrv_group_led",
+            "1 if a broker of that group is registered as its leader.",
+            labels,
+            [((g.cluster, g.name), float(LEADER_ID in g.addresses)) for g in shown],
+        )
+        families.gauges(
+            "rocketmq_namesrv_group_term",
+            "The highest term in which a broker of that group claimed to lead.",
+            labels,
+            [((g.cluster, g.name), g.term) for g in shown],
+        )
+        families.gauges(
+            "rocketmq_namesrv_group_brokers",
+            "Live brokers of that group.",
+            labels,
+            [((g.cluster, g.name), len(g.addresses)) for g in shown],
+        )
+        families.gauge(
+            "rocketmq_namesrv_groups_omitted",
+            "Groups beyond the limit, not told one by one.",
+            len(groups) - len(shown),
+        )
+        self._network(families)
+        return families.all
+
+    def _network(self, families: Families) -> None:
+        server = self._server
+        if server is not None:
+            received, sent = server.traffic_bytes
+            families.counter("rocketmq_namesrv_received_bytes_total", "Bytes received.", received)
+            families.counter("rocketmq_namesrv_sent_bytes_total", "Bytes sent.", sent)
+            families.gauge(
+                "rocketmq_namesrv_connections", "Open connections.", len(server.connections)
+            )
+            families.counter(
+                "rocketmq_namesrv_connections_refused_total",
+                "Connections closed for want of room.",
+                server.refused_count,
+            )
+        families.histogram(
+            "rocketmq_namesrv_event_loop_lag_seconds",
+            "By how much the event loop is late for its timers.",
+            self._lag.timings,
+        )

@@ -1,0 +1,23 @@
+"""GET /metrics: what a process's metrics render, for a scraper that may view."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from aiohttp import web
+
+from web.app import RawRoute
+from web.operation import Caller, Role
+
+PATH = "/metrics"
+Render = Callable[[str], tuple[bytes, str]]
+
+
+def metrics_route(render: Render) -> RawRoute:
+    """`render(accept)` gives the text and its content type."""
+
+    async def handle(request: web.Request, _: Caller) -> web.StreamResponse:
+        text, content_type = render(request.headers.get("Accept", ""))
+        return web.Response(body=text, headers={"Content-Type": content_type})
+
+    return RawRoute("GET", PATH, handle, lambda _: Role.VIEWER)

@@ -2,7 +2,7 @@
 
 How a shell drives it (`member.py`, and the simulator, which is the specification by example):
 
-    core = RaftCore(node_id, voters, CoreConfig(), log.index, hard_state, rng, now_ms)
+    core = RaftCore(node_id, configurations, CoreConfig(), log.index, hard_state, rng, now_ms)
     on a message from a peer      core.step(message, now_ms)
     at `core.next_deadline_ms`    core.tick(now_ms)
     a peer's connection           core.peer_closed(peer, now_ms), core.peer_opened(peer)
@@ -47,21 +47,25 @@ from dledger.progress import Progress
 
 
 class RaftCore(Leading, Following):
-    """One replica. Attributes for reading: `node_id`, `voters`, `peers`, `config`, `role`,
-    `term`, `voted_for`, `whole`, `incarnation`, `unfit`, `leader`, `leader_ready`,
-    `commit_index`, `durable_index`, `last_index`, `wants_noop`, `can_propose`,
-    `transfer_target`, `next_deadline_ms`. Times are milliseconds of one clock that never goes
-    back."""
+    """One replica. Attributes for reading: `node_id`, `configurations`, `voters`, `is_voter`,
+    `peers` (with whom it speaks), `config`, `role`, `term`, `voted_for`, `whole`, `incarnation`,
+    `unfit`, `leader`, `leader_ready`, `commit_index`, `durable_index`, `last_index`,
+    `wants_noop`, `can_propose`, `transfer_target`, `next_deadline_ms`. Times are milliseconds of
+    one clock that never goes back."""
 
     __slots__ = ()
 
     # -- in ---------------------------------------------------------------------------------
 
     def step(self, message: Message, now_ms: float) -> None:
-        """Take one message from a peer. Messages of strangers, or to others, are dropped."""
+        """Take one message from a peer. Those to others are dropped, and answers of strangers.
+
+        Strangers' requests are not: a leader or candidate may be a member that this replica has
+        not heard of yet (thesis 4.1). Who was removed is kept off by PreVote, and by nobody
+        voting while a leader is heard."""
         if now_ms > self._now_ms:
             self._now_ms = now_ms
-        if message.to != self.node_id or message.sender not in self.peers:
+        if message.to != self.node_id or message.sender == self.node_id:
             return
         if self._closed:
             self._closed.discard(message.sender)  # whoever speaks is connected
@@ -199,6 +203,8 @@ class RaftCore(Leading, Following):
                 self._start_read_round()
             if self._appends_due:
                 self._order_appends()
+            if not self.is_voter and not self._configuration_due:
+                self._step_down("removed from the group")
         if not self._has_output():
             self._dirty = False
             return None
@@ -211,6 +217,7 @@ class RaftCore(Leading, Following):
             tuple(self._out_reads),
             tuple(self._out_reads_failed),
             None if self._out_role_reason is None else self._role_event(self._out_role_reason),
+            self._out_configuration,
         )
         self._handed_index = self._log.last_index
         self._clear_out()
@@ -221,6 +228,7 @@ class RaftCore(Leading, Following):
             self._out_messages
             or self._out_append
             or self._out_commit
+            or self._out_configuration
             or self._out_hard_state
             or self._out_truncate is not None
             or self._out_reads

@@ -22,6 +22,12 @@ class Election(CoreState):
 
     # -- asking -----------------------------------------------------------------------------
 
+    @property
+    def _may_campaign(self) -> bool:
+        """Voters; and a replica whose removal is not committed yet: it may be the only one that
+        can bring that about (thesis 4.2.2). It does not count itself."""
+        return self.is_voter or self.configurations.ever_voter(self.node_id)
+
     def _start_pre_vote(self, reason: str) -> None:
         """Ask whether an election would be won, before disturbing anybody with a higher term."""
         assert self.role is not Role.LEADER
@@ -55,6 +61,8 @@ class Election(CoreState):
         pre_vote = self.role is Role.PRE_CANDIDATE
         term = self.term + 1 if pre_vote else self.term
         for peer in self.peers:
+            if peer not in self.voters:
+                continue
             # A refused PreVote may be granted a moment later, when the voter misses the leader
             # too. A refused vote is final for its term.
             if peer in self._tally.granted or (not pre_vote and peer in self._tally.refused):
@@ -103,11 +111,16 @@ class Election(CoreState):
 
     def _on_timeout_now(self, order: TimeoutNow) -> None:
         """Thesis 3.10: the leader hands over; no PreVote, for it knows that it is alive."""
-        if order.term == self.term and self.role is not Role.LEADER and self.unfit is None:
+        may_lead = self.unfit is None and self._may_campaign
+        if order.term == self.term and self.role is not Role.LEADER and may_lead:
             self._start_election(f"{order.sender} hands leadership over", transfer=True)
 
     def _tick_election(self) -> None:
-        if self._now_ms >= self._election_due_ms and self.unfit is not None:
+        if self._now_ms >= self._election_due_ms and not self._may_campaign:
+            self._reset_election_timer()
+            if self.leader is not None and not self._hears_leader():
+                self._become_follower(self.term, None, "no leader is heard")
+        elif self._now_ms >= self._election_due_ms and self.unfit is not None:
             self._reset_election_timer()
         elif self._now_ms >= self._election_due_ms:
             closed = self.leader is not None and self.leader in self._closed

@@ -44,6 +44,12 @@ class UnknownTarget(RaftError):
     retriable = False
 
 
+class ChangeRefused(RaftError):
+    """A change of members that may not be made, or not now; the text says why."""
+
+    code = "CHANGE_REFUSED"
+
+
 class OutcomeUnknown(RaftError):
     """It was proposed, and whether it is or will be stored is not known: nobody may say 'no'."""
 

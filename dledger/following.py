@@ -7,6 +7,7 @@ request, not a heartbeat. An acknowledgement names min(durable, proven to match)
 
 from __future__ import annotations
 
+from dledger.configuration import decode_configuration
 from dledger.messages import (
     AppendRequest,
     AppendResponse,
@@ -16,6 +17,7 @@ from dledger.messages import (
     Role,
 )
 from dledger.standing import Standing
+from store.frame import FrameKind
 
 
 class Following(Standing):
@@ -88,6 +90,8 @@ class Following(Standing):
             log.append(frame)
             self._out_append.append(frame)
             self._dirty = True
+            if frame.kind == FrameKind.CONFIGURATION:
+                self._adopt(index, decode_configuration(frame.payload))
 
     def _refuse_append(self, request: AppendRequest) -> None:
         log = self._log

@@ -8,8 +8,10 @@ bytes uncommitted, reads waiting.
 
 from __future__ import annotations
 
+from dledger.configuration import decode_configuration
 from dledger.election import Election
 from dledger.errors import Busy, NotLeader, UnknownTarget
+from dledger.membership import Membership
 from dledger.messages import (
     AppendOrder,
     AppendResponse,
@@ -21,12 +23,11 @@ from dledger.messages import (
 )
 from dledger.progress import PROBE, STRANDED, Progress
 from dledger.quorum import reached_by_majority
-from dledger.standing import Standing
 from dledger.state import ReadBatch
 from store.frame import Frame, FrameKind
 
 
-class Leading(Election, Standing):
+class Leading(Election, Membership):
     """The leader's half of replication, reads and transfer."""
 
     __slots__ = ()
@@ -43,18 +44,7 @@ class Leading(Election, Standing):
         self._own_first_index = self._log.last_index + 1
         self.wants_noop = True
         self._round = 0
-        config = self.config
-        self._progress = {
-            peer: Progress(
-                peer,
-                self._own_first_index,
-                self._now_ms,
-                config.inflight_messages_max,
-                config.inflight_bytes_max,
-                config.resend_ms,
-            )
-            for peer in self.peers
-        }
+        self._configure_leader()
         self._role_changed("elected")
         self._send_heartbeats()
 
@@ -67,6 +57,7 @@ class Leading(Election, Standing):
             self.role is Role.LEADER
             and self.transfer_target is None
             and not self.wants_noop
+            and self.is_voter
             and self._log.end_position - self._commit_end < self.config.uncommitted_bytes_max
         )
 
@@ -85,6 +76,8 @@ class Leading(Election, Standing):
         else:
             if self.transfer_target is not None:
                 raise Busy(f"leadership is being handed to {self.transfer_target}")
+            if not self.is_voter:
+                raise Busy("this leader is leaving the group")
             # One frame may always be under way, or a frame above the limit could never be sent.
             waiting_bytes = log.end_position - self._commit_end
             if (
@@ -98,6 +91,8 @@ class Leading(Election, Standing):
         self._out_append.append(frame)
         self._appends_due = True
         self._dirty = True
+        if frame.kind == FrameKind.CONFIGURATION:
+            self._adopt(frame.index, decode_configuration(frame.payload))
 
     def _order_appends(self) -> None:
         """Fill every follower's window with what the log holds."""
@@ -138,7 +133,7 @@ class Leading(Election, Standing):
             return  # an answer to an earlier leadership
         progress = self._progress.get(response.sender)
         if progress is None:
-            return  # no voter of this group
+            return  # no member of this group
         progress.heard_ms = self._now_ms
         if response.success:
             if progress.believes(response.recovering):
@@ -176,8 +171,9 @@ class Leading(Election, Standing):
     def _advance_commit(self) -> None:
         """Commit what a majority has made durable, by frames of the own term only (5.4.2).
         A copy counts only if its replica is whole."""
-        reached = [progress.whole_index for progress in self._progress.values()]
-        reached.append(self.durable_index if self.whole else 0)
+        reached = [progress.whole_index for progress in self._voting]
+        if self.is_voter:
+            reached.append(self.durable_index if self.whole else 0)
         candidate = reached_by_majority(reached)
         if candidate > self.commit_index and candidate >= self._own_first_index:
             self._set_commit(candidate)
@@ -260,11 +256,13 @@ class Leading(Election, Standing):
                 self._become_follower(self.term, None, "too few replicas are whole")
                 return
             self._send_heartbeats()
+            self._let_go()
 
     def _quorum_due_ms(self) -> float:
         """CheckQuorum: when a majority has been silent for a whole election time-out."""
-        heard = [progress.heard_ms for progress in self._progress.values()]
-        heard.append(self._now_ms)
+        heard = [progress.heard_ms for progress in self._voting]
+        if self.is_voter:
+            heard.append(self._now_ms)
         return reached_by_majority(heard) + self.config.election_ms_max
 
     # -- reads ------------------------------------------------------------------------------
@@ -304,15 +302,16 @@ class Leading(Election, Standing):
         """Send a round for new reads, unless one is on its way: then they share the next."""
         if not self._reads or self._reads[-1].round <= self._round:
             return
-        if not self._progress:
+        if not self._voting:
             self._round += 1  # a group of one needs nobody's confirmation
             self._confirm_reads()
         elif self._reads[0].round > self._round:
             self._send_heartbeats()
 
     def _confirm_reads(self) -> None:
-        rounds = [progress.whole_round for progress in self._progress.values()]
-        rounds.append(self._round if self.whole else 0)
+        rounds = [progress.whole_round for progress in self._voting]
+        if self.is_voter:
+            rounds.append(self._round if self.whole else 0)
         confirmed = reached_by_majority(rounds)
         reads = self._reads
         while reads and reads[0].round <= confirmed:
@@ -335,7 +334,7 @@ class Leading(Election, Standing):
         self._now_ms = max(self._now_ms, now_ms)
         if self.role is not Role.LEADER:
             raise NotLeader(self.leader)
-        if target not in self._progress:
+        if target not in self._progress or target not in self.voters:
             raise UnknownTarget(f"{target} is no other voter of this group")
         if self._progress[target].recovering:
             raise Busy(f"{target} is recovering")
@@ -357,9 +356,7 @@ class Leading(Election, Standing):
 
     def _step_down(self, reason: str) -> None:
         """Give leadership up for good reason, and let the follower that has most go first."""
-        best = max(
-            self._progress.values(), key=lambda p: (not p.recovering, p.match_index), default=None
-        )
+        best = max(self._voting, key=lambda p: (not p.recovering, p.match_index), default=None)
         self._become_follower(self.term, None, reason)
         self._election_due_ms += self.config.election_ms_max  # everybody else goes first
         if best is not None:

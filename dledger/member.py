@@ -20,6 +20,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from dledger.applier import Application, Applier
+from dledger.configuration import Configurations, founding
 from dledger.core import RaftCore
 from dledger.errors import NotLeader, StateTooOld
 from dledger.flusher import FlushMode, LogFlusher
@@ -177,7 +178,9 @@ class RaftMember(Performing):
         config = self.config
         self.core = RaftCore(
             config.node_id,
-            frozenset(config.peers),
+            Configurations(
+                0, founding((p.node_id, f"{p.host}:{p.port}") for p in config.peers.values())
+            ),
             config.core,
             self.log.index,
             hard_state,

@@ -196,3 +196,4 @@ class Ready:
     reads: tuple[tuple[int, int], ...]  # (token, index): serve the read once applied >= index
     failed_reads: tuple[int, ...]  # tokens that will never be confirmed: leadership went
     role: RoleEvent | None
+    configuration_changed: bool = False  # another is in force, or it is committed by now

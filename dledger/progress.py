@@ -35,6 +35,7 @@ class Progress:
         "_resend_ms",
         "barrier_index",
         "certified",
+        "departs_ms",
         "heard_ms",
         "inflight",
         "inflight_bytes",
@@ -52,6 +53,7 @@ class Progress:
         "round",
         "state",
         "verified_index",
+        "voter",
         "whole_index",
         "whole_round",
     )
@@ -66,6 +68,8 @@ class Progress:
         resend_ms: float,
     ) -> None:
         self.peer = peer
+        self.voter = True  # counts; a learner, and one that is being removed, do not
+        self.departs_ms: float | None = None  # removed: until then it is told so
         self.state = PROBE
         self.match_index = 0
         self.match_round = 0  # the last round sent before that match was heard of

@@ -18,9 +18,10 @@ def majority(count: int) -> int:
 
 
 def witnesses(count: int) -> int:
-    """How many other whole replicas must hold a frame to vouch that one of `count` which lost
-    its memory has caught up: any majority, less that one replica, has one of them."""
-    return count - majority(count) + 1
+    """How many other whole voters must hold a frame to vouch that one replica which lost its
+    memory has caught up: a majority of `count`, as if there were nothing of it. (Of two voters
+    the other one: there the promise allows no loss, and what is left should be led.)"""
+    return max(1, min(majority(count), count - 1))
 
 
 def reached_by_majority(values: list[Number]) -> Number:

@@ -15,13 +15,14 @@ f = n - q of them not whole at a time, or nothing is promised:
 
 Catching up: a *barrier*. The leader L of term T, whole and elected by q whole voters, hears in a
 heartbeat's answer of a recovering incarnation of w that it does not know. It proposes a no-op e.
-Once f + 1 whole replicas other than w (q of any n, less w, has one of them) have e durable in
-term T, and w has everything up to e durable and verified, L says so in its heartbeats
-(`certified` = that incarnation). w, still in term T, is whole from then on.
+Once q whole voters other than w have e durable in term T (e is committed, as if there were no w;
+of two voters the other one will do: there f = 0), and w has everything up to e durable and
+verified, L says so in its heartbeats (`certified` = that incarnation). w, still in term T, is
+whole from then on.
 
 Why that is enough. e was proposed after w had lost its memory. Suppose a forgotten vote of w
-helps a candidacy of A in a term t > T to win. Of the other q - 1 (or all) voters of A some x is
-among those f + 1. Had x voted for A before it got e, it would have refused e, being in term t; so
+helps a candidacy of A in a term t > T to win. Of its q voters some x is among those q that hold
+e, and is not w. Had x voted for A before it got e, it would have refused e, being in term t; so
 it voted later, and (Raft 5.4.1) A's log held e when A's candidacy began. But then it began after
 w had forgotten, and what w said before was no vote in it. So no such candidacy ever wins, and
 what w acknowledged to a leader of such a term was never committed by it (no such leader is). What
@@ -51,6 +52,28 @@ of such a term. What was acknowledged in earlier terms and is committed is on on
 memory is sound, and the leader's log is at least as good as that one's. After a restart of a
 blank group's first leader the others may not know yet that they are whole: then all are needed
 once more.
+
+Members change (membership.py). The voters above are those of the configuration in force at the
+leader, its own newest one, as they are for a commit. A's may be another. If it is one change apart,
+a majority of the one and a majority of the other have a replica in common; and since those that
+hold e are a majority *without w*, that x is not w, and the proof stands. (With f + 1 of an even
+n in place of q it would not: four voters, w among them; a leader cut off promotes a fifth, and is
+elected by itself, the fifth and a forgotten vote of w, past two that hold e.) If it is two or more
+changes apart, the nearer of them was committed first, by voters in a term that the farther
+candidate's voters would know of (thesis 4.1; a leader commits in its own term before it changes
+anything): such an A has not won, w's vote or not. So a barrier needs no regard for a change that
+is under way. While a leader is provisional it commits nothing, and so changes nothing.
+
+A learner is recovering, and made whole, like anybody, by the voters' copies; and is promoted only
+when it is whole. Thus a replica with an empty disk, be it new, or removed and added again under
+its old id, counts in no vote and no commit before it is whole. What its id promised in an earlier
+life counts only where a configuration has it as a voter: that is at least one change away from the
+leader's, and the proof is the same. Were it promoted while it recovers, it would take the place
+of one of the f.
+
+Which configuration a replica founds by. That of broker.conf, as long as its log and its
+configuration file know no other: a voter that lost its disk may so campaign for a group that is
+past, but whoever has a frame refuses. A new replica (`raftJoin`) knows none, and waits.
 
 So the first start of a group, and only that, needs all replicas once. A group of one founds by
 itself. A group of two cannot elect while one of the two recovers but by both together.
@@ -99,7 +122,7 @@ class Standing(CoreState):
         if progress.next_index <= self._log.last_index:
             self._appends_due = True
             self._dirty = True
-        if not self._provisional:
+        if not (self._provisional and progress.voter):
             progress.barrier_index = self._log.last_index + 1
             self.wants_noop = True
 
@@ -110,7 +133,8 @@ class Standing(CoreState):
     def _hurry(self, progress: Progress, match_index: int) -> None:
         """The follower has acknowledged what it needs to be certified: have it say so in a
         heartbeat's answer, which names its incarnation, now rather than at the next round."""
-        wanted = self._own_first_index if self._provisional else progress.barrier_index
+        founds = self._provisional and progress.voter
+        wanted = self._own_first_index if founds else progress.barrier_index
         if progress.reported_index < wanted <= match_index:
             self._send_heartbeat(progress)
 
@@ -146,9 +170,9 @@ class Standing(CoreState):
         return witnesses(len(self.voters))
 
     def _holders(self, index: int) -> int:
-        """How many whole replicas have frame `index` durable."""
-        count = int(self.whole and self.durable_index >= index)
-        for progress in self._progress.values():
+        """How many whole voters have frame `index` durable."""
+        count = int(self.is_voter and self.whole and self.durable_index >= index)
+        for progress in self._voting:
             count += not progress.recovering and progress.whole_index >= index
         return count
 
@@ -160,13 +184,13 @@ class Standing(CoreState):
     def _found(self) -> None:
         """All voters together have elected this leader: do all of them still know it?"""
         first = self._own_first_index
-        for progress in self._progress.values():
+        for progress in self._voting:
             if progress.recovering is None:
                 return
             if progress.recovering != self._electors.get(progress.peer):
                 self._become_follower(self.term, None, f"{progress.peer} may not know its vote")
                 return
-        followers = self._progress.values()
+        followers = self._voting
         if self.durable_index < first or any(p.reported_index < first for p in followers):
             return
         self._provisional = False
@@ -182,8 +206,8 @@ class Standing(CoreState):
         if self._provisional:
             return False
         silent_ms = self._now_ms - self.config.election_ms_max
-        whole = int(self.whole)
-        for progress in self._progress.values():
+        whole = int(self.is_voter and self.whole)
+        for progress in self._voting:
             if progress.recovering is None or progress.heard_ms < silent_ms:
                 return False
             whole += progress.certified == progress.recovering  # 0 and 0: it says so itself

@@ -11,10 +11,10 @@ what was handed out <= last index; one leader a term; a frame at or below commit
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Set
 from dataclasses import dataclass
 from typing import Protocol
 
+from dledger.configuration import Configuration, Configurations
 from dledger.index import LogIndex
 from dledger.messages import (
     HardState,
@@ -53,6 +53,8 @@ class CoreConfig:
     inflight_messages_max: int = 256  # per follower
     uncommitted_bytes_max: int = 64 << 20  # accepted by the leader; beyond: Busy
     reads_waiting_max: int = 16_384  # unconfirmed reads; beyond: Busy
+    learner_lag_bytes_max: int = 1 << 20  # of the log; one that lacks more is not promoted
+    departure_ms: float = 5_000  # for so long a removed replica is told that it is
 
     def __post_init__(self) -> None:
         assert 0 < self.heartbeat_ms < self.election_ms_min <= self.election_ms_max
@@ -77,6 +79,7 @@ class CoreState:
         "_campaign_due_ms",
         "_closed",
         "_commit_end",
+        "_configuration_due",
         "_dirty",
         "_durable_ack_due",
         "_election_due_ms",
@@ -88,6 +91,7 @@ class CoreState:
         "_now_ms",
         "_out_append",
         "_out_commit",
+        "_out_configuration",
         "_out_hard_state",
         "_out_messages",
         "_out_reads",
@@ -108,11 +112,14 @@ class CoreState:
         "_transfer_due_ms",
         "_verified_index",
         "_voted_incarnation",
+        "_voting",
         "_yielded",
         "commit_index",
         "config",
+        "configurations",
         "durable_index",
         "incarnation",
+        "is_voter",
         "leader",
         "leader_ready",
         "node_id",
@@ -130,7 +137,7 @@ class CoreState:
     def __init__(
         self,
         node_id: NodeId,
-        voters: Set[NodeId],
+        configurations: Configurations,
         config: CoreConfig,
         log_index: LogIndex,
         hard_state: HardState,
@@ -140,7 +147,6 @@ class CoreState:
         *,
         incarnation: int,
     ) -> None:
-        assert node_id in voters, (node_id, voters)
         assert incarnation > 0, incarnation
         self.node_id = node_id
         self.incarnation = incarnation
@@ -151,7 +157,6 @@ class CoreState:
         self._rng = rng
         self._now_ms = now_ms
         self._log = log_index.copy()
-        self._set_voters(voters)
         self._load_hard_state(hard_state)
 
         self.role = Role.FOLLOWER
@@ -163,6 +168,8 @@ class CoreState:
         self._commit_end = self._log.end_of(self.commit_index)
         self.durable_index = last_index
         self._handed_index = last_index  # last frame given to the shell for writing
+        self.configurations = configurations.copy()
+        self.configurations.settle(self.commit_index)
 
         # Following
         self._verified_index = 0  # equals this term's leader up to here
@@ -179,6 +186,7 @@ class CoreState:
         self._reset_election_timer()
         # Leading
         self._progress: dict[NodeId, Progress] = {}
+        self._voting: tuple[Progress, ...] = ()  # those of them that count
         self._own_first_index = 0  # first frame of the own term: only from there on acks commit
         self.wants_noop = False
         self._provisional = False  # elected by all, fewer than a majority whole (standing.py)
@@ -192,14 +200,31 @@ class CoreState:
         self.transfer_target: NodeId | None = None
         self._transfer_due_ms = 0.0
         self._clear_out()
+        self._configure()
+        self._out_configuration = False
         if self.term != hard_state.term:
             self._out_hard_state = True
             self._dirty = True
 
-    def _set_voters(self, voters: Set[NodeId]) -> None:
-        """The one place that says who votes; a change through the log would come through here."""
-        self.voters = frozenset(voters)
-        self.peers = tuple(sorted(self.voters - {self.node_id}))
+    def _configure(self) -> None:
+        """Go by the configuration in force: the one place that says who votes."""
+        configuration = self.configurations.current
+        index = self.configurations.index
+        self._configuration_due = index if index > self.commit_index else 0
+        self.voters = configuration.voters
+        self.is_voter = self.node_id in self.voters
+        self.peers = tuple(sorted(configuration.ids - {self.node_id}))
+        if self.role is Role.LEADER:
+            self._configure_leader()
+        self._out_configuration = True
+
+    def _configure_leader(self) -> None:
+        raise NotImplementedError  # membership.py
+
+    def _adopt(self, index: int, configuration: Configuration) -> None:
+        """Frame `index`, just appended, holds this configuration: it is in force from now on."""
+        if self.configurations.append(index, configuration):
+            self._configure()
 
     def _load_hard_state(self, hard_state: HardState) -> None:
         self.term = hard_state.term
@@ -217,6 +242,7 @@ class CoreState:
         self._out_hard_state = False
         self._out_messages: list[Outgoing] = []
         self._out_commit = False
+        self._out_configuration = False
         self._out_reads: list[tuple[int, int]] = []
         self._out_reads_failed: list[int] = []
         self._out_role_reason: str | None = None
@@ -279,6 +305,7 @@ class CoreState:
         self._provisional = False
         self.transfer_target = None
         self._progress = {}
+        self._voting = ()
         self._appends_due = False
         self._fail_reads()
 
@@ -298,6 +325,10 @@ class CoreState:
         self._commit_end = self._log.end_of(index)
         self._out_commit = True
         self._dirty = True
+        if 0 < self._configuration_due <= index:
+            self._configuration_due = 0
+            self.configurations.settle(index)
+            self._out_configuration = True
 
     def _truncate(self, from_index: int) -> None:
         """Cut the log at a proven conflict: its frames there and behind are another leader's."""
@@ -311,6 +342,8 @@ class CoreState:
             self._handed_index = from_index - 1
         self.durable_index = min(self.durable_index, from_index - 1)
         self._dirty = True
+        if self.configurations.truncate(from_index):
+            self._configure()
 
     def _reset_election_timer(self) -> None:
         low, high = self.config.election_ms_min, self.config.election_ms_max

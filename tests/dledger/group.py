@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
+from dledger.configuration import Configurations
 from dledger.core import RaftCore
 from dledger.index import LogIndex
 from dledger.messages import (
@@ -74,7 +75,7 @@ class Member:
             index.append(frame)
         self.core = RaftCore(
             self.name,
-            frozenset(self.names),
+            Configurations.founded_by(self.names),
             self.config,
             index,
             self.saved,

@@ -6,6 +6,7 @@ from random import Random
 
 import pytest
 
+from dledger.configuration import Configurations
 from dledger.core import RaftCore
 from dledger.errors import Busy, NotLeader
 from dledger.index import LogIndex
@@ -72,11 +73,18 @@ def test_a_crash_between_frames_and_hard_state_is_made_good() -> None:
     assert member.saved == HardState(4, None)
 
 
-def test_strangers_and_messages_to_others_are_dropped() -> None:
+def test_messages_to_others_are_dropped() -> None:
+    core = Member("a", list("abc")).core
+    core.step(Heartbeat("b", "c", 9, 0, 1), 0)
+    core.step(Heartbeat("a", "a", 9, 0, 1), 0)
+    assert (core.term, core.ready()) == (0, None)
+
+
+def test_a_leader_that_is_not_known_yet_is_heard() -> None:
+    """It may have become a member in a frame that is still on its way here."""
     core = Member("a", list("abc")).core
     core.step(Heartbeat("x", "a", 9, 0, 1), 0)
-    core.step(Heartbeat("b", "c", 9, 0, 1), 0)
-    assert (core.term, core.ready()) == (0, None)
+    assert (core.term, core.leader) == (9, "x")
 
 
 # -- limits -----------------------------------------------------------------------------------
@@ -326,7 +334,14 @@ def test_a_follower_that_needs_what_retention_took_is_stranded() -> None:
 def test_a_trimmed_log_boots_with_what_was_cut_as_committed() -> None:
     index = LogIndex(first_index=11, previous_term=3, start_position=1000)
     core = RaftCore(
-        "a", {"a", "b"}, CoreConfig(), index, HardState(3, None), Random(1), 0.0, incarnation=1
+        "a",
+        Configurations.founded_by("ab"),
+        CoreConfig(),
+        index,
+        HardState(3, None),
+        Random(1),
+        0.0,
+        incarnation=1,
     )
     assert (core.commit_index, core.last_index, core.durable_index) == (10, 10, 10)
     core.step(Heartbeat("b", "a", 3, 10, 1), 0.0)

@@ -5,6 +5,8 @@ than the promise covers, or two of them within one candidacy, is here only.)"""
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import pytest
 
 from dledger.errors import Busy
@@ -56,7 +58,16 @@ def blank(names: str = "abc") -> Group:
 def test_witnesses_meet_every_majority_less_one(count: int) -> None:
     others = count - 1
     assert witnesses(count) + (majority(count) - 1) > others  # they overlap
-    assert witnesses(count) - 1 + (majority(count) - 1) <= others  # and one less need not
+
+
+@pytest.mark.parametrize("count", range(3, 10))
+def test_witnesses_meet_the_majorities_of_the_next_and_the_last_configuration(count: int) -> None:
+    """Less the one replica, and with one voter more or less: a change may be under way."""
+    others = set(range(1, count))  # 0 is who lost its memory
+    for voters in ({*others, 0}, {*others, 0, count}, {*others - {1}, 0}):
+        for elected in combinations(voters, majority(len(voters))):
+            for holding in combinations(others, witnesses(count)):
+                assert 0 not in elected or set(elected) & set(holding), (elected, holding)
 
 
 @pytest.mark.parametrize(

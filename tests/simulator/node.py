@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from dledger.configuration import Configurations
 from dledger.core import RaftCore
 from dledger.errors import Busy, FrameDamaged, NotLeader
 from dledger.log import LogSyncTicket, RaftLog
@@ -104,7 +105,7 @@ class SimNode:
         self.mending = False
         self.core = world.core_class(
             self.name,
-            self.voters,
+            Configurations.founded_by(sorted(self.voters)),
             world.config,
             self.log.index,
             hard_state,

@@ -1,0 +1,288 @@
+"""Who is in a group: the configuration, its codec, and the changes that lead to the next. Pure.
+
+A configuration is the payload of a frame of kind CONFIGURATION. A replica goes by the newest one
+in its log from the moment it is appended, committed or not, and goes back when that frame is cut
+(Ongaro's thesis, 4.1); `Configurations` keeps those it may still go back to. Changes come one at
+a time, each by at most one voter: so any majority of the one meets any majority of the next.
+What else a change needs is membership.py's to say.
+
+The founding configuration comes from broker.conf, as index 0, and is in no frame. Founders'
+addresses stand in everybody's broker.conf, which goes first (each replica may reach them by
+another route) until a change moves them. A broker id, once given, is not given again.
+
+    payload  off size field            then, per member        off size field
+             0   1    version  1                               0   1    1 voter, 2 learner
+             1   1    members                                  1   1    flags  1: founder
+             2   1    removed ids                              2   4    broker id
+             3   4    next broker id                           6   1    length of the id
+                                                               7   1    length of the address
+    then, per removed id: length (1), id                       8   n    id, address, UTF-8
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from dledger.errors import ChangeRefused
+from dledger.messages import NodeId
+
+SIZE_BYTES_MAX = 1000  # fits a SlotFile with the frame's index before it
+MEMBERS_MAX = 9
+REMOVED_MAX = 8  # the last ones are remembered, to be told that they are out
+NAME_SIZE_BYTES_MAX = 255
+_VERSION = 1
+_HEAD = struct.Struct(">BBBI")
+_MEMBER = struct.Struct(">BBIBB")
+_FOUNDER = 1
+
+
+class ConfigurationError(Exception):
+    """These bytes are no configuration."""
+
+
+class MemberRole(Enum):
+    VOTER = 1
+    LEARNER = 2  # gets the log; neither votes nor counts
+
+
+class ChangeKind(Enum):
+    ADD_LEARNER = "add-learner"
+    PROMOTE = "promote"  # learner to voter
+    REMOVE = "remove"
+    MOVE = "move"  # a member's address
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """`address` (host:port) of ADD_LEARNER and MOVE."""
+
+    kind: ChangeKind
+    node_id: NodeId
+    address: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMember:
+    """`founder`: the address in a replica's own broker.conf, if there is one, goes first."""
+
+    node_id: NodeId
+    address: str
+    broker_id: int
+    role: MemberRole = MemberRole.VOTER
+    founder: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """`members` in the order in which they came; `removed`: who went last, the latest at the
+    end."""
+
+    members: tuple[GroupMember, ...] = ()
+    removed: tuple[NodeId, ...] = ()
+    broker_id_next: int = 1
+
+    @property
+    def voters(self) -> frozenset[NodeId]:
+        return frozenset(m.node_id for m in self.members if m.role is MemberRole.VOTER)
+
+    @property
+    def ids(self) -> frozenset[NodeId]:
+        return frozenset(m.node_id for m in self.members)
+
+    def get(self, node_id: NodeId) -> GroupMember | None:
+        """The member of that id, if there is one."""
+        return next((m for m in self.members if m.node_id == node_id), None)
+
+    def after(self, change: Change) -> Configuration:
+        """What `change` makes of this one. Raises ChangeRefused if it makes no sense here."""
+        member = self.get(change.node_id)
+        if change.kind is ChangeKind.ADD_LEARNER:
+            after = self._with_learner(change, member)
+        elif member is None:
+            raise ChangeRefused(f"{change.node_id} is no member of this group")
+        elif change.kind is ChangeKind.PROMOTE:
+            if member.role is MemberRole.VOTER:
+                raise ChangeRefused(f"{change.node_id} is a voter already")
+            after = self._replacing(replace(member, role=MemberRole.VOTER))
+        elif change.kind is ChangeKind.MOVE:
+            _check_address(change.address)
+            after = self._replacing(replace(member, address=change.address, founder=False))
+        else:
+            after = self._without(member)
+        if len(encode_configuration(after)) > SIZE_BYTES_MAX:
+            raise ChangeRefused(f"the configuration would exceed {SIZE_BYTES_MAX} bytes")
+        return after
+
+    def _with_learner(self, change: Change, member: GroupMember | None) -> Configuration:
+        if member is not None:
+            raise ChangeRefused(f"{change.node_id} is a {member.role.name.lower()} already")
+        if not 0 < len(change.node_id.encode()) <= NAME_SIZE_BYTES_MAX:
+            raise ChangeRefused(f"{change.node_id!r} is no id")
+        if len(self.members) >= MEMBERS_MAX:
+            raise ChangeRefused(f"the group has {MEMBERS_MAX} members, and may not have more")
+        _check_address(change.address)
+        learner = GroupMember(
+            change.node_id, change.address, self.broker_id_next, MemberRole.LEARNER
+        )
+        return Configuration(
+            (*self.members, learner),
+            tuple(node_id for node_id in self.removed if node_id != change.node_id),
+            self.broker_id_next + 1,
+        )
+
+    def _replacing(self, member: GroupMember) -> Configuration:
+        members = tuple(member if m.node_id == member.node_id else m for m in self.members)
+        return replace(self, members=members)
+
+    def _without(self, member: GroupMember) -> Configuration:
+        if self.voters == {member.node_id}:
+            raise ChangeRefused(f"{member.node_id} is the group's only voter")
+        members = tuple(m for m in self.members if m.node_id != member.node_id)
+        removed = (*self.removed, member.node_id)[-REMOVED_MAX:]
+        return replace(self, members=members, removed=removed)
+
+
+def founding(peers: Iterable[tuple[NodeId, str]]) -> Configuration:
+    """What broker.conf says: (id, address) of each voter, in its order."""
+    members = tuple(
+        GroupMember(node_id, address, 1 + ordinal, founder=True)
+        for ordinal, (node_id, address) in enumerate(peers)
+    )
+    return Configuration(members, (), 1 + len(members))
+
+
+def _check_address(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ChangeRefused(f"{address!r} is no address; it must read host:port")
+    if len(address.encode()) > NAME_SIZE_BYTES_MAX:
+        raise ChangeRefused("the address is too long")
+
+
+# -- codec ----------------------------------------------------------------------------------------
+
+
+def encode_configuration(configuration: Configuration) -> bytes:
+    """The payload of a CONFIGURATION frame."""
+    members, removed = configuration.members, configuration.removed
+    parts = [_HEAD.pack(_VERSION, len(members), len(removed), configuration.broker_id_next)]
+    for m in members:
+        node_id, address = m.node_id.encode(), m.address.encode()
+        flags = _FOUNDER if m.founder else 0
+        parts.append(_MEMBER.pack(m.role.value, flags, m.broker_id, len(node_id), len(address)))
+        parts += [node_id, address]
+    for gone in removed:
+        name = gone.encode()
+        parts.append(bytes([len(name)]) + name)
+    return b"".join(parts)
+
+
+def decode_configuration(payload: bytes | memoryview) -> Configuration:
+    """Raises ConfigurationError."""
+    data = bytes(payload)
+    try:
+        configuration, end = _decode(data)
+    except (struct.error, IndexError, UnicodeDecodeError, ValueError) as error:
+        raise ConfigurationError(f"{len(data)} bytes: {error}") from error
+    if end != len(data):
+        raise ConfigurationError(f"{len(data)} bytes, of which {end} are a configuration")
+    if len(configuration.ids) != len(configuration.members):
+        raise ConfigurationError("a member stands in it twice")
+    return configuration
+
+
+def _decode(data: bytes) -> tuple[Configuration, int]:
+    version, count, removed_count, broker_id_next = _HEAD.unpack_from(data)
+    if version != _VERSION:
+        raise ValueError(f"version {version}, this program knows {_VERSION}")
+    at = _HEAD.size
+    members = []
+    for _ in range(count):
+        role, flags, broker_id, id_size, address_size = _MEMBER.unpack_from(data, at)
+        if flags & ~_FOUNDER:
+            raise ValueError(f"flags {flags:#x}")
+        at += _MEMBER.size
+        node_id, at = _text(data, at, id_size)
+        address, at = _text(data, at, address_size)
+        founder = bool(flags & _FOUNDER)
+        members.append(GroupMember(node_id, address, broker_id, MemberRole(role), founder))
+    removed = []
+    for _ in range(removed_count):
+        node_id, at = _text(data, at + 1, data[at])
+        removed.append(node_id)
+    return Configuration(tuple(members), tuple(removed), broker_id_next), at
+
+
+def _text(data: bytes, at: int, size: int) -> tuple[str, int]:
+    if at + size > len(data):
+        raise ValueError("cut short")
+    return data[at : at + size].decode(), at + size
+
+
+# -- those of a log -------------------------------------------------------------------------------
+
+
+class Configurations:
+    """The configurations that a log's end may make valid, by frame index.
+
+    The first one is committed (or founding, index 0) and can not be cut; those behind it may be."""
+
+    __slots__ = ("_entries",)
+
+    def __init__(self, index: int, configuration: Configuration) -> None:
+        self._entries = [(index, configuration)]
+
+    @staticmethod
+    def founded_by(node_ids: Iterable[NodeId]) -> Configurations:
+        """Of voters without addresses: for whoever drives a core by hand."""
+        return Configurations(0, founding((node_id, "") for node_id in node_ids))
+
+    def copy(self) -> Configurations:
+        other = Configurations(*self._entries[0])
+        other._entries = self._entries[:]
+        return other
+
+    @property
+    def current(self) -> Configuration:
+        """The one in force."""
+        return self._entries[-1][1]
+
+    @property
+    def index(self) -> int:
+        """The frame of the one in force; 0: founding."""
+        return self._entries[-1][0]
+
+    @property
+    def settled(self) -> tuple[int, Configuration]:
+        """The newest one that is known to be committed."""
+        return self._entries[0]
+
+    def ever_voter(self, node_id: NodeId) -> bool:
+        """Whether it votes in the one in force, or in one that may come back."""
+        return any(node_id in configuration.voters for _, configuration in self._entries)
+
+    def append(self, index: int, configuration: Configuration) -> bool:
+        """Frame `index` holds `configuration`. False if a newer one is known to be committed."""
+        if index <= self._entries[0][0]:
+            return False
+        assert index > self.index, (index, self.index)
+        self._entries.append((index, configuration))
+        return True
+
+    def truncate(self, from_index: int) -> bool:
+        """Frames from there on are cut; whether another one is in force now."""
+        kept = [entry for entry in self._entries[1:] if entry[0] < from_index]
+        changed = len(kept) < len(self._entries) - 1
+        self._entries[1:] = kept
+        return changed
+
+    def settle(self, commit_index: int) -> None:
+        """Forget those that a committed one supersedes."""
+        committed = sum(index <= commit_index for index, _ in self._entries[1:])
+        del self._entries[:committed]
+
+    def __repr__(self) -> str:
+        return f"<Configurations {[(i, sorted(c.voters)) for i, c in self._entries]}>"

@@ -2,7 +2,8 @@
 
 Before the core starts, `recover` brings the log to its end: it asks the peers for what is damaged,
 writes it in place, syncs it and goes on, until the log is what it was. Then the replica has lost
-nothing. If nobody can help it gives up (dledger.repair says when): the replica is noted as
+nothing, nor if what cannot be mended is what the leader has not got, and is cut. If nobody can
+help it gives up (dledger.repair says when): the replica is noted as
 recovering first, what stands behind the good part is copied aside, and then it is cut.
 
 While the core runs, damage that a read or the scrubber meets is mended frame by frame, under the
@@ -64,11 +65,11 @@ class Healer:
         clock_ms: Callable[[], float],
         *,
         send: Callable[[RepairRequest | RepairResponse], None],
-        standing: Callable[[], tuple[Standing, int]],
+        standing: Callable[[], tuple[Standing, int, int]],
         on_mended: Callable[[], None],
         on_failed: Callable[[str, BaseException], None],
     ) -> None:
-        """`standing` gives what this replica is and its commit index, once the core runs.
+        """`standing` gives what this replica is, its commit index and term, once the core runs.
         `on_mended` is called when a frame is readable again, `on_failed` when the disk fails."""
         self._config = config
         self._disk = disk
@@ -102,9 +103,11 @@ class Healer:
         pool: Executor,
         open_links: Callable[[], Awaitable[None]],
         give_up: Callable[[str], None],
+        last_term: Callable[[], int],
     ) -> None:
         """Open the log, mended if need be. `give_up(reason)` makes it durable that this replica
-        has lost promises; it runs in `pool`.
+        has lost promises, `last_term` reads the term in which it made the last ones; both run in
+        `pool`.
 
         Raises StoreDamaged in a group of one, OSError."""
         self._pool = pool
@@ -117,6 +120,7 @@ class Healer:
         position, reason = wanted.position, self._log.damage_reason
         if len(self._config.peers) == 1:
             raise StoreDamaged(position, f"{reason}; and there is no peer to repair it from")
+        self._start.term = await self._in_pool(last_term)
         await open_links()
         followed = 0  # the frame that would go on with the region under repair
         while wanted is not None:
@@ -127,9 +131,11 @@ class Healer:
             if isinstance(verdict, GiveUp):
                 await self._give_up(wanted, verdict.reason, give_up)
                 break
-            frames, proven = verdict.frames, verdict.proven
-            followed = frames[-1].index + 1
-            wanted = await self._in_pool(partial(self._log.mend, frames, proven))
+            followed = wanted.index + len(verdict.frames)
+            if verdict.last:
+                log.warning("log_ends node=%s index=%d", self._config.node_id, followed - 1)
+            mend = partial(self._log.mend, verdict.frames, verdict.proven, verdict.last)
+            wanted = await self._in_pool(mend)
         self._wanted = None
         log.warning(
             "repair_done node=%s regions=%d frames=%d bytes=%d last=%d",
@@ -262,10 +268,10 @@ class Healer:
 
     def _answer(self, request: RepairRequest) -> RepairResponse:
         if self._log.is_open:
-            standing, commit_index = self._standing()
-            return answer(request, self._log.index, commit_index, standing, self._log.frames)
+            standing, commit, term = self._standing()
+            return answer(request, self._log.index, commit, standing, self._log.frames, term)
         index = _NOTHING if self._log_is_busy else self._log.index
-        return answer(request, index, 0, Standing.REPAIRS, self._log.frames)
+        return answer(request, index, 0, Standing.REPAIRS, self._log.frames, 0)
 
     def _is_there(self, index: int, term: int) -> bool:
         """Not cut, nor taken by retention since."""

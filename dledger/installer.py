@@ -48,8 +48,7 @@ log = logging.getLogger("dledger.installer")
 class Capture(Protocol):
     """The application's state as of one moment."""
 
-    @property
-    def applied_index(self) -> int: ...
+    applied_index: int
 
     def encode(self) -> bytes:
         """Blocking; in a thread."""

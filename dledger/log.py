@@ -118,12 +118,13 @@ class RaftLog:
         self._recovery.run()
         return self._recovered()
 
-    def mend(self, frames: Sequence[Frame], proven: bool) -> Wanted | None:
+    def mend(self, frames: Sequence[Frame], proven: bool, last: bool = False) -> Wanted | None:
         """Put these frames where the damage begins, durably, and recover on: as `recover`.
 
-        `proven`: what stands intact behind them is known to follow them. Blocking."""
+        `proven`: what stands intact behind them is known to follow them; `last`: nothing does.
+        Blocking."""
         assert self._recovery is not None
-        self._recovery.patch(frames, proven)
+        self._recovery.patch(frames, proven, last)
         return self._recovered()
 
     def cut_damaged(self) -> None:

@@ -216,7 +216,8 @@ class RaftMember(Performing):
                 self.start_recovering(reason)
                 given_up.append(self._promises.open(False))
 
-        await self._healer.recover(pool, self._open_links, give_up)
+        last_term = self._promises.last_term
+        await self._healer.recover(pool, self._open_links, give_up, last_term)
         return given_up[0] if given_up else self._promises.open(self.log.last_index == 0)
 
     async def _open_links(self) -> None:
@@ -422,9 +423,10 @@ class RaftMember(Performing):
         self._proposals.close(reason)
         self._reads.close()
 
-    def _standing(self) -> tuple[Standing, int]:
+    def _standing(self) -> tuple[Standing, int, int]:
         core = self.core
-        return standing_of(core.role, core.leader_ready, core.whole), core.commit_index
+        standing = standing_of(core.role, core.leader_ready, core.whole)
+        return standing, core.commit_index, core.term
 
     def on_opened(self, peer: NodeId) -> None:
         log.info("peer_opened node=%s peer=%s", self.config.node_id, peer)

@@ -52,6 +52,14 @@ class Promises:
         assert not self._opened
         self.recovering = reason
 
+    def last_term(self) -> int:
+        """Before `open`: the highest term that this replica promised anything in; 0 if it forgot.
+        Blocking. Raises OSError."""
+        try:
+            return self.hard_state.load().term
+        except HardStateDamaged:
+            return 0  # it will recover: what it promised before counts for nothing
+
     def open(self, log_is_empty: bool) -> HardState:
         """The state to start from. Blocking. Raises OSError."""
         assert not self._opened

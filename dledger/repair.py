@@ -10,7 +10,14 @@ damaged ones as soon as it is proven that they are *those* frames:
   - the peer's frame is committed: if another one stood here it was never committed, or
   - what stands here intact *behind* the damage is, by index and term, what follows in the peer's
     log, or is of the same term as the peer's last frame in between: then those between are the
-    same, too.
+    same, too, or
+  - the peer leads, in a term T no lower than any that this replica was ever in (`StartRepair`'s
+    `term`, from the vote file). What this replica acknowledged in T is in that log, where it came
+    from; what it acknowledged before is there, too, or is not committed and never will be (Raft
+    5.4.3). So that log may take the place of this one from the damage on, as with an
+    AppendRequest, and where it ends or parts from this one the rest is cut (`Patch.last`): no
+    promise is lost. Without that rule a leader that needs this very replica to commit, because
+    another one recovers, and a repair that waits for it to commit, would wait for each other.
 
 Committed frames alone prove nothing about what stands behind them here: frames of a leader that
 never knew them may fit by position, index and rising term. What is not proven to follow a patch
@@ -63,7 +70,7 @@ class Outcome(IntEnum):
     LATER = 2  # not now: not committed yet, or damaged or not known here, too
     LACKS = 3  # its log ends before
     TRIMMED = 4  # retention took them
-    CONFLICT = 5  # committed frames there are other ones than the asker's
+    CONFLICT = 5  # frames that stay there are other ones than the asker's
 
 
 class Standing(IntEnum):
@@ -94,7 +101,7 @@ class RepairRequest:
 class RepairResponse:
     """`data`: whole frames from `index` on, or, of a frame that is larger than a response, its
     bytes from the request's offset on. `next_term`: of the frame behind them in that log, 0 for
-    none. Frames up to `commit_index` are committed."""
+    none. Frames up to `commit_index` are committed. `term`: the sender's, 0 while it repairs."""
 
     sender: NodeId
     to: NodeId
@@ -105,6 +112,7 @@ class RepairResponse:
     commit_index: int
     next_term: int
     data: bytes
+    term: int
 
 
 def standing_of(role: Role, leader_ready: bool, whole: bool) -> Standing:
@@ -123,12 +131,15 @@ def answer(
     commit_index: int,
     standing: Standing,
     read: Callable[[int, int, int], Sequence[Frame]],
+    term: int,
 ) -> RepairResponse:
     """What this replica, `request.to`, says. `read(first, last, bytes_max)` is `RaftLog.frames`;
-    while it repairs itself `log` is as far as it got."""
+    while it repairs itself `log` is as far as it got, and `term` 0."""
     outcome, frames = Outcome.LATER, tuple[Frame, ...]()
     try:
-        outcome, frames = _find(request, log, commit_index, read)
+        # A leader cuts nothing of its log, committed or not.
+        settled_index = log.last_index if standing is Standing.LEADS else commit_index
+        outcome, frames = _find(request, log, settled_index, read)
     except StoreDamaged:
         pass  # damaged here as well; whoever reads it takes care of it
     if standing is Standing.REPAIRS and outcome is not Outcome.FRAMES:
@@ -149,13 +160,14 @@ def answer(
         commit_index,
         next_term,
         data,
+        term,
     )
 
 
 def _find(
     request: RepairRequest,
     log: LogIndex,
-    commit_index: int,
+    settled_index: int,
     read: Callable[[int, int, int], Sequence[Frame]],
 ) -> tuple[Outcome, tuple[Frame, ...]]:
     index = request.index
@@ -166,9 +178,9 @@ def _find(
     if request.term:
         if log.term_at(index) == request.term:
             return Outcome.FRAMES, tuple(read(index, index, RESPONSE_BYTES_MAX))
-        return Outcome.CONFLICT if index <= commit_index else Outcome.LATER, ()
+        return Outcome.CONFLICT if index <= settled_index else Outcome.LATER, ()
     if log.term_at(index - 1) != request.prev_term:
-        return Outcome.CONFLICT if index - 1 <= commit_index else Outcome.LATER, ()
+        return Outcome.CONFLICT if index - 1 <= settled_index else Outcome.LATER, ()
     if request.offset:
         return Outcome.FRAMES, tuple(read(index, index, RESPONSE_BYTES_MAX))
     last = log.last_within(index, RESPONSE_BYTES_MAX)
@@ -203,11 +215,13 @@ class RepairTiming:
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """Write these frames; `proven`: what stands intact behind them belongs there."""
+    """Write these frames. `proven`: what stands intact behind them belongs there. `last`: nothing
+    does, and nothing is lost when it is cut; there may be no frames then."""
 
     frames: tuple[Frame, ...]
     proven: bool
     peer: NodeId
+    last: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,6 +405,7 @@ class StartRepair:
         first_number: int,
         log: DamagedLog,
     ) -> None:
+        self.term = 0  # the highest this replica was ever in; of no matter if it forgot its votes
         self.asker = Asker(node_id, voters, timing, first_number)
         self.patched_frames = 0
         self.patched_bytes = 0
@@ -430,10 +445,10 @@ class StartRepair:
                 asker.end()
                 return patch
             asker.refuse(response, now_ms)
-        given_up = self._hopeless(now_ms)
-        if given_up is not None:
+        verdict = self._void() or self._hopeless(now_ms)
+        if verdict is not None:
             asker.end()
-        return given_up
+        return verdict
 
     def _patch(self, response: RepairResponse, data: bytes, wanted: Wanted) -> Patch | None:
         """What of these frames is proven to belong here; see the module."""
@@ -449,11 +464,24 @@ class StartRepair:
             if following is not None and following[0] == frame.index + 1:
                 if following[1] in (frame.term, next_term):
                     return Patch(frames[:count], True, response.sender)
+        if self._governs(response):
+            return Patch(frames, False, response.sender, response.next_term == 0)
         committed = tuple(f for f in frames if self._is_committed(f, response))
         return Patch(committed, False, response.sender) if committed else None
 
     def _is_committed(self, frame: Frame, response: RepairResponse) -> bool:
         return frame.index <= response.commit_index
+
+    def _governs(self, response: RepairResponse) -> bool:
+        """Its log is what this one should be; see the module."""
+        return response.standing is Standing.LEADS and response.term >= self.term
+
+    def _void(self) -> Patch | None:
+        """A leader whose log governs has not got what is damaged here: nobody will miss it."""
+        for peer, response in self.asker.answers.items():
+            if self._governs(response) and response.outcome in (Outcome.LACKS, Outcome.CONFLICT):
+                return Patch((), False, peer, last=True)
+        return None
 
     def _hopeless(self, now_ms: float) -> GiveUp | None:
         answers = self.asker.answers

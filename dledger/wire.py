@@ -85,8 +85,8 @@ _KINDS: dict[int, struct.Struct] = {  # version and kind are part of it, for one
     _HEARTBEAT_RESPONSE: struct.Struct(">iBBqqqqqqQ"),
     _TIMEOUT_NOW: struct.Struct(">iBBq"),  # term
     _REPAIR_REQUEST: struct.Struct(">iBBqqqqi"),  # number, index, prev_term, term, offset
-    # number, index, outcome, standing, commit_index, next_term
-    _REPAIR_RESPONSE: struct.Struct(">iBBqqBBqq"),
+    # number, index, outcome, standing, commit_index, next_term, term
+    _REPAIR_RESPONSE: struct.Struct(">iBBqqBBqqq"),
     _INSTALL_OFFER: struct.Struct(">iBBqqqq"),  # term, first_index, previous_term, end_position
     _INSTALL_REQUEST: struct.Struct(">iBBqqq"),  # term, number, offset
     _INSTALL_CHUNK: struct.Struct(">iBBqqqq"),  # term, number, offset, size_bytes
@@ -199,6 +199,7 @@ def _fields(message: PeerMessage) -> tuple[int, tuple[int, ...]]:
             m.standing,
             m.commit_index,
             m.next_term,
+            m.term,
         )
     if isinstance(m, InstallOffer):
         return _INSTALL_OFFER, (m.term, m.first_index, m.previous_term, m.end_position)
@@ -313,7 +314,7 @@ class MessageReader:
         return RepairRequest(self._sender, self._to, *fields)
 
     def _parse_repair_response(self, fields: tuple[int, ...], data: bytes) -> RepairResponse:
-        number, index, outcome, standing, commit_index, next_term = fields
+        number, index, outcome, standing, commit_index, next_term, term = fields
         try:
             verdict = Outcome(outcome), Standing(standing)
         except ValueError as error:
@@ -321,7 +322,7 @@ class MessageReader:
         if (verdict[0] is Outcome.FRAMES) != bool(data):
             raise WireError(f"{len(data)} bytes with outcome {outcome}")
         return RepairResponse(
-            self._sender, self._to, number, index, *verdict, commit_index, next_term, data
+            self._sender, self._to, number, index, *verdict, commit_index, next_term, data, term
         )
 
     def _parse_install(self, kind: int, fields: tuple[int, ...], data: bytes) -> InstallMessage:

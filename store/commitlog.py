@@ -206,7 +206,7 @@ class CommitLog:
             there, last = set(starts), starts[-1]
             starts = self._restorable(starts[0], max(last + 1, self.durable_hint))
             gone = [start for start in starts if start < last and start not in there]
-            self.restored_end = max(gone, default=-size) + size
+            self._note_restored(max(gone, default=-size) + size)
         for start in starts:
             # The last one may be short: killed between creating and allocating it.
             segment = self._open_segment(start, sparse=restore and start != starts[-1])
@@ -230,17 +230,30 @@ class CommitLog:
             return
         assert not self._settled or not self._segments
         missing = self._restorable(start, end)
+        if self._segments:
+            self._note_restored(missing[-1] + self.segment_size_bytes)
         front: list[Segment] = []
         for at in missing:
             segment = self._open_segment(at, sparse=True)
             segment.written_end = segment.end
             front.append(segment)
-        if front and self._segments:
-            self.restored_end = max(self.restored_end, front[-1].end)
         self._segments[:0] = front
         self._settled = False
         self.min_offset = start
         self.max_offset = self._segments[-1].end
+
+    def raise_hint(self, end: int) -> None:
+        """Before settling: what stood below `end` was durable once, also where a power cut has set
+        the mark back. Noted durably, for the next start. Blocking. Raises OSError."""
+        mark = self._mark
+        if mark is not None and not mark.lost and mark.durable_offset < end:
+            mark.lower_durable(end)  # which does not lower it here: but it returns when synced
+
+    def _note_restored(self, end: int) -> None:
+        """A segment that ends at `end` is missing in front of others. Before it is there again: the
+        next start, after a kill, could not tell it from one that was never filled."""
+        self.restored_end = max(self.restored_end, end)
+        self.raise_hint(end)
 
     def _restorable(self, start: int, end: int) -> list[int]:
         """First bytes of the segments that cover [start, end). Raises StoreError for too many."""

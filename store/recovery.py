@@ -59,6 +59,7 @@ CLOCK_SLACK_MS = 3000  # how much older than the checkpoint "surely durable" is
 _WINDOW_BYTES = 1 << 18  # read ahead where payloads are verified
 _HEADERS_WINDOW_BYTES = 1 << 14  # and where only headers are: some fifty small frames a read
 _CLASSIC_WINDOW_BYTES = 1 << 22
+_NO_FRAME = b"\xff" * BLANK_SIZE_BYTES  # nor a blank record, nor zeros
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,19 +313,50 @@ class FrameRecovery:
             position += len(data)
         return False
 
-    def patch(self, frames: Sequence[Frame], proven: bool) -> FrameDamage | None:
+    def patch(
+        self, frames: Sequence[Frame], proven: bool, last: bool = False
+    ) -> FrameDamage | None:
         """Write what belongs at the damage, one frame behind the other, make it durable, read it
         back, and walk on. `proven`: what stands behind these frames is known to follow them; if
-        it is not, it is damaged, too. Raises OSError."""
+        it is not, it is damaged, too. `last`: nothing follows them, what stands there is cut.
+        Raises OSError."""
         assert self.damage is not None
+        if frames and frames[0].end + BLANK_SIZE_BYTES > self._log.max_offset:
+            self._log.extend()
+        # Beyond all that was durable here once the leader sends it.
+        there = [f for f in frames if f.end + BLANK_SIZE_BYTES <= self._log.max_offset]
+        if not proven:
+            self._disown(there[-1] if there else None, last)
+        self._write(there)
+        self.damage = None
+        if proven:
+            return self.run()
+        if not last and (self.end < self.hint or self._log.mark_lost):
+            reason = "not proven to follow what was patched before it"
+            self.damage = FrameDamage(self.end, self.end, reason, self.last, None)
+            return self.damage
+        self._settle("not proven to follow what was patched, and never known durable")
+        return None
+
+    def _disown(self, before: Frame | None, last: bool) -> None:
+        """What stands intact behind frame `before`, to be patched, may not follow it. After a kill
+        nobody would know: so it loses the bytes that make it look so, first. It may be above the
+        durable mark and durable all the same, if a power cut has set that back."""
+        position, index = (before.end, before.index) if before else (self.end, 0)
+        header = self.neighbour(position)
+        if before is None or header is None or header.index != index + 1:
+            return
+        if not last:
+            durable = header.position + HEADER_SIZE_BYTES
+            self._log.raise_hint(durable)
+            self.hint = max(self.hint, durable)
+        self._overwrite(position, _NO_FRAME)
+
+    def _write(self, frames: Sequence[Frame]) -> None:
         log, position = self._log, self.end
         run_start, run = position, list[bytes]()  # one behind the other: one write
         taken: list[FrameHeader] = []
         for frame in frames:
-            if frame.end + BLANK_SIZE_BYTES > log.max_offset:
-                if taken:
-                    break  # beyond all that was durable here once: the leader sends it
-                log.extend()
             if frame.position != position:
                 segment_end = log.segment_end(position)
                 assert frame.position == segment_end, (frame, position)
@@ -338,15 +370,6 @@ class FrameRecovery:
             self._overwrite(run_start, b"".join(run))
         for header in taken:
             self._take(header)
-        self.damage = None
-        if proven:
-            return self.run()
-        if self.end < self.hint or log.mark_lost:
-            reason = "not proven to follow what was patched before it"
-            self.damage = FrameDamage(position, position, reason, self.last, None)
-            return self.damage
-        self._settle("not proven to follow what was patched, and never known durable")
-        return None
 
     def cut(self) -> None:
         """Give up everything behind the last good frame. Raises OSError."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from unittest.mock import ANY
 
 import pytest
 
@@ -92,7 +93,7 @@ class Log:
 def ask(log: Log, index: int, prev_term: int = 1, term: int = 0, **more: object) -> RepairResponse:
     settings = {"commit": len(log.frames), "standing": Standing.WHOLE, "offset": 0} | more
     request = RepairRequest(A, B, 7, index, prev_term, term, int(settings["offset"]))  # type: ignore[call-overload]
-    return answer(request, log.index, settings["commit"], settings["standing"], log.read)  # type: ignore[arg-type]
+    return answer(request, log.index, settings["commit"], settings["standing"], log.read, 1)  # type: ignore[arg-type]
 
 
 # -- answers ---------------------------------------------------------------------------------------
@@ -238,16 +239,23 @@ def test_a_frame_behind_a_blank_record() -> None:
 class Repairing:
     """A StartRepair of `mine`, and peers that answer from their logs."""
 
-    def __init__(self, mine: Log, index: int, *, known: bool = False) -> None:
+    def __init__(self, mine: Log, index: int, *, known: bool = False, term: int = 5) -> None:
+        """`term`: the highest that the one with the damage has seen; its peers are in 4."""
         self.repair = StartRepair(A, VOTERS, TIMING, 0, mine)
+        self.repair.term = term
         self.now_ms = 0.0
         self.repair.begin(mine.wanted(index, known=known), 0.0)
         self.requests = {r.to: r for r in self.repair.requests()}
 
     def hears(
-        self, peer: str, log: Log, commit: int, standing: Standing = Standing.WHOLE
+        self,
+        peer: str,
+        log: Log,
+        commit: int,
+        standing: Standing = Standing.WHOLE,
+        term: int = 4,
     ) -> Patch | GiveUp | None:
-        response = answer(self.requests[peer], log.index, commit, standing, log.read)
+        response = answer(self.requests[peer], log.index, commit, standing, log.read, term)
         verdict = self.repair.step(response, self.now_ms)
         self._collect()
         return verdict
@@ -356,7 +364,7 @@ def test_a_part_that_never_comes_starts_over() -> None:
 def test_garbage_is_refused_and_another_one_asked() -> None:
     mine, theirs = damaged([1, 1, 1], 2), Log([1, 1, 1])
     mending = Repairing(mine, 2)
-    good = answer(mending.requests[B], theirs.index, 3, Standing.WHOLE, theirs.read)
+    good = answer(mending.requests[B], theirs.index, 3, Standing.WHOLE, theirs.read, 1)
     for data in (b"\0" * 100, good.data[:-1], b"x", theirs.frames[0].data):
         assert mending.repair.step(replace(good, data=data), 0.0) is None
     assert mending.hears(C, theirs, 3) is not None
@@ -366,7 +374,7 @@ def test_garbage_is_refused_and_another_one_asked() -> None:
 def test_answers_to_something_else_are_dropped(change: dict[str, object]) -> None:
     mine, theirs = damaged([1, 1, 1], 2), Log([1, 1, 1])
     mending = Repairing(mine, 2)
-    good = answer(mending.requests[B], theirs.index, 3, Standing.WHOLE, theirs.read)
+    good = answer(mending.requests[B], theirs.index, 3, Standing.WHOLE, theirs.read, 1)
     assert mending.repair.step(replace(good, **change), 0.0) is None  # type: ignore[arg-type]
     assert mending.repair.step(good, 0.0) is not None
 
@@ -387,7 +395,7 @@ def test_asking_backs_off() -> None:
 
 @pytest.mark.parametrize(
     ("theirs", "trim", "commit", "gives_up"),
-    [
+    [  # and whose term is lower than one this replica was in: there may be another leader
         ([1], 1, 1, True),  # lacks it
         ([1, 1, 1], 3, 3, True),  # retention
         ([2, 2, 2], 1, 3, True),  # another log
@@ -403,6 +411,47 @@ def test_a_leader_that_cannot_help(
         assert Repairing(damaged([1, 1, 3], 2), 2).hears(B, log, commit, standing) is None
     verdict = Repairing(damaged([1, 1, 3], 2), 2).hears(B, log, commit, Standing.LEADS)
     assert isinstance(verdict, GiveUp) == gives_up
+
+
+@pytest.mark.parametrize(
+    ("theirs", "commit", "known", "count", "last"),
+    [
+        ([1, 1, 3], 1, False, 1, None),  # proven as by anybody
+        ([1, 4, 4, 4], 1, False, 3, True),  # all it has, committed or not
+        ([1, 4, 4, 4], 4, False, 3, True),
+        ([1], 1, False, 0, True),  # nothing: what stood here was never committed
+        ([2, 2], 1, False, 0, True),  # another frame before: so what stood here was another, too
+        ([1, 4], 1, True, 0, True),
+        ([4, 4], 0, True, 0, True),
+    ],
+)
+def test_a_leader_of_this_term_or_a_later_one_says_what_the_log_is(
+    theirs: list[int], commit: int, known: bool, count: int, last: bool | None
+) -> None:
+    """Also where it has committed nothing of it, and may never do so without this replica."""
+    log = Log(theirs)
+    mine = damaged([1, 1, 3], 2)
+    for term in (4, 3):
+        mending = Repairing(mine, 2, known=known, term=term)
+        assert mending.hears(C, log, 0, Standing.WHOLE, 9) == (None if last else ANY)
+        verdict = Repairing(mine, 2, known=known, term=term).hears(B, log, commit, Standing.LEADS)
+        frames = tuple(log.frames[1 : 1 + count])
+        assert verdict == Patch(frames, last is None, B, last=bool(last))
+
+
+def test_a_part_of_a_leaders_log_is_not_its_end() -> None:
+    mine, theirs = damaged([1, 1, 3], 2), Log([1])
+    for _ in range(3):
+        theirs.add(4, RESPONSE_BYTES_MAX // 2 - 100)
+    verdict = Repairing(mine, 2, term=4).hears(B, theirs, 1, Standing.LEADS)
+    assert verdict == Patch(tuple(theirs.frames[1:3]), False, B, last=False)
+
+
+def test_a_leader_whose_own_copy_is_damaged_says_nothing() -> None:
+    log = Log([1, 4])
+    log.unreadable = {2}
+    mending = Repairing(damaged([1, 1, 3], 2), 2, term=4)
+    assert mending.hears(B, log, 1, Standing.LEADS) is None
 
 
 @pytest.mark.parametrize(
@@ -454,12 +503,12 @@ def test_known_frames_are_mended_one_after_the_other() -> None:
     requests = repair.requests()
     assert [(r.to, r.index, r.term) for r in requests] == [(B, 2, 1), (C, 2, 1)]
     log.unreadable = {2}
-    nothing = answer(requests[0], log.index, 4, Standing.LEADS, log.read)
+    nothing = answer(requests[0], log.index, 4, Standing.LEADS, log.read, 1)
     assert repair.step(nothing, 0.0, segment_end) is None
     repair.tick(150.0)  # the next one's turn
     requests = repair.requests()
     assert {r.index for r in requests} == {4}
-    response = answer(requests[1], log.index, 4, Standing.WHOLE, log.read)
+    response = answer(requests[1], log.index, 4, Standing.WHOLE, log.read, 1)
     assert repair.step(replace(response, data=log.frames[2].data), 150.0, segment_end) is None
     assert repair.step(response, 150.0, segment_end) == log.frames[3]
     assert 4 in repair
@@ -482,7 +531,7 @@ def test_what_nobody_has_is_told_after_a_while() -> None:
         repair.tick(now_ms)
         for request in repair.requests():
             if request.index == 4 or request.to == B:  # of the other one C says nothing
-                nothing = answer(request, others.index, 2, Standing.WHOLE, others.read)
+                nothing = answer(request, others.index, 2, Standing.WHOLE, others.read, 1)
                 if nothing.outcome is not Outcome.FRAMES:
                     assert repair.step(nothing, now_ms, segment_end) is None
         if repair.hopeless(now_ms):

@@ -7,7 +7,6 @@ losses at a time than the promise covers are tested in tests/dledger/test_standi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from dledger.core import RaftCore
@@ -362,10 +361,10 @@ class CutsDamage(SimNode):
 
 
 class _LeavesPatchesUnsynced(Mender):
-    def mend(self, frames: Sequence[Frame], proven: bool) -> Wanted | None:
+    def mend(self, patch: Patch) -> Wanted | None:
         sync, SimFile.sync = SimFile.sync, _no_sync  # type: ignore[method-assign, assignment]
         try:
-            return super().mend(frames, proven)
+            return super().mend(patch)
         finally:
             SimFile.sync = sync  # type: ignore[method-assign]
 

@@ -7,7 +7,7 @@ answers about damage.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from dledger.errors import FrameDamaged
@@ -27,7 +27,6 @@ from dledger.repair import (
     standing_of,
 )
 from store.commitlog import SyncTicket
-from store.frame import Frame
 
 if TYPE_CHECKING:
     from tests.simulator.node import SimNode
@@ -66,6 +65,8 @@ class Mender:
         wanted = node.log.recover()
         if node.log.may_lack_its_end and node.disk.exists("raft/hardstate"):
             self._note("how far the log was durable is not known")
+        if wanted is not None:
+            self._start.term = node.promises.last_term()
         self._go_on(wanted)
 
     def _go_on(self, wanted: Wanted | None) -> None:
@@ -112,13 +113,13 @@ class Mender:
     def _decided(self, verdict: Patch | GiveUp) -> None:
         self.world.note(f"{self.node.name} {verdict}")
         if isinstance(verdict, Patch):
-            self._go_on(self.mend(verdict.frames, verdict.proven))
+            self._go_on(self.mend(verdict))
         else:
             self.give_up(verdict.reason)
             self._take_part()
 
-    def mend(self, frames: Sequence[Frame], proven: bool) -> Wanted | None:
-        return self.node.log.mend(frames, proven)
+    def mend(self, patch: Patch) -> Wanted | None:
+        return self.node.log.mend(patch.frames, patch.proven, patch.last)
 
     def give_up(self, reason: str) -> None:
         node = self.node
@@ -154,10 +155,10 @@ class Mender:
         node = self.node
         log = node.log
         if self.repairing is not None:
-            return answer(request, log.index, 0, Standing.REPAIRS, log.frames)
+            return answer(request, log.index, 0, Standing.REPAIRS, log.frames, 0)
         core = node.core
         standing = standing_of(core.role, core.leader_ready, core.whole)
-        return answer(request, log.index, core.commit_index, standing, log.frames)
+        return answer(request, log.index, core.commit_index, standing, log.frames, core.term)
 
     def send_requests(self) -> None:
         for request in (self.repairing or self.frames).requests():

@@ -459,15 +459,87 @@ def test_another_frame_than_the_damaged_one_may_fit_before_the_blank_record(disk
     assert [h.term for h in walk_frames(log, 0)] == [1] * first + [2]
 
 
-def test_unproven_above_the_mark_is_cut(disk: OsDisk) -> None:
+def test_unproven_above_the_mark_is_cut_where_nothing_fits(disk: OsDisk) -> None:
     mended = Mended(disk)
     damage(disk, mended.frames, 4, "header")
+    damage(disk, mended.frames, 5, "header")
     log = CommitLog(disk, "commitlog", SIZE)
     log.open(restore=True)
     recovery = FrameRecovery(log, mended.frames[4].end)
     assert recovery.run() is not None
     assert recovery.patch(mended.frames[4:5], proven=False) is None
     assert log.max_offset == mended.frames[4].end
+
+
+def marked(disk: OsDisk, hint: int | None = None) -> CommitLog:
+    mark = Checkpoint(disk, "checkpoint")
+    mark.open()
+    if hint is not None:
+        mark.raise_durable(hint)
+    log = CommitLog(disk, "commitlog", SIZE, mark)
+    log.open(restore=True)
+    return log
+
+
+@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("above", [False, True])
+def test_what_an_unproven_patch_leaves_in_doubt_stays_so(
+    disk: OsDisk, killed: bool, above: bool
+) -> None:
+    """A frame that fits behind it is neither taken for the next one, after a kill either, nor cut
+    unasked: a power cut may have set the mark back, and it was acknowledged."""
+    mended = Mended(disk)
+    damage(disk, mended.frames, 4, "header")
+    log = marked(disk, mended.frames[4 if above else -1].end)
+    recovery = FrameRecovery(log)
+    assert recovery.run() is not None
+    found = recovery.patch(mended.frames[4:5], proven=False)
+    if killed:
+        log.close()
+        log = marked(disk)
+        recovery = FrameRecovery(log)
+        found = recovery.run()
+    assert found is not None
+    assert found.last is not None
+    assert (found.position, found.last.index) == (mended.frames[4].end, 5)
+    found = recovery.patch(mended.frames[5:6], proven=True)
+    assert found is None
+    assert mended.bytes() == mended.whole
+
+
+def test_nothing_stands_behind_the_last_patch(disk: OsDisk) -> None:
+    for frames in (2, 0):
+        mended = Mended(disk)
+        damage(disk, mended.frames, 4, "header")
+        log = marked(disk, mended.frames[-1].end)
+        recovery = FrameRecovery(log)
+        assert recovery.run() is not None
+        assert recovery.patch(mended.frames[4 : 4 + frames], False, last=True) is None
+        assert log.max_offset == mended.frames[3 + frames].end
+        log.close()
+        assert recover_frames(marked(disk)).last is not None
+        for name in disk.listdir("commitlog"):
+            disk.remove(f"commitlog/{name}")
+
+
+def test_a_lost_segment_is_damaged_to_its_end_after_a_kill_too(disk: OsDisk) -> None:
+    """A power cut had set the mark back into it."""
+    mended = Mended(disk)
+    inside = next(f for f in mended.frames if f.position >= SIZE)
+    disk.remove(f"commitlog/{SIZE:020d}")
+    for hint in (inside.end, None):
+        log = marked(disk, hint)
+        recovery = FrameRecovery(log)
+        found = recovery.run()
+        assert recovery.hint >= 2 * SIZE
+        log.close()
+    log = marked(disk)
+    recovery = FrameRecovery(log)
+    found = recovery.run()
+    while found is not None:
+        assert found.last is not None
+        found = recovery.patch(mended.frames[found.last.index :][:1], proven=True)
+    assert mended.bytes() == mended.whole
 
 
 def test_a_lost_mark_forbids_to_cut_but_not_to_end(disk: OsDisk) -> None:

@@ -57,9 +57,13 @@ class BrokerApplication:
         on_topics: Callable[[Sequence[str]], None],
         on_role: Callable[[RoleEvent], None],
         recovering: Callable[[], bool] = lambda: False,
+        installed_index: int = 0,
     ) -> None:
-        """`recovering`: the log may have lost frames that this replica had applied."""
+        """`recovering`: the log may have lost frames that this replica had applied.
+        `installed_index`: the tables may reflect frames up to it that the log has not got yet
+        (dledger.install)."""
         self._recovering = recovering
+        self._installed_index = installed_index
         self._state = state
         self._sends = sends
         self._store = store
@@ -86,7 +90,10 @@ class BrokerApplication:
     def _recover(self, index: LogIndex) -> int:
         self._store.log_recovered()
         tables = self._state.applied_index
-        if tables > index.last_index and self._recovering():
+        if index.last_index < tables <= self._installed_index:
+            log.info("tables_installed tables=%d last=%d", tables, index.last_index)
+            tables = index.last_index
+        elif tables > index.last_index and self._recovering():
             tables = self._forget_what_the_log_lost(index)
         elif tables > index.last_index:
             raise StateError(

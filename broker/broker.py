@@ -28,6 +28,7 @@ from broker.engine import Engine, make_engine
 from broker.errors import EngineError, OutcomeUnknown, Refused
 from broker.groups import SubscriptionGroup
 from broker.housekeeping import Chore, Housekeeper
+from broker.installation import RAFT_DIRECTORY, Source
 from broker.keeper import ClassicKeeper, Keeper, RaftKeeper
 from broker.keyquery import KeyQueries
 from broker.metrics import BrokerMetrics
@@ -67,7 +68,6 @@ from store.retention import RetentionPolicy
 log = logging.getLogger("broker")
 
 GROUPS_BEING_CREATED_MAX = 10_000
-RAFT_DIRECTORY = "raft"  # of a Raft replica (dledger.settings), below the store's root
 LINGER_S = 0.1  # behind a hand-over: requests that are on their way meet somebody who answers
 VIP_PORT_BELOW = 2  # the port below listenPort that Apache's brokers listen on besides
 
@@ -97,6 +97,7 @@ class Broker:
         self.clock_ms = clock_ms
         self.retention = Retention(self.store, wall_ms, clock_ms)
         self._started = False
+        self.begins_anew = False  # it "failed" only to be started again at once
         self._recovered = False  # the log is open: only then is there anything to flush
         self._creating_groups: set[str] = set()
         self._stopping = False
@@ -126,6 +127,7 @@ class Broker:
             self.keeper = self._classic_keeper()
         else:
             self.keeper = self._raft_keeper()
+        await loop.run_in_executor(self._pool, self.keeper.prepare)
         await loop.run_in_executor(self._pool, self.store.open)
         await loop.run_in_executor(self._pool, self.keeper.load)
         self.port = self.config.listen_port or _free_port()
@@ -220,6 +222,11 @@ class Broker:
         if self.failed is not None and not self.failed.done():
             self.failed.set_result(reason)
 
+    def _begin_anew(self, reason: str) -> None:
+        """What this replica has is void, and the next start of a broker here makes it new."""
+        self.begins_anew = True
+        self._on_fatal(reason)
+
     # ---- wiring ---------------------------------------------------------------------------
 
     @property
@@ -301,6 +308,7 @@ class Broker:
             on_topics=self._topics_changed,
             on_role=self._role_changed,
             recovering=lambda: engine.recovering is not None,
+            installed_index=self.keeper.installed_index,
         )
         engine = make_engine(
             self.config,
@@ -310,6 +318,7 @@ class Broker:
             wall_ms=self.wall_ms,
             on_fatal=self._on_fatal,
             listen_socket=self._replication_socket,
+            source=Source(self.state, self.store, self._begin_anew),
         )
         self.application = application
         self.engine = self._framed_engine = engine

@@ -141,10 +141,24 @@ async def run(config: BrokerConfig, machine: Machine, where: dict[str, object]) 
     wanted = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, wanted.set)
-    broker = Broker(config, machine.disk, wall_ms=machine.wall_ms)
+    stopping = asyncio.ensure_future(wanted.wait())
+    try:
+        status = None
+        while status is None:
+            broker = Broker(config, machine.disk, wall_ms=machine.wall_ms)
+            status = await _run_one(broker, stopping, where)
+    finally:
+        stopping.cancel()
+    return status
+
+
+async def _run_one(
+    broker: Broker, stopping: asyncio.Future[Any], where: dict[str, object]
+) -> int | None:
+    """Until it ends: the exit status; None if another broker shall begin anew in its place."""
+    loop, config = asyncio.get_running_loop(), broker.config
     where["term"] = lambda: broker.roles.term
     loop.set_exception_handler(lambda _, context: _on_exception(broker, context))
-    stopping = asyncio.ensure_future(wanted.wait())
     try:
         if not await _started(broker, stopping):
             log.info("stopping reason=signal, before the start was through")
@@ -163,10 +177,11 @@ async def run(config: BrokerConfig, machine: Machine, where: dict[str, object]) 
     assert broker.failed is not None
     ends: list[asyncio.Future[Any]] = [stopping, broker.failed]
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-    stopping.cancel()
     reason = broker.failed.result() if broker.failed.done() else ""
     log.info("stopping reason=%s", reason or "signal")
     await broker.stop()
+    if broker.begins_anew and not stopping.done():
+        return None
     if reason:
         click.echo(f"mqbroker: failed: {reason}", err=True)
     return 1 if reason else 0

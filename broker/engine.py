@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 from broker.config import BrokerConfig
 from dledger.flusher import FlushMode
 from dledger.index import LogIndex
+from dledger.installer import InstallationSource
 from dledger.member import RaftMember
 from dledger.peers import PeerAddress
 from dledger.pysync.application import RevocableApplication
@@ -74,6 +75,11 @@ class FramedEngine(Engine, Protocol):
         """Why this replica may have lost frames that it had; None if it has not."""
         ...
 
+    @property
+    def refilled(self) -> list[str]:
+        """Replicas that are being refilled from this log: what they need should stay."""
+        ...
+
     def frame_is_damaged(self, position: int) -> bool:
         """Whether the frame at this CommitLog offset is; then it is seen to."""
         ...
@@ -100,8 +106,10 @@ def make_engine(
     wall_ms: Callable[[], int],
     on_fatal: Callable[[str], None],
     listen_socket: socket.socket | None = None,
+    source: InstallationSource | None = None,
 ) -> FramedEngine:
-    """The engine that `config` asks for, which is not classic. Raises EngineError."""
+    """The engine that `config` asks for, which is not classic. `source`: what Raft refills other
+    replicas from. Raises EngineError."""
     assert not config.is_classic
     peers = {p.node_id: PeerAddress(p.node_id, p.host, p.port) for p in config.peers}
     member = MemberConfig(
@@ -127,6 +135,7 @@ def make_engine(
         wall_ms=wall_ms,
         on_fatal=on_fatal,
         listen_socket=listen_socket,
+        source=source,
     )
 
 

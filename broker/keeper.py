@@ -18,6 +18,7 @@ from broker.config import BrokerConfig
 from broker.configfiles import ConfigFiles
 from broker.engine import Engine, FramedEngine
 from broker.housekeeping import Chore
+from broker.installation import RAFT_DIRECTORY, prepare
 from broker.retention import Retention
 from broker.state import BrokerState
 from store.disk import Disk
@@ -32,7 +33,14 @@ QUEUE_REPAIR_PERIOD_MS = 50  # between steps of 16 MiB
 
 
 class Keeper(Protocol):
-    """One per broker. `load` before the engine is made, `start` when it is."""
+    """One per broker. `prepare` before the store is opened, `load` before the engine is made,
+    `start` when it is."""
+
+    installed_index: int  # the tables may be ahead of the log up to there (broker.installation)
+
+    def prepare(self) -> None:
+        """Carry out an installation, if one is noted. Blocking."""
+        ...
 
     def load(self) -> None:
         """Fill the tables. Blocking."""
@@ -72,8 +80,12 @@ class RaftKeeper:
         self._pool = pool
         self._engine = engine
         self._retention = retention
+        self.installed_index = 0
         self.covered_index = 0  # frames up to here are in durable snapshots
         self.fallback_index = 0  # and up to here in the ones before: should those rot
+
+    def prepare(self) -> None:
+        self.installed_index = prepare(self._disk, self._store.config, RAFT_DIRECTORY)
 
     def load(self) -> None:
         self.covered_index = snapshot.load(self._disk, self._state)
@@ -117,8 +129,13 @@ class RaftKeeper:
         self.fallback_index = before
 
     def retain(self) -> None:
-        """Let old segments go, as far as snapshots cover them, the .bak files among them."""
+        """Let old segments go, as far as snapshots cover them, the .bak files among them. While a
+        replica is refilled from here what it needs stays, unless the disk is too full for that."""
         engine, store = self._engine(), self._store
+        refilled = engine.refilled
+        if refilled and not self._retention.disk_is_full:
+            log.info("retention_waits for=%s", ",".join(refilled))
+            return
         position = self._retention.expired_before()
         index = engine.log_index
         covered = min(self.fallback_index, index.last_index)
@@ -143,6 +160,8 @@ class RaftKeeper:
 class ClassicKeeper:
     """Tables in Apache's files, and the queues' and checkpoint's regular flush."""
 
+    installed_index = 0
+
     def __init__(
         self,
         config: BrokerConfig,
@@ -159,6 +178,9 @@ class ClassicKeeper:
         self._pool = pool
         self._engine = engine
         self._retention = retention
+
+    def prepare(self) -> None:
+        """There are no installations."""
 
     def load(self) -> None:
         self.files.load()

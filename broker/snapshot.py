@@ -47,6 +47,21 @@ class Snapshot:
     def applied_index(self) -> int:
         return min(table.applied_index for _, table in self.tables)
 
+    def to_json(self) -> dict[str, Any]:
+        """By name of the file, what goes into it."""
+        return {
+            name: {**table.to_json(), INDEX_KEY: table.applied_index} for name, table in self.tables
+        }
+
+
+def from_json(value: dict[str, Any]) -> Snapshot:
+    """Back from `to_json`. Raises StateError, KeyError, TypeError, ValueError."""
+    state = BrokerState()
+    tables = _files(state)
+    for name, table in tables:
+        table.load(value[name], int(value[name][INDEX_KEY]))
+    return Snapshot(tables)
+
 
 def _files(state: BrokerState) -> tuple[tuple[str, Table], ...]:
     return (
@@ -72,8 +87,7 @@ def capture(state: BrokerState) -> Snapshot:
 def write(disk: Disk, snapshot: Snapshot) -> int:
     """Write all three files; returns the index that is durably covered now. Raises OSError."""
     disk.makedirs(DIRECTORY)
-    for name, table in snapshot.tables:
-        value = {**table.to_json(), INDEX_KEY: table.applied_index}
+    for name, value in snapshot.to_json().items():
         data = orjson.dumps({**value, CHECKSUM_KEY: _checksum(value)})
         replace(disk, f"{DIRECTORY}/{name}", data)
     return snapshot.applied_index

@@ -23,7 +23,9 @@ A marker that rotted says nothing about the state beside it, which may be half m
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 
+from dledger.hardstate import HardStateDamaged, HardStateFile
 from dledger.install import Installation, decode_installation
 from dledger.log import trim_note
 from dledger.slots import SlotFile, SlotsDamaged
@@ -96,7 +98,17 @@ def begin_log(
 
 
 def begin_nothing(disk: Disk, directory: str, commitlog: str, checkpoint: str) -> None:
-    """Instead of `begin_log`, where the marker is damaged: a log that never had anything."""
+    """Instead of `begin_log`, where the marker is damaged: a log that never had anything. That this
+    replica has lost promises is noted first."""
+    votes = HardStateFile(disk, f"{directory}/hardstate")
+    try:
+        state = votes.load()
+        if not votes.is_new:
+            votes.save(replace(state, whole=False))
+    except HardStateDamaged:
+        pass  # the next start finds that it has lost promises
+    finally:
+        votes.close()
     _remove_files(disk, commitlog)
     for name in ("trim", "installed"):
         path = f"{directory}/{name}"

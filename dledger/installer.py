@@ -48,7 +48,8 @@ log = logging.getLogger("dledger.installer")
 class Capture(Protocol):
     """The application's state as of one moment."""
 
-    applied_index: int
+    @property
+    def applied_index(self) -> int: ...
 
     def encode(self) -> bytes:
         """Blocking; in a thread."""

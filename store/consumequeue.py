@@ -253,6 +253,13 @@ class ConsumeQueue:
         while len(self.file_starts) > 1 and self.file_starts[0] + per_file <= self.min_offset:
             self._store.remove_file(self.file_path(self.file_starts.pop(0)))
 
+    def begin_at(self, first: int) -> None:
+        """A queue without a unit: its first one gets offset `first` > 0, also after a restart."""
+        per_file = self._store.units_per_file
+        if first % per_file == 0:  # else there would be no file that says so
+            self._write(first - per_file, memoryview(FILLER * per_file))
+        self._begin_at(first)
+
     def _begin_at(self, first: int) -> None:
         start = self._store.file_start(first)
         if first > start:
@@ -384,6 +391,16 @@ class ConsumeQueueStore:
             self._with_tail[key] = queue
             if self.tails_bytes >= self._tails_bytes_max:
                 self.write_tails()
+
+    def begin_at(self, topic: str, queue_id: int, first: int) -> None:
+        """A queue that is not here goes on at queue offset `first` > 0: what it had is deleted.
+        Raises OSError; ValueError for what is no queue."""
+        key = (topic, queue_id)
+        assert key not in self._queues, key
+        _check_name(topic, queue_id)
+        queue = ConsumeQueue(self, topic, queue_id)
+        queue.begin_at(first)
+        self._queues[key] = queue
 
     def queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
         """The queue; None if it never had a message."""

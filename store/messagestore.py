@@ -199,6 +199,8 @@ class MessageStore:
         if self.commitlog.max_offset < self.dispatched_offset:
             self.cut_back(self.commitlog.max_offset)
         self.queues.correct_min_offset(self.commitlog.min_offset)
+        # An empty log may begin late, which was not known when the store was opened.
+        self.dispatched_offset = max(self.dispatched_offset, self.commitlog.min_offset)
         if not mend_queues(self.queues, self.repairs, self._dispatcher, self.dispatched_offset):
             self.dispatched_offset = self.commitlog.min_offset
 

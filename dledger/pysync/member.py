@@ -33,6 +33,7 @@ from pysyncobj.node import Node
 from dledger.applier import Applier
 from dledger.errors import Busy, NotLeader, RaftError, UnknownTarget
 from dledger.index import LogIndex
+from dledger.installer import InstallationSource
 from dledger.log import RaftLog
 from dledger.messages import NodeId, Role, RoleEvent
 from dledger.peers import Random
@@ -81,8 +82,10 @@ class PySyncMember:
         wall_ms: Callable[[], int],
         on_fatal: Callable[[str], None],
         listen_socket: socket.socket | None = None,
+        source: InstallationSource | None = None,
     ) -> None:
-        """As RaftMember's. `rng` spreads the dialling only: SyncObj throws its own dice."""
+        """As RaftMember's. `rng` spreads the dialling only: SyncObj throws its own dice. `source`
+        is of no use: SyncObj does not say whom it cannot bring on."""
         self.config = config
         self.failure: str | None = None
         self.log = RaftLog(commitlog, None, config.log_cache_bytes_max)
@@ -117,6 +120,11 @@ class PySyncMember:
         self._role_waiters: list[asyncio.Future[None]] = []
 
     recovering: str | None = None  # SyncObj knows no such thing
+
+    @property
+    def refilled(self) -> list[NodeId]:
+        """Nobody is."""
+        return []
 
     def frame_is_damaged(self, position: int) -> bool:
         """Nobody mends it here."""

@@ -1,0 +1,298 @@
+"""Installations on disk: what a donor says of itself, and a start that is killed at any operation
+finds the old store or the new one, never a mixture."""
+
+from random import Random
+
+import pytest
+
+from broker import installation as broker_side
+from broker import snapshot
+from broker.application import BrokerApplication
+from broker.errors import StateError
+from broker.state import BrokerState, commit_offsets, put_topic
+from broker.topics import TopicConfig
+from dledger import installation
+from dledger.hardstate import HardStateFile
+from dledger.install import Installation
+from dledger.log import RaftLog
+from dledger.messages import HardState
+from dledger.slots import SlotFile
+from store.config import StoreConfig
+from store.messagestore import MessageStore
+from tests.simulator.disk import SimCrash, SimDisk
+from tests.store.make import FrameWriter, record
+
+CONFIG = StoreConfig(segment_size_bytes=4096, units_per_file=8, index_enable=True)
+RAFT = "raft"
+
+
+class Replica:
+    """A store, its tables and its log over a disk, opened as a broker's start does."""
+
+    def __init__(self, disk):
+        self.disk = disk
+        self.installed_index = broker_side.prepare(disk, CONFIG, RAFT)
+        self.state = BrokerState()
+        self.store = MessageStore(disk, CONFIG)
+        self.store.open()
+        self.covered = snapshot.load(disk, self.state)
+        self.log = RaftLog(self.store.commitlog, SlotFile(disk, f"{RAFT}/trim"))
+        self.log.open()
+        self.recovering = False
+        self.application = BrokerApplication(
+            self.state,
+            Sends(),
+            self.store,
+            log_index=lambda: self.log.index,
+            on_units=lambda *_: None,
+            on_topics=lambda _: None,
+            on_role=lambda _: None,
+            recovering=lambda: self.recovering,
+            installed_index=self.installed_index,
+        )
+        self.applied = self.application.applied_index
+        self.apply()
+
+    def apply(self):
+        frames = []
+        while self.applied < self.log.last_index:
+            frames = self.log.frames(self.applied + 1, self.log.last_index)
+            self.application.apply(frames)
+            self.applied = frames[-1].index
+
+    def append(self, frames):
+        for frame in frames:
+            self.log.append((frame,))
+        self.sync()
+        self.apply()
+
+    def sync(self):
+        ticket = self.log.begin_sync()
+        if ticket is not None:
+            ticket.run()
+            self.log.finish_sync(ticket)
+
+    def flush(self):
+        self.store.flush()
+        snapshot.write(self.disk, snapshot.capture(self.state))
+
+    def queues(self):
+        """Of each queue where it begins and ends, and what it points at."""
+        return {
+            (q.topic, q.queue_id): (
+                q.min_offset,
+                q.max_offset,
+                q.units(q.min_offset, q.max_offset - q.min_offset),
+            )
+            for q in self.store.queues.queues()
+        }
+
+    def tables(self):
+        state = self.state
+        return [table.to_json() for table in (state.topics, state.groups, state.offsets)]
+
+    def installation(self):
+        captured = broker_side.capture(self.state, self.store)
+        index = self.log.index
+        return Installation(
+            index.first_index,
+            index.previous_term,
+            self.store.commitlog.min_offset,
+            captured.applied_index,
+            CONFIG.segment_size_bytes,
+            b"",
+            captured.encode(),
+        )
+
+
+class Sends:
+    """Nobody sends."""
+
+    stamp_ms = 0
+
+    def applied(self, frame):
+        return None
+
+    def topic_changed(self, name):
+        pass
+
+
+def records(count, **of):
+    return [record(body=b"x" * 200, **of) for _ in range(count)]
+
+
+def written(replica, term, commands, batches):
+    """Appends frames as a leader does, the records of each batch in one."""
+    writer = FrameWriter(replica.store.commitlog, term)
+    writer.offsets = {key: end for key, (_, end, _) in replica.queues().items()}
+    writer.index = replica.log.last_index
+    frames = []
+    for payload in commands:
+        frames.append(writer.command(payload))
+        replica.log.index.append(frames[-1])
+    for batch in batches:
+        frames.append(writer.messages(batch))
+        replica.log.index.append(frames[-1])
+    replica.log._cache_first = replica.log.last_index + 1  # written past it
+    replica.sync()
+    replica.apply()
+    return frames
+
+
+@pytest.fixture
+def donor():
+    """Its beginning is gone; of queues A/0 and B/1 all that was in them."""
+    replica = Replica(SimDisk(Random(1)))
+    batches = [records(8, topic="A"), records(3, topic="B", queue_id=1), records(5)]
+    batches += [records(6) for _ in range(4)]
+    written(replica, 1, [put_topic(TopicConfig("T", 4, 4))], batches)
+    written(replica, 2, [commit_offsets([("T", "g", 0, 7)])], [records(6) for _ in range(6)])
+    replica.flush()
+    replica.log.trim(replica.store.commitlog.segments()[-3].start)
+    replica.store.correct_min_offset()
+    written(replica, 2, [commit_offsets([("T", "g", 0, 9)])], [records(2, topic="C")])
+    assert replica.log.index.first_index > 5
+    queues = replica.queues()
+    assert queues["A", 0] == (8, 8, b"") and queues["B", 1] == (3, 3, b"")
+    return replica
+
+
+def stranded(seed):
+    """A replica that stopped early, with a vote and an index of its own."""
+    disk = SimDisk(Random(seed))
+    votes = HardStateFile(disk, f"{RAFT}/hardstate")
+    votes.load()
+    votes.save(HardState(9, "n2"))
+    replica = Replica(disk)
+    written(replica, 1, [put_topic(TopicConfig("Old", 1, 1))], [records(4, topic="Old")] * 3)
+    replica.flush()
+    return replica
+
+
+def frames_of(replica):
+    index = replica.log.index
+    frames = []
+    while index.first_index + len(frames) <= index.last_index:
+        frames += replica.log.frames(index.first_index + len(frames), index.last_index)
+    return frames
+
+
+def assert_refilled(replica, donor):
+    assert replica.log.index.first_index == donor.log.index.first_index
+    have = replica.log.last_index - donor.log.index.first_index + 1
+    replica.append(frames_of(donor)[have:])
+    assert replica.queues() == donor.queues()
+    assert replica.tables() == donor.tables()
+    assert frames_of(replica) == frames_of(donor)
+    assert replica.log.index.previous_term == donor.log.index.previous_term > 0
+    ends = [(s.start, s.end) for s in replica.store.commitlog.segments()]
+    assert ends == [(s.start, s.end) for s in donor.store.commitlog.segments()]
+
+
+def test_an_empty_replica_becomes_what_the_donor_is(donor):
+    disk = SimDisk(Random(2))
+    installation.note(disk, RAFT, donor.installation().encode())
+    replica = Replica(disk)
+    assert replica.log.last_index == donor.log.index.first_index - 1
+    assert replica.queues()["A", 0] == (8, 8, b"")  # the last unit of a file
+    assert replica.tables() == donor.tables()  # ahead of the log, and not believed to be wrong
+    assert_refilled(replica, donor)
+    replica.flush()
+    disk.kill_process()
+    assert_refilled(Replica(disk), donor)
+
+
+def test_the_next_message_of_a_queue_that_lost_all_gets_the_next_number(donor):
+    disk = SimDisk(Random(2))
+    installation.note(disk, RAFT, donor.installation().encode())
+    for _ in range(2):  # also when it is started once more before that
+        disk.lose_power()
+        replica = Replica(disk)
+    replica.append(frames_of(donor))
+    more = [records(1, topic="A"), records(1, topic="B", queue_id=1), records(1)]
+    replica.append(written(donor, 3, [], more))
+    assert replica.queues() == donor.queues()
+    assert replica.queues()["A", 0][:2] == (8, 9)
+    assert replica.queues()["B", 1][:2] == (3, 4)
+
+
+@pytest.mark.parametrize("power", [False, True])
+def test_killed_at_any_operation_the_old_store_or_the_new_one_is_there(donor, power):
+    data = donor.installation().encode()
+    operations, outcomes = 0, set()
+    while True:
+        operations += 1
+        replica = stranded(operations)
+        disk, before = replica.disk, (replica.tables(), replica.queues(), frames_of(replica))
+        disk.crash_after(operations)
+        done = False
+        try:
+            installation.note(disk, RAFT, data)
+            Replica(disk)
+            done = True
+        except SimCrash:
+            pass
+        disk.lose_power() if power else disk.kill_process()
+        replica = Replica(disk)
+        assert not installation.pending(disk, RAFT)
+        votes = HardStateFile(disk, f"{RAFT}/hardstate")
+        assert votes.load() == HardState(9, "n2")
+        if replica.log.index.first_index == 1:
+            assert (replica.tables(), replica.queues(), frames_of(replica)) == before
+            outcomes.add("old")
+        else:
+            assert_refilled(replica, donor)
+            outcomes.add("new")
+        if done:
+            break
+    assert operations > 60 and outcomes == {"old", "new"}
+
+
+def test_a_note_that_rotted_leaves_nothing_and_says_that_promises_are_lost(donor):
+    replica = stranded(3)
+    disk = replica.disk
+    installation.note(disk, RAFT, donor.installation().encode())
+    disk.kill_process()
+    disk.rot(f"{RAFT}/installation", 100)
+    for operations in range(1, 200):
+        disk.crash_after(operations)
+        try:
+            replica = Replica(disk)
+        except SimCrash:
+            disk.lose_power()
+            continue
+        break
+    assert not installation.pending(disk, RAFT)
+    assert replica.log.last_index == 0 and replica.queues() == {}
+    assert replica.tables() == Replica(SimDisk(Random(1))).tables()
+    assert HardStateFile(disk, f"{RAFT}/hardstate").load() == HardState(9, "n2", whole=False)
+
+
+def test_tables_ahead_of_a_log_that_nobody_installed_are_not_believed(donor):
+    disk = SimDisk(Random(2))
+    installation.note(disk, RAFT, donor.installation().encode())
+    Replica(disk)
+    disk.kill_process()
+    disk.remove(f"{RAFT}/installed")
+    with pytest.raises(StateError, match="the log lost its tail"):
+        Replica(disk)
+
+
+def test_nothing_is_captured_while_the_queues_do_not_know_where_they_begin(donor):
+    assert broker_side.capture(donor.state, donor.store) is not None
+    ticket = donor.store.queues.begin_flush()
+    donor.log.trim(donor.store.commitlog.segments()[-1].start)
+    donor.store.correct_min_offset()  # left for later
+    assert broker_side.capture(donor.state, donor.store) is None
+    donor.store.queues.finish_flush(ticket, synced=False)
+    donor.store.correct_min_offset()
+    captured = broker_side.capture(donor.state, donor.store)
+    assert ("T", 0, donor.queues()["T", 0][0]) in captured.queues
+    donor.store.queues.damaged["T", 0] = "says the test"
+    assert broker_side.capture(donor.state, donor.store) is None
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"tables":{},"queues":[]}'])
+def test_what_is_no_state_is_refused(data):
+    with pytest.raises(StateError):
+        broker_side.decode_state(data)

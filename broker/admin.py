@@ -16,8 +16,15 @@ import orjson
 from broker.clients import ClientTable
 from broker.config import BrokerConfig
 from broker.errors import Refused, StateError
-from broker.groups import group_from_json
-from broker.state import BrokerState, delete_group, delete_topic, put_group, put_topic
+from broker.groups import SubscriptionGroup, group_from_json
+from broker.state import (
+    BrokerState,
+    delete_group,
+    delete_topic,
+    forget_offsets,
+    put_group,
+    put_topic,
+)
 from broker.topics import DEFAULT_TOPIC, SYSTEM_TOPICS, TopicConfig, topic_problem
 from remoting.admin_headers import TopicHeader
 from remoting.codes import RequestCode, ResponseCode
@@ -25,6 +32,7 @@ from remoting.command import RemotingCommand
 from remoting.connection import Connection, Handler
 from remoting.fastjson import dumps, loads_object
 from remoting.fields import boolean_or, text
+from web.versions import Condition, unmet
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +82,11 @@ class Admin:
             header.sys_flag,
             header.order,
         )
+        await self.change_topic(topic)
+        return RemotingCommand.response_to(request)
+
+    async def change_topic(self, topic: TopicConfig, condition: Condition | None = None) -> None:
+        """Create or change it. Raises Refused, ApiProblem (412), RaftError."""
         problem = topic_problem(topic)
         if problem or topic.name in self._reserved():
             raise Refused(
@@ -86,15 +99,26 @@ class Admin:
             raise Refused(
                 ResponseCode.SYSTEM_BUSY, f"[BUSY] there are {self.config.topics_max} topics"
             )
-        await self.propose(put_topic(topic))
-        return RemotingCommand.response_to(request)
+        await self._propose_if(put_topic(topic, condition=condition))
 
     async def delete_topic(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        name = text(request.ext, "topic")
+        await self.remove_topic(text(request.ext, "topic"))
+        return RemotingCommand.response_to(request)
+
+    async def remove_topic(self, name: str, condition: Condition | None = None) -> None:
+        """Delete it, and what consumers committed for it. Raises as `change_topic`."""
         if name in self._reserved():
             raise Refused(ResponseCode.SYSTEM_ERROR, f"topic [{name}] is the system's")
-        await self.propose(delete_topic(name))
-        return RemotingCommand.response_to(request)
+        await self._propose_if(delete_topic(name, condition=condition))
+        if condition is not None:
+            await self.propose(forget_offsets(topic=name))
+
+    async def _propose_if(self, command: bytes) -> None:
+        """Propose a command that may be conditional. Raises ApiProblem (412) if its condition was
+        not met where it was applied."""
+        index = await self.propose(command)
+        if index in self.state.unmet:
+            raise unmet(self.state.unmet.pop(index))
 
     def all_topics(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         value = self.state.topics.to_json()
@@ -121,16 +145,30 @@ class Admin:
             group = group_from_json(loads_object(request.body))
         except StateError as error:
             raise Refused(ResponseCode.SYSTEM_ERROR, str(error)) from error
-        await self.propose(put_group(group))
+        await self.change_group(group)
         return RemotingCommand.response_to(request)
+
+    async def change_group(
+        self, group: SubscriptionGroup, condition: Condition | None = None
+    ) -> None:
+        """Create or change it. Raises as `change_topic`."""
+        await self._propose_if(put_group(group, condition=condition))
 
     async def delete_group(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         name = text(request.ext, "groupName")
         offsets = boolean_or(request.ext, "removeOffset", False) or boolean_or(
             request.ext, "cleanOffset", False
         )
-        await self.propose(delete_group(name, offsets=offsets))
+        await self.remove_group(name, offsets=offsets)
         return RemotingCommand.response_to(request)
+
+    async def remove_group(
+        self, name: str, *, offsets: bool, condition: Condition | None = None
+    ) -> None:
+        """Delete it; `offsets`: what it committed, too. Raises as `change_topic`."""
+        await self._propose_if(delete_group(name, offsets=offsets, condition=condition))
+        if condition is not None and offsets:
+            await self.propose(forget_offsets(group=name))
 
     def all_groups(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         body = orjson.dumps(self.state.groups.to_json())

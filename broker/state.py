@@ -7,8 +7,17 @@ A command frame's payload is one JSON object; `op` says which:
     {"op":"put_group","group":SubscriptionGroupConfig,"if_absent":bool}
     {"op":"delete_group","group":name,"offsets":bool}  `offsets`: forget the group's offsets too
     {"op":"commit_offsets","commits":[[topic,group,queue_id,offset],…]}
-    {"op":"announce","node":id,"address":host:port}    a new leader says where clients reach it;
-                                                       in no snapshot, every leader says it again
+    {"op":"announce","node":id,"address":host:port,"http":host:port}
+                                                       a new leader says where clients reach it, and
+                                                       its HTTP API (may be absent or ""); in no
+                                                       snapshot, every leader says it again
+    {"op":"forget_offsets","topic":name}, {…,"group":name}
+
+put_topic, delete_topic, put_group and delete_group may carry "if": {"versions":[…],"absent":bool},
+a web.versions.Condition: it is compared where the command is applied, with the entry as all the
+frames before have left it, so nobody's change is lost between reading and writing. If it is not
+met the command changes nothing, and `unmet` says so. A conditional delete leaves the offsets alone
+(their table may be ahead or behind when frames are replayed): forget_offsets follows it.
 
 `BrokerState.apply` is a pure function of the frames before: every replica that applied up to the
 same index holds the same tables. Each table knows the last index it reflects and ignores frames at
@@ -28,6 +37,10 @@ from broker.errors import StateError
 from broker.groups import GroupTable, SubscriptionGroup, group_from_json
 from broker.offsets import Commit, OffsetTable
 from broker.topics import TopicConfig, TopicTable, topic_from_json
+from broker.versioned import Entry
+from web.versions import Condition, version_of
+
+UNMET_MAX = 1_000  # remembered; whoever proposed one asks right after it is applied
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +63,9 @@ class BrokerState:
         self.offsets = OffsetTable()
         self.damaged: list[str] = []  # files of a snapshot that could not be read
         self.addresses: dict[str, str] = {}  # node id → client address; bounded by the voters
+        self.http_addresses: dict[str, str] = {}  # node id → HTTP API; "": it has none
+        # Index of a command whose condition was not met → the version that there was instead.
+        self.unmet: dict[int, str | None] = {}
 
     @property
     def applied_index(self) -> int:
@@ -93,31 +109,74 @@ class BrokerState:
                 self.offsets.commit((t, g, int(q), int(o)) for t, g, q, o in command["commits"])
             return NOTHING
         if op == "announce":
-            self.addresses[str(command["node"])] = str(command["address"])
+            node = str(command["node"])
+            self.addresses[node] = str(command["address"])
+            self.http_addresses[node] = str(command.get("http") or "")
             return NOTHING
-        if op == "put_topic":
-            topic = topic_from_json(command["topic"])
-            absent = bool(command["if_absent"])
-            done = topics_due and self.topics.put(topic, now_ms, if_absent=absent)
-            return Change(topics=(topic.name,)) if done else NOTHING
-        if op == "delete_topic":
-            name = str(command["topic"])
-            if offsets_due:
-                self.offsets.delete_topic(name)
-            done = topics_due and self.topics.delete(name, now_ms)
-            return Change(topics=(name,)) if done else NOTHING
-        if op == "put_group":
-            group = group_from_json(command["group"])
-            absent = bool(command["if_absent"])
-            done = groups_due and self.groups.put(group, now_ms, if_absent=absent)
-            return Change(groups=(group.name,)) if done else NOTHING
-        if op == "delete_group":
-            name = str(command["group"])
-            if offsets_due and command["offsets"]:
-                self.offsets.delete_group(name)
-            done = groups_due and self.groups.delete(name, now_ms)
-            return Change(groups=(name,)) if done else NOTHING
+        if op == "forget_offsets":
+            if offsets_due and "topic" in command:
+                self.offsets.delete_topic(str(command["topic"]))
+            elif offsets_due:
+                self.offsets.delete_group(str(command["group"]))
+            return NOTHING
+        if op in ("put_topic", "delete_topic"):
+            return self._change_topic(command, index, now_ms, topics_due, offsets_due)
+        if op in ("put_group", "delete_group"):
+            return self._change_group(command, index, now_ms, groups_due, offsets_due)
         raise StateError(f"command at index {index}: unknown op {op!r}")
+
+    def _change_topic(
+        self, command: dict[str, Any], index: int, now_ms: int, topics_due: bool, offsets_due: bool
+    ) -> Change:
+        conditional = "if" in command
+        if command["op"] == "put_topic":
+            topic = topic_from_json(command["topic"])
+            name, absent = topic.name, bool(command["if_absent"])
+            met = topics_due and self._met(command, index, self.topics.get(name))
+            done = met and self.topics.put(topic, now_ms, if_absent=absent)
+        else:
+            name = str(command["topic"])
+            if offsets_due and not conditional:
+                self.offsets.delete_topic(name)
+            met = topics_due and self._met(command, index, self.topics.get(name))
+            done = met and self.topics.delete(name, now_ms)
+        return Change(topics=(name,)) if done else NOTHING
+
+    def _change_group(
+        self, command: dict[str, Any], index: int, now_ms: int, groups_due: bool, offsets_due: bool
+    ) -> Change:
+        conditional = "if" in command
+        if command["op"] == "put_group":
+            group = group_from_json(command["group"])
+            name, absent = group.name, bool(command["if_absent"])
+            met = groups_due and self._met(command, index, self.groups.get(name))
+            done = met and self.groups.put(group, now_ms, if_absent=absent)
+        else:
+            name = str(command["group"])
+            if offsets_due and command["offsets"] and not conditional:
+                self.offsets.delete_group(name)
+            met = groups_due and self._met(command, index, self.groups.get(name))
+            done = met and self.groups.delete(name, now_ms)
+        return Change(groups=(name,)) if done else NOTHING
+
+    def _met(self, command: dict[str, Any], index: int, entry: Entry | None) -> bool:
+        """Whether the command's condition, if it has one, is met by the entry there is."""
+        wanted = command.get("if")
+        if wanted is None:
+            return True
+        version = None if entry is None else entry_version(entry)
+        condition = Condition(tuple(map(str, wanted["versions"])), bool(wanted["absent"]))
+        if condition.met_by(version):
+            return True
+        self.unmet[index] = version
+        while len(self.unmet) > UNMET_MAX:
+            del self.unmet[next(iter(self.unmet))]
+        return False
+
+
+def entry_version(entry: Entry) -> str:
+    """The version of a topic or group: of what it says, so equal on all replicas."""
+    return version_of(entry.to_json())
 
 
 def decode_command_payload(payload: bytes | memoryview) -> dict[str, Any]:
@@ -131,25 +190,46 @@ def decode_command_payload(payload: bytes | memoryview) -> dict[str, Any]:
     return command
 
 
-def put_topic(topic: TopicConfig, *, if_absent: bool = False) -> bytes:
-    return orjson.dumps({"op": "put_topic", "topic": topic.to_json(), "if_absent": if_absent})
+def put_topic(
+    topic: TopicConfig, *, if_absent: bool = False, condition: Condition | None = None
+) -> bytes:
+    command = {"op": "put_topic", "topic": topic.to_json(), "if_absent": if_absent}
+    return orjson.dumps(command | _if(condition))
 
 
-def delete_topic(name: str) -> bytes:
-    return orjson.dumps({"op": "delete_topic", "topic": name})
+def delete_topic(name: str, *, condition: Condition | None = None) -> bytes:
+    return orjson.dumps({"op": "delete_topic", "topic": name} | _if(condition))
 
 
-def put_group(group: SubscriptionGroup, *, if_absent: bool = False) -> bytes:
-    return orjson.dumps({"op": "put_group", "group": group.to_json(), "if_absent": if_absent})
+def put_group(
+    group: SubscriptionGroup, *, if_absent: bool = False, condition: Condition | None = None
+) -> bytes:
+    command = {"op": "put_group", "group": group.to_json(), "if_absent": if_absent}
+    return orjson.dumps(command | _if(condition))
 
 
-def delete_group(name: str, *, offsets: bool) -> bytes:
-    return orjson.dumps({"op": "delete_group", "group": name, "offsets": offsets})
+def delete_group(name: str, *, offsets: bool, condition: Condition | None = None) -> bytes:
+    command = {"op": "delete_group", "group": name, "offsets": offsets}
+    return orjson.dumps(command | _if(condition))
 
 
-def announce(node: str, address: str) -> bytes:
-    return orjson.dumps({"op": "announce", "node": node, "address": address})
+def forget_offsets(*, topic: str = "", group: str = "") -> bytes:
+    """Of one topic, or of one group."""
+    assert bool(topic) != bool(group), (topic, group)
+    return orjson.dumps(
+        {"op": "forget_offsets"} | ({"topic": topic} if topic else {"group": group})
+    )
+
+
+def announce(node: str, address: str, http: str = "") -> bytes:
+    return orjson.dumps({"op": "announce", "node": node, "address": address, "http": http})
 
 
 def commit_offsets(commits: list[Commit]) -> bytes:
     return orjson.dumps({"op": "commit_offsets", "commits": commits})
+
+
+def _if(condition: Condition | None) -> dict[str, Any]:
+    if condition is None:
+        return {}
+    return {"if": {"versions": list(condition.versions), "absent": condition.absent}}

@@ -272,10 +272,17 @@ async def _checked(operation: Operation, request: web.Request, caller: Caller) -
         condition = condition_of(headers.get("If-Match"), headers.get("If-None-Match"))
     body = None
     if operation.body is not None:
-        if request.content_type != JSON:
-            raise ApiProblem(415, "UNSUPPORTED_MEDIA_TYPE", f"send {JSON}")
-        body = from_json(await read_body(request), operation.body)
+        body = await _body(request, operation.body)
     return Call(request, caller, parameters, query, body, condition)
+
+
+async def _body(request: web.Request, kind: Any) -> Any:
+    """No body at all is one without fields. Raises ApiProblem."""
+    if not request.can_read_body:
+        return from_json(b"{}", kind)
+    if request.content_type != JSON:
+        raise ApiProblem(415, "UNSUPPORTED_MEDIA_TYPE", f"send {JSON}")
+    return from_json(await read_body(request), kind)
 
 
 async def _in_time(operation: Operation, call: Call) -> Any:

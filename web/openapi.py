@@ -50,7 +50,7 @@ def _operation(operation: Operation) -> dict[str, Any]:
         described["description"] = f"Role: {Role(operation.role).name.lower()}."
     if operation.body is not None:
         content = {JSON: {"schema": _schema(operation.body)}}
-        described["requestBody"] = {"required": True, "content": content}
+        described["requestBody"] = {"required": _has_required(operation.body), "content": content}
     return described
 
 
@@ -96,6 +96,12 @@ def _parameters(kind: type[Input], place: str) -> list[dict[str, Any]]:
         }
         for name, part in schema["properties"].items()
     ]
+
+
+def _has_required(kind: Any) -> bool:
+    _, components = msgspec.json.schema_components([kind], ref_template=_TEMPLATE)
+    own = components.get(getattr(kind, "__name__", ""))
+    return own is None or bool(own.get("required"))
 
 
 def _conditions() -> list[dict[str, Any]]:

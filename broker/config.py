@@ -111,7 +111,9 @@ class BrokerConfig:
     delete_when: str = option("store", "deleteWhen", "04",
         "Hours of the day at which expired segments go, separated by `;`.")
     file_reserved_time: int = option("store", "fileReservedTime", 72,
-        "Age at which a segment expires.", unit=HOURS, low=1)
+        "Age at which a segment expires.", unit=HOURS, low=0)
+    clean_resource_interval: int = option("store", "cleanResourceInterval", 10_000,
+        "Between two looks for expired segments.", unit=MS, low=50)
     disk_max_used_space_ratio: int = option("store", "diskMaxUsedSpaceRatio", 75,
         "Disk use above which expired segments go at any hour.", unit=PERCENT, low=10, high=95)
     disk_space_warning_level_ratio: int = option("store", "diskSpaceWarningLevelRatio", 90,
@@ -231,6 +233,10 @@ class BrokerConfig:
     frame_size_max: int = option("raft", "frameSizeMax", 1 * MIB,
         "A frame; one larger message has a frame of its own.",
         unit=BYTES, low=4 * KIB, high=16 * MIB)
+
+    raft_catch_up_bytes_per_s: int = option("raft", "raftCatchUpBytesPerS", 64 * MIB,
+        "What a leader sends, at most, of its old log to all replicas that are far behind together;"
+        " more than what is written, or they never catch up. 0: no limit.", unit=BYTES, low=0)
 
     # [http]
     http_enable: bool = option("http", "httpEnable", True, "Serve the HTTP API and `/metrics`.")

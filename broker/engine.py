@@ -123,6 +123,7 @@ def make_engine(
             heartbeat_ms=config.heartbeat_interval_ms,
             election_ms_min=config.election_timeout_min_ms,
             election_ms_max=config.election_timeout_max_ms,
+            catch_up_bytes_per_s=config.raft_catch_up_bytes_per_s,
         ),
     )
     return _engine_class(config)(

@@ -28,7 +28,6 @@ log = logging.getLogger("broker.keeper")
 
 DURABLE_POLL_MS = 20
 DURABLE_WAIT_MS = 5_000  # then this round's snapshot is left out
-RETENTION_PERIOD_MS = 10_000
 QUEUE_REPAIR_PERIOD_MS = 50  # between steps of 16 MiB
 
 
@@ -93,7 +92,7 @@ class RaftKeeper:
     def chores(self) -> list[Chore]:
         return [
             Chore("snapshot", self._config.snapshot_interval_ms, self.write_snapshot),
-            Chore("retention", RETENTION_PERIOD_MS, self.retain),
+            Chore("retention", self._config.clean_resource_interval, self.retain),
             Chore("queue_repair", QUEUE_REPAIR_PERIOD_MS, self.repair_queues),
         ]
 
@@ -189,7 +188,7 @@ class ClassicKeeper:
         return [
             Chore("config_files", self._config.flush_consumer_offset_interval, self.files.save),
             Chore("queues", self._config.snapshot_interval_ms, self._flush),
-            Chore("retention", RETENTION_PERIOD_MS, self.retain),
+            Chore("retention", self._config.clean_resource_interval, self.retain),
         ]
 
     async def _flush(self) -> None:

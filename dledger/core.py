@@ -189,7 +189,8 @@ class RaftCore(Leading, Following):
             if self._tally is None:
                 return self._election_due_ms
             return min(self._election_due_ms, self._campaign_due_ms)
-        due_ms = self._heartbeat_due_ms  # the quorum is checked at each of them
+        # The quorum is checked at each heartbeat.
+        due_ms = min(self._heartbeat_due_ms, self._pace.due_ms)
         if self.transfer_target is not None:
             due_ms = min(due_ms, self._transfer_due_ms)
         return due_ms

@@ -3,7 +3,7 @@
 The leader writes and sends at the same time; its own copy counts, like every other, only once
 it is durable. Frames of an earlier term are committed by committing one of the own term (Raft
 5.4.2, figure 8): the no-op that opens the term. Limits: bytes and messages in flight per peer,
-bytes uncommitted, reads waiting.
+bytes uncommitted, reads waiting, bytes a second for those that are far behind (pace.py).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from dledger.messages import (
     Role,
     TimeoutNow,
 )
+from dledger.pace import NEVER_DUE_MS
 from dledger.progress import PROBE, STRANDED, Progress
 from dledger.quorum import reached_by_majority
 from dledger.state import ReadBatch
@@ -115,8 +116,13 @@ class Leading(Election, Membership):
         position = log.position_of(first)
         last, end_position = log.last_index, log.end_position
         if end_position - position > bytes_max:
+            far = end_position - position > config.inflight_bytes_max
             last = log.last_within(first, bytes_max)
             end_position = log.end_of(last)
+            if far and last <= self.commit_index:  # pace.py
+                if not self._pace.may_send(self._now_ms):
+                    return False
+                self._pace.sent(end_position - position)
         prev_index = first - 1
         own = prev_index >= self._own_first_index  # nearly always: spares a search
         prev_term = self.term if own else log.term_at(prev_index)
@@ -251,6 +257,10 @@ class Leading(Election, Membership):
         if now_ms >= self._quorum_due_ms():
             self._become_follower(self.term, None, "no majority answers")
             return
+        if now_ms >= self._pace.due_ms:
+            self._pace.due_ms = NEVER_DUE_MS
+            self._appends_due = True
+            self._dirty = True
         if now_ms >= self._heartbeat_due_ms:
             if self._cannot_go_on():
                 self._become_follower(self.term, None, "too few replicas are whole")

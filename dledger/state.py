@@ -24,6 +24,7 @@ from dledger.messages import (
     RoleEvent,
     VoteRequest,
 )
+from dledger.pace import NEVER_DUE_MS, CatchUpPace
 from dledger.progress import Progress
 from dledger.quorum import Tally
 from store.frame import Frame
@@ -51,6 +52,7 @@ class CoreConfig:
     append_bytes_max: int = 1 << 20  # frames of one request; a larger single frame goes alone
     inflight_bytes_max: int = 8 << 20  # per follower; passed by at most one request
     inflight_messages_max: int = 256  # per follower
+    catch_up_bytes_per_s: int = 64 << 20  # to all that are far behind (pace.py); 0: no limit
     uncommitted_bytes_max: int = 64 << 20  # accepted by the leader; beyond: Busy
     reads_waiting_max: int = 16_384  # unconfirmed reads; beyond: Busy
     learner_lag_bytes_max: int = 1 << 20  # of the log; one that lacks more is not promoted
@@ -99,6 +101,7 @@ class CoreState:
         "_out_role_reason",
         "_out_truncate",
         "_own_first_index",
+        "_pace",
         "_progress",
         "_provisional",
         "_reads",
@@ -189,6 +192,7 @@ class CoreState:
         self._voting: tuple[Progress, ...] = ()  # those of them that count
         self._own_first_index = 0  # first frame of the own term: only from there on acks commit
         self.wants_noop = False
+        self._pace = CatchUpPace(config.catch_up_bytes_per_s)
         self._provisional = False  # elected by all, fewer than a majority whole (standing.py)
         self._electors: dict[NodeId, int] = {}  # what its voters were: 0 whole, or incarnation
         self._appends_due = False
@@ -307,6 +311,7 @@ class CoreState:
         self._progress = {}
         self._voting = ()
         self._appends_due = False
+        self._pace.due_ms = NEVER_DUE_MS
         self._fail_reads()
 
     def _fail_reads(self) -> None:

@@ -66,6 +66,7 @@ CORE = [
     "dledger/leading.py",
     "dledger/repair.py",
     "dledger/install.py",
+    "dledger/pace.py",
     "dledger/wire.py",
     "broker/ha/acks.py",
     "broker/ha/protocol.py",

@@ -36,7 +36,7 @@ def test_overrides_win(tmp_path):
         ("\nflushDiskType=SYNC_FLUHS", ["f:2", "flushDiskType", "did you mean SYNC_FLUSH?"]),
         ("listenPort=ten", ["f:1", "listenPort=ten", "whole number"]),
         ("listenPort=70000", ["listenPort=70000", "at most 65535"]),
-        ("fileReservedTime=0", ["at least 1"]),
+        ("fileReservedTime=-1", ["at least 0"]),
         ("autoCreateTopicEnable=ture", ["true or false", "did you mean true?"]),
         ("no equals sign", ["f:1", "expected key=value"]),
         ("dLegerPeers=n0+host", ["f:1", "dLegerPeers", "'n0+host'"]),

@@ -1,0 +1,61 @@
+#!/usr/bin/env python3
+"""Starts a container's command, once the tokens of the HTTP API exist.
+
+Off loopback the HTTP API wants tokens. Unless somebody has put them there, they are made here, by
+whichever container comes first, in the directory that all of a cluster's containers share:
+
+    tokens.json     one token for each role: viewer, operator, admin (httpTokensFile)
+    cluster.token   what the name servers show to the brokers: the admin's (httpClusterTokenFile)
+
+The directory is RAFTMQ_SECRETS (default /run/raftmq); nobody else may read the files.
+"""
+
+import json
+import os
+import secrets
+import sys
+from pathlib import Path
+
+ROLES = ("viewer", "operator", "admin")
+
+
+def make_secrets(directory: Path) -> None:
+    """Both files, if they are not there. Of several that do this at once one wins."""
+    tokens = directory / "tokens.json"
+    if not tokens.exists():
+        entries = [
+            {"token": secrets.token_urlsafe(32), "role": role, "name": role} for role in ROLES
+        ]
+        _place(tokens, json.dumps({"tokens": entries}, indent=1))
+    cluster = directory / "cluster.token"
+    if not cluster.exists():
+        found = json.loads(tokens.read_text(encoding="utf-8"))["tokens"]
+        admins = [entry["token"] for entry in found if entry["role"] == "admin"]
+        if not admins:
+            raise SystemExit(f"{tokens} has no admin, and there is no {cluster}")
+        _place(cluster, admins[0])
+
+
+def _place(path: Path, text: str) -> None:
+    """Write a file whole; one that is there already stays."""
+    own = path.with_name(f".{path.name}.{os.uname().nodename}")
+    own.unlink(missing_ok=True)
+    descriptor = os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+    try:
+        os.link(own, path)
+    except FileExistsError:
+        pass  # another container was first; its tokens count
+    own.unlink()
+
+
+def main() -> None:
+    make_secrets(Path(os.environ.get("RAFTMQ_SECRETS", "/run/raftmq")))
+    if len(sys.argv) < 2:
+        raise SystemExit("no command")
+    os.execvp(sys.argv[1], sys.argv[1:])
+
+
+if __name__ == "__main__":
+    main()

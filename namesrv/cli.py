@@ -13,10 +13,12 @@ import click
 import uvloop
 
 from namesrv.config import OPTIONS, ConfigError, NameServerConfig, load
+from namesrv.health import health
 from namesrv.server import NameServer
 from ops.configcli import WRONG, config_commands
 from ops.logs import set_up
 from remoting.errors import RemotingError
+from web.auth import WebConfigError
 
 LOG = logging.getLogger("namesrv")
 LOG_LEVELS = click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=False)
@@ -89,6 +91,7 @@ def main(
 
 
 main.add_command(config_commands("mqnamesrv", OPTIONS, load), "config")
+main.add_command(health)
 
 
 async def run(config: NameServerConfig) -> int:
@@ -111,12 +114,14 @@ async def run(config: NameServerConfig) -> int:
     server = NameServer(config)
     try:
         await server.start()
-    except (OSError, RemotingError) as error:
+    except (OSError, RemotingError, WebConfigError) as error:
         where = f"{config.bind}:{config.port}"
         click.echo(f"mqnamesrv: cannot start on {where}: {error}", err=True)
         await server.stop()
         return 1
     click.echo(f"The Name Server boot success. serializeType=JSON, address {server.address}")
+    if server.http is not None:
+        click.echo(f"Dashboard and HTTP API: http://{server.http.address}/")
     sys.stdout.flush()
     status = await stop
     LOG.info("name_server_stops")

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from namesrv.config import NameServerConfig
+from namesrv.http.server import ClusterApi
 from namesrv.kv import KvConfig
 from namesrv.metrics import NameServerMetrics
 from namesrv.processor import NameServerProcessor, ProcessorConfig, log_gone
@@ -32,6 +33,7 @@ class NameServer:
         self._kv_lock = asyncio.Lock()  # one writer of the file at a time, in order
         self._server: RemotingServer | None = None
         self._scan: asyncio.Task[None] | None = None
+        self.http: ClusterApi | None = None  # None: not started, or httpEnable=false
 
     @property
     def port(self) -> int:
@@ -43,8 +45,9 @@ class NameServer:
         return f"{self._config.bind}:{self.port}"
 
     async def start(self) -> None:
-        """Raises OSError if the port is taken or the store unusable, BodyError if its file is
-        damaged: a name server that forgot its configuration would mislead."""
+        """Raises OSError if a port is taken or the store unusable, BodyError if its file is
+        damaged: a name server that forgot its configuration would mislead; WebConfigError for an
+        HTTP API that everybody could use."""
         kv = await asyncio.to_thread(self._load_kv)
         shown = ProcessorConfig(
             self._config.port, self._config.bind, str(self._kv_path) if self._kv_path else ""
@@ -58,9 +61,16 @@ class NameServer:
         await self._server.start(self._config.bind, self._config.port)
         self.metrics.start(self._server)
         self._scan = asyncio.create_task(self._scan_forever())
+        if self._config.http_enable:
+            host, port = self._config.bind, self.port
+            render = self.metrics.render
+            self.http = ClusterApi(self._config, self.table, host, port, render)
+            await self.http.start()
 
     async def stop(self) -> None:
         self.metrics.stop()
+        if self.http is not None:
+            await self.http.stop()
         if self._scan is not None:
             self._scan.cancel()
             await asyncio.gather(self._scan, return_exceptions=True)

@@ -120,6 +120,9 @@ def up(
         shape = Shape(mode, groups, replicas, name_servers, namesrv, links, faultable, netns)
         found = await cluster.up(shape, wanted, timeout)
         click.echo(f"up: group {', '.join(found.groups)}, name server {found.namesrv}")
+        for server in found.name_servers:
+            if server.http and not found.netns:
+                click.echo(f"dashboard: http://{server.http}/")
         show(await cluster.status())
 
     run(directory, work)

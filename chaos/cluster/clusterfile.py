@@ -39,6 +39,7 @@ class Node:
     group: str = ""  # brokerName; "" for name servers
     broker_id: int = 0  # classic: brokerId; Raft: the ordinal in the group
     process: ProcessId | None = None
+    http_port: int = 0  # of its HTTP API; 0: any (proxies have none)
 
     @property
     def ha_port(self) -> int:
@@ -48,6 +49,11 @@ class Node:
     @property
     def address(self) -> str:
         return f"{self.host}:{self.port}" if self.port else ""
+
+    @property
+    def http(self) -> str:
+        """Where its HTTP API listens, "" if that was not planned."""
+        return f"{self.host}:{self.http_port}" if self.http_port else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +180,7 @@ def _node(entry: dict[str, Any]) -> Node:
         entry["group"],
         entry["broker_id"],
         process,
+        entry.get("http_port", 0),  # clusters made before there was an API
     )
 
 
@@ -186,6 +193,8 @@ def _plain(node: Node) -> dict[str, Any]:
         "peer_port": node.peer_port,
         "group": node.group,
         "broker_id": node.broker_id,
+        "http_port": node.http_port,
+        "http": node.http,
         "pid": node.process.pid if node.process else 0,
         "start_ticks": node.process.start_ticks if node.process else 0,
     }

@@ -61,7 +61,8 @@ def command(directory: Path, node: Node) -> list[str]:
         return [*python, "chaos.faults.proxy", "--links", str(links), "--control", str(control)]
     store = node_directory(directory, node).absolute() / "store"
     where = ["--bind", node.host, "--listen-port", str(node.port)]
-    return [*python, "namesrv.cli", *where, "--store", str(store)]
+    http = (f"--set={key}={value}" for key, value in _http(load_state(directory), node).items())
+    return [*python, "namesrv.cli", *where, "--store", str(store), *http]
 
 
 def environment() -> dict[str, str]:
@@ -84,12 +85,20 @@ def broker_conf(directory: Path, state: ClusterState, node: Node) -> str:
         "namesrvAddr": _name_servers(state, node),
         "storePathRootDir": str(node_directory(directory, node).absolute() / "store"),
     }
+    own |= _http(state, node)
     mode = MODES[state.mode]
     kind = _classic if mode.engine == CLASSIC else _replicated
     own |= kind(mode, state, node)
     if state.links:
         own["advertisedPort"] = state.client_address(node).rpartition(":")[2]
     return "".join(f"{key}={value}\n" for key, value in (own | state.settings).items())
+
+
+def _http(state: ClusterState, node: Node) -> dict[str, str]:
+    """On a host of its own a node's API would not be on loopback and need tokens: it has none."""
+    if state.netns:
+        return {"httpEnable": "false"}
+    return {"httpPort": str(node.http_port)}
 
 
 def _name_servers(state: ClusterState, node: Node) -> str:

@@ -64,7 +64,7 @@ def ports_needed(shape: Shape) -> int:
     mode, groups, replicas, servers = _sizes(shape)
     per_broker = 1 if mode.engine == CLASSIC else 2
     links = link_names(_nodes(shape, "", itertools.count(1))) if shape.links else ()
-    return groups * replicas * per_broker + servers + len(links)
+    return groups * replicas * (per_broker + 1) + servers * 2 + len(links)  # each has HTTP, too
 
 
 def plan(shape: Shape, settings: dict[str, str], host: str, ports: Sequence[int]) -> ClusterState:
@@ -73,6 +73,7 @@ def plan(shape: Shape, settings: dict[str, str], host: str, ports: Sequence[int]
     free = iter(ports)
     nodes = _nodes(shape, host, free)
     links = {name: next(free) for name in link_names(nodes)} if shape.links else {}
+    nodes = tuple(replace(node, http_port=next(free)) for node in nodes)
     servers = (node for node in nodes if node.kind == NAMESRV)
     told = (f"{host}:{links.get(f'{CLIENTS}>{node.name}', node.port)}" for node in servers)
     proxy = (Node(PROXY, PROXY, host, 0, 0),) if shape.links else ()

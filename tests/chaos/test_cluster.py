@@ -101,7 +101,8 @@ def test_every_mode_plans_distinct_nodes(mode: str) -> None:
     assert len({node.name for node in state.nodes}) == len(state.nodes)
     assert len(state.groups) == 3
     assert all(len(state.members(group)) == MODES[mode].replicas for group in state.groups)
-    ports = [port for node in state.nodes for port in (node.port, node.peer_port) if port]
+    each = ((node.port, node.peer_port, node.http_port) for node in state.nodes)
+    ports = [port for node in each for port in node if port]
     assert len(set(ports)) == len(ports) == needed
 
 

@@ -13,7 +13,8 @@ from chaos.cluster.topology import Shape, plan, ports_needed
 def cluster(shape: Shape) -> ClusterState:
     ports = list(range(20_000, 20_000 + 4 * ports_needed(shape), 4))
     made = plan(shape, {}, "127.0.0.1", ports)
-    used = [n.port for n in made.nodes if n.port] + [n.peer_port for n in made.nodes if n.peer_port]
+    each = ((node.port, node.peer_port, node.http_port) for node in made.nodes)
+    used = [port for node in each for port in node if port]
     assert sorted(used + list(made.link_ports.values())) == ports  # as many as needed, each once
     return made
 

@@ -341,6 +341,8 @@ async def test_the_command() -> None:
     line = (await process.stdout.readline()).decode()
     assert line.startswith("The Name Server boot success.")
     address = line.split()[-1]
+    dashboard = (await process.stdout.readline()).decode()
+    assert dashboard.startswith("Dashboard and HTTP API: http://127.0.0.1:")
     caller = Caller(address)
     assert (await caller.ask(RequestCode.GET_BROKER_CLUSTER_INFO)).code == 0
 

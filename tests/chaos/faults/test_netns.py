@@ -52,7 +52,7 @@ def test_who_does_not_hear_whom(kind: str, pairs: str, tmp_path: Path) -> None:
 
 
 def test_what_stands_in_the_way() -> None:
-    direct = plan(Shape(), {}, "127.0.0.1", range(10_000, 10_010))
+    direct = plan(Shape(), {}, "127.0.0.1", range(10_000, 10_020))
     reason = namespaces.why_not()
     for name in KIND_NAMES:
         assert unavailable(find(name)) == unavailable(find(name), hosts()) == reason

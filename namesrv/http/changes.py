@@ -1,0 +1,237 @@
+"""The cluster API's changes: to the leader of one group, or of every group that it concerns.
+
+Bodies are checked by the brokers, which alone know what they mean; here they are only JSON objects.
+A change to several groups answers 200 with `results`, one a group; 207 where it was done in some
+groups only, and a problem with the same `results` where it was done in none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import quote
+
+from namesrv.http import tracing
+from namesrv.http.cluster import ClusterView, Item
+from namesrv.http.groups import Leaders
+from namesrv.http.merging import GroupResult, outcome_of, split_version
+from namesrv.http.reads import Name, OfGroup, OfMessage, OfName, OfTopic, OneGroup
+from namesrv.routes import PERM_WRITE
+from web.operation import Call, Operation, Reply, Role
+from web.problem import ApiProblem, invalid, not_found
+from web.schema import Input
+from web.versions import ANY, Condition
+
+Body = dict[str, Any]
+
+
+class OfMember(Input, frozen=True):
+    group: Name
+    member: Name
+
+
+class OfBroker(Input, frozen=True):
+    group: Name
+    address: Name
+
+
+class Changes:
+    """`operations()` are all of them."""
+
+    def __init__(self, cluster: ClusterView, leaders: Leaders) -> None:
+        self._cluster = cluster
+        self._leaders = leaders
+
+    def operations(self) -> list[Operation]:
+        def op(
+            method: str, path: str, name: str, summary: str, handler: Any, role: Role, **more: Any
+        ) -> Operation:
+            body = None if method == "DELETE" else Body
+            more = {"body": body, "problems": (404, 502, 503, 504)} | more
+            return Operation(method, f"/api/v1{path}", name, summary, handler, role, **more)
+
+        operator, admin = Role.OPERATOR, Role.ADMIN
+        of_group = {"parameters": OfGroup}
+        all_groups = {"query": OneGroup, "problems": (207, 404, 502, 503, 504)}
+        named = all_groups | {"parameters": OfName}
+        topic = all_groups | {"parameters": OfTopic, "conditional": True}
+        subscription = named | {"conditional": True}
+        return [
+            op("POST", "/groups/{group}/transfer", "transferLeadership",
+               "Hand leadership over; {target?}.", self.transfer, operator, **of_group),
+            op("PUT", "/groups/{group}/preferred-leader", "putPreferredLeader",
+               "Who should lead; {name|null}.", self.preferred, admin, **of_group),
+            op("POST", "/groups/{group}/members", "addMember", "Add a learner; {id, address}.",
+               self.add_member, admin, **of_group),
+            op("POST", "/groups/{group}/members/{member}/promote", "promoteMember",
+               "Make a learner a voter.", self.promote, admin, parameters=OfMember, body=None),
+            op("DELETE", "/groups/{group}/members/{member}", "removeMember",
+               "Take a member out.", self.remove_member, admin, parameters=OfMember),
+            op("PUT", "/topics/{topic}", "putTopic", "Make or change a topic in every group, or "
+               "in one.", self.put_topic, admin, **topic),
+            op("DELETE", "/topics/{topic}", "deleteTopic", "Delete a topic in every group.",
+               self.delete_topic, admin, **topic),
+            op("PUT", "/subscription-groups/{name}", "putSubscriptionGroup",
+               "Make or change a subscription group.", self.put_subscription, admin,
+               **subscription),
+            op("DELETE", "/subscription-groups/{name}", "deleteSubscriptionGroup",
+               "Delete a subscription group.", self.delete_subscription, admin, **subscription),
+            op("POST", "/consumer-groups/{name}/reset", "resetOffsets",
+               "Set a consumer group's offsets of a topic; {topic, queueIds?, to}.",
+               self.reset, operator, **named),
+            op("POST", "/consumer-groups/{name}/pause", "pauseConsumers",
+               "Stop giving messages to a consumer group.", self.pause, operator, **named
+               | {"body": None}),
+            op("POST", "/consumer-groups/{name}/resume", "resumeConsumers",
+               "Give messages to a consumer group again.", self.resume, operator, **named
+               | {"body": None}),
+            op("POST", "/messages", "sendMessage", "Send one message.", self.send, operator,
+               query=OneGroup),
+            op("POST", "/messages/{messageId}/resend", "resendMessage",
+               "Give a dead message to its consumer group again.", self.resend, operator,
+               parameters=OfMessage, body=None),
+            op("DELETE", "/brokers/{group}/{address}", "forgetBroker",
+               "Forget a broker that is gone.", self.forget, operator, parameters=OfBroker,
+               status=204),
+        ]  # fmt: skip
+
+    # --- one group
+
+    async def transfer(self, call: Call) -> Any:
+        return await self._relay(call, "POST", "/api/v1/node/transfer")
+
+    async def preferred(self, call: Call) -> Any:
+        return await self._relay(call, "PUT", "/api/v1/node/preferred-leader")
+
+    async def add_member(self, call: Call) -> Any:
+        return await self._relay(call, "POST", "/api/v1/members")
+
+    async def promote(self, call: Call) -> Any:
+        member = quote(call.parameters.member, "")
+        return await self._relay(call, "POST", f"/api/v1/members/{member}/promote")
+
+    async def remove_member(self, call: Call) -> Any:
+        member = quote(call.parameters.member, "")
+        return await self._relay(call, "DELETE", f"/api/v1/members/{member}")
+
+    async def _relay(self, call: Call, method: str, path: str) -> Any:
+        group, sent = call.parameters.group, call.request.headers
+        headers = {h: sent[h] for h in ("If-Match", "If-None-Match") if h in sent}
+        answer = await self._leaders.relay(group, method, path, body=call.body, headers=headers)
+        return Reply(answer.json() if answer.body else {"group": group}, status=200)
+
+    # --- every group
+
+    async def put_topic(self, call: Call) -> Reply:
+        return await self._everywhere(
+            call, "PUT", f"/api/v1/topics/{quote(call.parameters.topic, '')}"
+        )
+
+    async def delete_topic(self, call: Call) -> Reply:
+        topic = call.parameters.topic
+        having = list(self._cluster.table.queues(topic) or ())
+        path = f"/api/v1/topics/{quote(topic, '')}"
+        return await self._everywhere(call, "DELETE", path, having)
+
+    async def put_subscription(self, call: Call) -> Reply:
+        return await self._everywhere(call, "PUT", self._subscription(call))
+
+    async def delete_subscription(self, call: Call) -> Reply:
+        return await self._everywhere(call, "DELETE", self._subscription(call))
+
+    def _subscription(self, call: Call) -> str:
+        return f"/api/v1/subscription-groups/{quote(call.parameters.name, '')}"
+
+    async def reset(self, call: Call) -> Reply:
+        topic = call.body.get("topic")
+        if not isinstance(topic, str) or not topic:
+            raise invalid([("topic", "which topic's offsets?")])
+        having = list(self._cluster.table.queues(topic) or ())
+        return await self._consumers(call, "reset", having)
+
+    async def pause(self, call: Call) -> Reply:
+        return await self._consumers(call, "pause")
+
+    async def resume(self, call: Call) -> Reply:
+        return await self._consumers(call, "resume")
+
+    async def _consumers(self, call: Call, deed: str, having: Sequence[str] = ()) -> Reply:
+        path = f"/api/v1/consumer-groups/{quote(call.parameters.name, '')}/{deed}"
+        return await self._everywhere(call, "POST", path, having)
+
+    async def _everywhere(
+        self, call: Call, method: str, path: str, having: Sequence[str] = ()
+    ) -> Reply:
+        """`having`: the groups that it concerns, where that is known; () all."""
+        only = call.query.group
+        if only:
+            self._leaders.check_group(only)
+        groups = [only] if only else sorted(having) or sorted(self._cluster.leaders())
+        if not groups:
+            raise not_found("no broker group is registered here")
+        headers = conditions(call.condition, groups)
+        return reply_of(await self._leaders.change(headers, method, path, call.body))
+
+    # --- messages
+
+    async def send(self, call: Call) -> Any:
+        group, topic = call.query.group, call.body.get("topic")
+        if not group:
+            by_group = self._cluster.table.queues(topic) if isinstance(topic, str) else None
+            writable = [g for g, data in (by_group or {}).items() if data.perm & PERM_WRITE]
+            if not writable:
+                raise not_found(f"no group takes messages of topic {topic!r}")
+            group = sorted(writable)[0]
+        answer = await self._leaders.relay(group, "POST", "/api/v1/messages", body=call.body)
+        return {"group": group, **answer.json()}
+
+    async def resend(self, call: Call) -> Any:
+        message_id = call.parameters.message_id
+        group = self._cluster.group_of(tracing.store_host(message_id))
+        groups = list(self._cluster.leaders())
+        if not group and len(groups) == 1:
+            group = groups[0]
+        if not group:
+            raise not_found("no group is known to have stored this message")
+        path = f"/api/v1/messages/{message_id}/resend"
+        answer = await self._leaders.relay(group, "POST", path)
+        value: Item = answer.json() if answer.body else {}
+        return {"group": group, **value}
+
+    async def forget(self, call: Call) -> None:
+        if not self._cluster.forget(call.parameters.group, call.parameters.address):
+            raise not_found("no broker of this address is remembered as gone")
+
+
+def conditions(condition: Condition, groups: Sequence[str]) -> Mapping[str, Mapping[str, str]]:
+    """group → the headers that ask its broker for what `condition` asks of the whole. A version of
+    the whole says which groups have the thing; in the others it must not exist."""
+    if condition.absent:
+        return {group: {"If-None-Match": "*"} for group in groups}
+    if ANY in condition.versions:
+        return {group: {"If-Match": "*"} for group in groups}
+    if not condition.versions:
+        return {group: {} for group in groups}
+    found: dict[str, dict[str, str]] = {}
+    parts = [split_version(version) for version in condition.versions]
+    for group in groups:
+        tags = [part[group] for part in parts if group in part]
+        if not tags and any(parts):
+            found[group] = {"If-None-Match": "*"}
+        else:
+            shown = tags or condition.versions
+            found[group] = {"If-Match": ", ".join(f'"{tag}"' for tag in shown)}
+    return found
+
+
+def reply_of(results: Sequence[GroupResult]) -> Reply:
+    """Raises ApiProblem where it was done in no group."""
+    status = outcome_of(results)
+    fields = [result.as_fields() for result in results]
+    if status < 400:
+        return Reply({"results": fields}, status=status)
+    told = "; ".join(f"{result.group}: {result.error}" for result in results)
+    code = {504: "OUTCOME_UNKNOWN", 412: "VERSION_MISMATCH"}.get(status, "CHANGE_FAILED")
+    raise ApiProblem(
+        status, code, f"done in no group for certain. {told}", more={"results": fields}
+    )

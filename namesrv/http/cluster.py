@@ -1,0 +1,239 @@
+"""The cluster as this name server sees it: every replica's own view side by side, events, leaders.
+
+One look at the cluster asks all brokers at once; looks that are asked for while one is on its way
+share it, so a hundred open pages cost the brokers as much as one. A broker that does not answer in
+time is an `error` beside its last known route entry, never a failed look.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from namesrv.http import differences, failovers
+from namesrv.http.directory import Directory, Known, find, leader_of
+from namesrv.http.nodes import Nodes, NodeSilent
+from namesrv.http.streams import Event, Streams
+from namesrv.routes import LEADER_ID, BrokerGroup, RouteTable
+from web.events import GAP, EventHub
+
+LOG = logging.getLogger("namesrv.http")
+
+LOOK_PERIOD_S = 1.0  # how soon a broker that registered is listened to, at the latest
+EVENTS_KEPT = 400  # per group, for its failovers
+NODE_PATH = "/api/v1/node"
+
+Item = dict[str, Any]
+
+
+class ClusterView:
+    """`start` and `stop` once each, on the loop that owns the route table."""
+
+    def __init__(self, table: RouteTable, nodes: Nodes, hub: EventHub, name: str) -> None:
+        """`name` is how this name server is called in the answers: its address."""
+        self.table = table
+        self.nodes = nodes
+        self.hub = hub
+        self.name = name
+        self.boot_ms = _wall_ms()
+        self._directory = Directory(table)
+        self._streams = Streams(nodes, self._take)
+        self._events: dict[str, deque[Event]] = {}
+        self._names: dict[str, str] = {}  # address → what its replica called itself last
+        self._looking: asyncio.Task[Item] | None = None
+        self._changed = asyncio.Event()
+        self._follower: asyncio.Task[None] | None = None
+        table.watch(self._route_changed)
+
+    def start(self) -> None:
+        self._follower = asyncio.create_task(self._follow_forever())
+
+    async def stop(self) -> None:
+        tasks = [task for task in (self._follower, self._looking) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._streams.stop()
+
+    # --- who there is
+
+    def known(self) -> list[Known]:
+        return self._directory.look(_wall_ms())
+
+    def find(self, group: str, who: str) -> Known | None:
+        """By broker id, address, or the name that the replica calls itself."""
+        known = self.known()
+        named = [k for k in known if k.group == group and self._names.get(k.address) == who]
+        return find(known, group, who) or (named[0] if named else None)
+
+    def group_of(self, address: str) -> str:
+        """The group that has a broker at `address`, "" if none is known to."""
+        return next((known.group for known in self.known() if known.address == address), "")
+
+    def forget(self, group: str, address: str) -> bool:
+        return self._directory.forget(group, address)
+
+    def leaders(self, only: str = "") -> dict[str, str]:
+        """group → HTTP address of its leader, "" where none is known; `only`: of one group."""
+        known = self.known()
+        names = dict.fromkeys(one.group for one in known if only in ("", one.group))
+        found = {name: leader_of(known, name) for name in names}
+        return {name: one.http_address if one else "" for name, one in found.items()}
+
+    # --- the look
+
+    async def look(self) -> Item:
+        """{nameServer, at, groups, differences, findings}."""
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._look())
+        return await asyncio.shield(self._looking)
+
+    async def _look(self) -> Item:
+        known = self.known()
+        brokers = await asyncio.gather(*(self._broker(one) for one in known))
+        by_group: dict[str, list[Item]] = {}
+        for one, broker in zip(known, brokers, strict=True):
+            by_group.setdefault(one.group, []).append(broker)
+        groups, found = [], []
+        for name, members in by_group.items():
+            group, findings = self._group(name, members, known)
+            groups.append(group)
+            found += findings
+        return {
+            "nameServer": {"address": self.name, "bootTimeMs": self.boot_ms},
+            "at": _wall_ms(),
+            "topicCount": self.table.topic_count,
+            "groups": groups,
+            "differences": [finding.words for finding in found],
+            "findings": [finding.as_fields() for finding in found],
+        }
+
+    async def _broker(self, known: Known) -> Item:
+        node, error = None, None
+        asked_s = time.monotonic()
+        try:
+            node = await self.nodes.view(known.http_address, NODE_PATH)
+            if not isinstance(node, dict):
+                node, error = None, "its node view is no object"
+        except NodeSilent as silent:
+            error = silent.words
+        if node is not None and node.get("name"):
+            self._names[known.address] = str(node["name"])
+        return {
+            "address": known.address,
+            "brokerId": known.broker_id,
+            "name": self._names.get(known.address) or known.address,
+            "httpAddress": known.http_address or None,
+            "registered": known.gone_since_ms is None,
+            "goneSinceMs": known.gone_since_ms,
+            "tookMs": round((time.monotonic() - asked_s) * 1000, 1),
+            "node": node,
+            "error": error,
+        }
+
+    def _group(
+        self, name: str, brokers: list[Item], known: list[Known]
+    ) -> tuple[Item, list[differences.Finding]]:
+        brokers.sort(key=lambda broker: broker["name"])
+        routed = leader_of(known, name)
+        leading = [b for b in brokers if b["node"] and differences.leads(b["node"])]
+        leader = max(leading, key=lambda b: b["node"].get("term") or 0, default=None)
+        table = self.table.group(name)
+        terms = [b["node"].get("term") or 0 for b in brokers if b["node"]]
+        cluster = next((one.cluster for one in known if one.group == name), "")
+        group = {
+            "name": name,
+            "cluster": cluster,
+            "leader": leader["name"] if leader else None,
+            "leaderAddress": routed.address if routed else None,
+            "term": max([*terms, table.term if table else 0]),
+            "topicCount": len(table.topics) if table else 0,
+            "brokers": brokers,
+            "lastFailover": failovers.last_of(self.failovers(name)),
+        }
+        found = differences.findings(name, brokers, routed.address if routed else "")
+        return group, found
+
+    # --- events
+
+    def failovers(self, group: str) -> list[failovers.Failover]:
+        return failovers.failovers(group, self._events.get(group, ()))
+
+    def _take(self, event: Event) -> None:
+        """An event of a broker."""
+        kind = event.get("kind")
+        at = event.get("at")
+        if not isinstance(kind, str) or kind == GAP or type(at) is not int:
+            return
+        detail, term = event.get("detail"), event.get("term")
+        plain: Event = {
+            "kind": kind,
+            "node": str(event.get("node") or ""),
+            "group": str(event.get("group") or ""),
+            "term": term if type(term) is int else 0,
+            "at": at,
+            "detail": dict(detail) if isinstance(detail, Mapping) else {},
+        }
+        if kind != "routeChanged":  # that is for name servers to say
+            self._remember(plain)
+        self._publish(plain)
+
+    def _route_changed(self, group: BrokerGroup) -> None:
+        addresses = {str(number): address for number, address in group.addresses.items()}
+        event: Event = {
+            "kind": "routeChanged",
+            "node": "",
+            "group": group.name,
+            "term": group.term,
+            "at": _wall_ms(),
+            "detail": {
+                "leader": group.addresses.get(LEADER_ID) or None,
+                "addresses": addresses,
+                "nameServer": self.name,
+            },
+        }
+        self._remember(event)
+        self._publish(event)
+        self._changed.set()
+
+    def _remember(self, event: Event) -> None:
+        group = event["group"]
+        if event["kind"] in failovers.KINDS and (
+            group in self._events or self.table.group(group) is not None
+        ):
+            self._events.setdefault(group, deque(maxlen=EVENTS_KEPT)).append(event)
+
+    def _publish(self, event: Event) -> None:
+        self.hub.publish(
+            event["kind"],
+            node=event["node"],
+            group=event["group"],
+            term=event["term"],
+            at=event["at"],
+            detail=event["detail"],
+        )
+
+    async def _follow_forever(self) -> None:
+        while True:
+            known = self.known()
+            self._streams.follow(one.http_address for one in known)
+            groups = {one.group for one in known}
+            for name in set(self._events).difference(groups):
+                del self._events[name]
+            addresses = {one.address for one in known}
+            for address in set(self._names).difference(addresses):
+                del self._names[address]
+            self._changed.clear()
+            try:
+                async with asyncio.timeout(LOOK_PERIOD_S):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass  # gone addresses are forgotten by time, which nothing else tells
+
+
+def _wall_ms() -> int:
+    return time.time_ns() // 1_000_000

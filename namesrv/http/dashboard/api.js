@@ -1,0 +1,95 @@
+// The cluster API: JSON with a token, and the stream of events.
+
+const TOKEN_KEY = "raftmq-token";
+const RETRY_MS = 1500;
+
+export class ApiError extends Error {
+  constructor(status, problem) {
+    super(problem.detail || problem.title || `HTTP ${status}`);
+    this.status = status;
+    this.code = problem.code || "";
+    this.problem = problem;
+  }
+}
+
+export const token = {
+  get: () => sessionStorage.getItem(TOKEN_KEY) || "",
+  set: (value) => sessionStorage.setItem(TOKEN_KEY, value),
+};
+
+let askForToken = async () => false;
+export const onUnauthorized = (handler) => { askForToken = handler; };
+
+const authorization = () => (token.get() ? { Authorization: `Bearer ${token.get()}` } : {});
+
+/** path segments are the caller's to encode: `seg`. */
+export const seg = encodeURIComponent;
+
+export function query(parameters) {
+  const given = Object.entries(parameters).filter(([, value]) => value !== "" && value !== null && value !== undefined);
+  return given.length ? `?${new URLSearchParams(given)}` : "";
+}
+
+export async function call(method, path, { body, headers, signal } = {}) {
+  const answer = await fetch(`/api/v1${path}`, {
+    method,
+    headers: { ...authorization(), ...(body !== undefined && { "Content-Type": "application/json" }), ...headers },
+    body: body === undefined ? undefined : JSON.stringify(body),
+    signal,
+    cache: "no-store",
+  });
+  if (answer.status === 401 && (await askForToken())) return call(method, path, { body, headers, signal });
+  const text = await answer.text();
+  let value = null;
+  try {
+    value = text ? JSON.parse(text) : null;
+  } catch {
+    value = { detail: text.slice(0, 200) };
+  }
+  if (!answer.ok) throw new ApiError(answer.status, value ?? {});
+  return value;
+}
+
+export const get = (path, options) => call("GET", path, options);
+
+/** Events for ever: `take(event)` for each, `state(connected)` when the stream comes and goes. With
+ *  fetch, for EventSource cannot show a token. Begins with what the name server remembers. */
+export async function follow(take, state) {
+  let last = "0-0";
+  for (;;) {
+    try {
+      const headers = { ...authorization(), Accept: "text/event-stream", "Last-Event-ID": last };
+      const answer = await fetch("/api/v1/events", { headers, cache: "no-store" });
+      if (!answer.ok) throw new Error(String(answer.status));
+      state(true);
+      const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+      let buffer = "";
+      for (;;) {
+        const { done, value } = await reader.read();
+        if (done) break;
+        buffer += value;
+        const parts = buffer.split("\n\n");
+        buffer = parts.pop();
+        for (const part of parts) last = deliver(part, take) || last;
+      }
+    } catch {
+      // told by `state`; tried again below
+    }
+    state(false);
+    await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
+  }
+}
+
+function deliver(part, take) {
+  let id = "";
+  const data = [];
+  for (const line of part.split("\n")) {
+    if (line.startsWith("id:")) id = line.slice(3).trim();
+    else if (line.startsWith("data:")) data.push(line.slice(5));
+  }
+  if (data.length) {
+    const event = JSON.parse(data.join("\n"));
+    if (event.kind !== "gap") take(event);
+  }
+  return id;
+}

@@ -1,0 +1,205 @@
+// The shell: pages by the address after #, one state, live events and polling.
+
+import { ApiError, follow, get, onUnauthorized, token } from "/dashboard/api.js";
+import { ask, toast } from "/dashboard/dialog.js";
+import { h, show } from "/dashboard/dom.js";
+import { icon } from "/dashboard/icons.js";
+import { clusterPage } from "/dashboard/cluster.js";
+import { consumersPage, consumerPage } from "/dashboard/consumers.js";
+import { eventsPage } from "/dashboard/events.js";
+import { messagesPage, messagePage } from "/dashboard/messages.js";
+import { topicsPage, topicPage } from "/dashboard/topics.js";
+
+const POLL_MS = 2000;
+const EVENTS_KEPT = 500;
+const SAMPLES_KEPT = 90; // three minutes of polls
+const SOON_MS = 60; // events come in bursts: one look for all of them
+const URGENT = new Set(["roleChanged", "routeChanged", "electionStarted", "transfer", "diskState", "memberChanged"]);
+
+const PAGES = [
+  ["cluster", "Cluster", clusterPage],
+  ["topics", "Topics", topicsPage, topicPage],
+  ["consumers", "Consumers", consumersPage, consumerPage],
+  ["messages", "Messages", messagesPage, messagePage],
+  ["events", "Events", eventsPage],
+];
+
+const main = document.getElementById("main");
+
+export const app = {
+  cluster: null, // the last look
+  error: "", // why the last look failed
+  events: [], // latest first
+  samples: [], // {at, sends, pulls}
+  live: false,
+  me: { name: "", role: "admin" },
+  update,
+  look,
+  go: (path) => { location.hash = `#/${path}`; },
+};
+
+let page = null;
+let waiting = false;
+let looking = false;
+let lookAgain = false;
+
+function update() {
+  if (waiting) return;
+  waiting = true;
+  requestAnimationFrame(() => {
+    waiting = false;
+    chrome();
+    if (page) show(main, page.render());
+  });
+}
+
+/** One look at the cluster; another one behind it if it was asked for meanwhile. */
+async function look() {
+  if (looking) {
+    lookAgain = true;
+    return;
+  }
+  looking = true;
+  try {
+    app.cluster = await get("/cluster");
+    app.error = "";
+    sample();
+  } catch (error) {
+    app.error = error instanceof ApiError ? error.message : "this name server does not answer";
+  }
+  looking = false;
+  update();
+  if (lookAgain) {
+    lookAgain = false;
+    look();
+  }
+}
+
+function sample() {
+  let sends = 0;
+  let pulls = 0;
+  for (const group of app.cluster.groups)
+    for (const { node } of group.brokers) {
+      if (!node) continue;
+      if (node.role === "leader" || node.role === "master") sends += node.rates?.sendsPerS ?? 0;
+      pulls += node.rates?.pullsPerS ?? 0;
+    }
+  app.samples.push({ at: app.cluster.at, sends, pulls });
+  if (app.samples.length > SAMPLES_KEPT) app.samples.shift();
+}
+
+function take(event) {
+  app.events.unshift(event);
+  app.events.sort((one, other) => other.at - one.at);
+  app.events.length = Math.min(app.events.length, EVENTS_KEPT);
+  if (URGENT.has(event.kind)) setTimeout(look, SOON_MS);
+  update();
+}
+
+function chrome() {
+  const [here] = place();
+  show(
+    document.getElementById("nav"),
+    PAGES.map(([name, title]) =>
+      h("a", { href: `#/${name}`, "data-key": name, "aria-current": name === here && "page" }, icon(name), h("span", null, title)),
+    ),
+  );
+  const health = document.getElementById("health");
+  const [kind, words] = standing();
+  health.className = `pill ${kind}`;
+  if (health.textContent !== words) health.textContent = words;
+  const live = document.getElementById("live");
+  live.className = app.live ? "live on" : "live";
+  const told = app.live ? "live" : "reconnecting…";
+  if (live.textContent !== told) live.textContent = told;
+}
+
+function standing() {
+  if (app.error) return ["bad", app.error];
+  if (!app.cluster) return ["", "connecting…"];
+  const { findings, groups } = app.cluster;
+  if (!groups.length) return ["warn", "no brokers"];
+  const critical = findings.filter((one) => one.severity === "critical").length;
+  if (critical) return ["bad", `${critical} critical`];
+  const others = findings.filter((one) => one.severity === "warning").length;
+  if (others) return ["warn", `${others} ${others === 1 ? "difference" : "differences"}`];
+  return ["good", "all replicas agree"];
+}
+
+/** [page, argument, parameters] of the address. */
+function place() {
+  const [path, parameters = ""] = location.hash.replace(/^#\/?/, "").split("?");
+  const [name, ...rest] = path.split("/").map(decodeURIComponent);
+  return [name || "cluster", rest.join("/"), new URLSearchParams(parameters)];
+}
+
+function route() {
+  const [name, argument, parameters] = place();
+  const found = PAGES.find(([known]) => known === name) ?? PAGES[0];
+  const make = argument && found[3] ? found[3] : found[2];
+  page?.stop?.();
+  page = make(app, argument, parameters);
+  document.title = `${argument || found[1]} · raftmq`;
+  main.replaceChildren();
+  window.scrollTo(0, 0);
+  page.start?.();
+  update();
+}
+
+document.addEventListener("click", (event) => {
+  const target = event.target.closest?.("[data-do]");
+  if (target && !target.disabled) page?.actions?.[target.dataset.do]?.(target.dataset, target);
+});
+document.addEventListener("input", (event) => {
+  const name = event.target.dataset?.input;
+  if (name) page?.inputs?.[name]?.(event.target.value, event.target);
+});
+document.addEventListener("submit", (event) => {
+  const name = event.target.dataset?.submit;
+  if (!name) return;
+  event.preventDefault();
+  page?.actions?.[name]?.(Object.fromEntries(new FormData(event.target)), event.target);
+});
+window.addEventListener("hashchange", route);
+document.addEventListener("visibilitychange", () => !document.hidden && look());
+
+let asked = null;
+onUnauthorized(() => {
+  asked ??= ask({
+    title: "A token is needed",
+    words: ["This name server lets in who shows a token. It is kept in this tab only, until the tab is closed."],
+    fields: [h("label", null, "Token", h("input", { name: "token", type: "password", autocomplete: "off", required: true }))],
+    action: "Continue",
+  }).then((given) => {
+    asked = null;
+    if (given?.token) token.set(given.token.trim());
+    return Boolean(given?.token);
+  });
+  return asked;
+});
+
+const THEMES = ["", "light", "dark"];
+function theme(name) {
+  document.documentElement.dataset.theme = name;
+  localStorage.setItem("raftmq-theme", name);
+}
+document.getElementById("theme").addEventListener("click", () => {
+  const next = THEMES[(THEMES.indexOf(document.documentElement.dataset.theme ?? "") + 1) % THEMES.length];
+  theme(next);
+  toast(`Colours: ${next || "as the system"}`);
+});
+theme(localStorage.getItem("raftmq-theme") ?? "");
+
+route();
+await look();
+try {
+  app.me = await get("/whoami");
+} catch {
+  // the server decides anyway; buttons stay as for an admin
+}
+setInterval(() => !document.hidden && look(), POLL_MS);
+setInterval(update, 1000); // "12 s ago" goes on
+follow(take, (connected) => {
+  app.live = connected;
+  update();
+});

@@ -1,0 +1,229 @@
+// The cluster: what each replica believes, side by side.
+
+import { call, get, seg } from "/dashboard/api.js";
+import { ask, attempt } from "/dashboard/dialog.js";
+import { h } from "/dashboard/dom.js";
+import { ago, bytes, number, plural, rate, span } from "/dashboard/format.js";
+import { bar, empty, head, problem, sparkline, timeline } from "/dashboard/parts.js";
+
+const LAG_SHOWN_FULL = 1000; // frames behind that fill the bar
+const SEVERITY = { critical: ["bad", "Critical"], warning: ["warn", "Difference"], notice: ["", "Notice"] };
+
+export const leads = (node) => node?.role === "leader" || node?.role === "master";
+const classic = (group) => group.brokers.some(({ node }) => node?.mode === "classic");
+
+export function clusterPage(app) {
+  const faults = new Map(); // address → whether its faults may be switched
+
+  async function askFaults() {
+    for (const group of app.cluster?.groups ?? [])
+      for (const broker of group.brokers)
+        if (broker.node && !faults.has(broker.address)) {
+          faults.set(broker.address, false);
+          get(path(group, broker, "faults")).then(
+            () => { faults.set(broker.address, true); app.update(); },
+            () => {}, // 404: it runs without the fault layer
+          );
+        }
+  }
+
+  return {
+    render() {
+      if (!app.cluster) return app.error ? problem(app.error) : h("p", { class: "loading" }, "Asking the brokers…");
+      askFaults();
+      const { groups } = app.cluster;
+      return [
+        app.error && problem(`${app.error}. What follows is ${ago(app.cluster.at)} old.`),
+        head("Cluster", h("span", { class: "muted" }, `name server ${app.cluster.nameServer.address}`)),
+        tiles(app),
+        differences(app.cluster.findings),
+        groups.length ? groups.map((group) => card(app, group, faults)) : empty("No broker has registered here yet."),
+      ];
+    },
+    actions: {
+      transfer: ({ group }) => transfer(app, group),
+      forget: ({ group, address }) => forget(app, group, address),
+      faults: ({ group, address }) => switchFaults(app, group, address),
+    },
+  };
+}
+
+const path = (group, broker, tail) => `/brokers/${seg(group.name)}/${seg(broker.address)}/${tail}`;
+
+function tiles(app) {
+  const { groups, topicCount } = app.cluster;
+  const brokers = groups.flatMap((group) => group.brokers);
+  const answering = brokers.filter((broker) => broker.node).length;
+  const led = groups.filter((group) => group.brokers.some(({ node }) => leads(node))).length;
+  const last = app.samples.at(-1) ?? { sends: 0, pulls: 0 };
+  const tile = (title, value, kind, more) =>
+    h("div", { class: `tile ${kind ?? ""}`, "data-key": title }, h("span", { class: "label" }, title), h("span", { class: "figure" }, value), more);
+  return h("section", { class: "tiles", "aria-label": "At a glance" },
+    tile("Groups led", `${led} of ${groups.length}`, led < groups.length ? "bad" : ""),
+    tile("Brokers answering", `${answering} of ${brokers.length}`, answering < brokers.length ? "bad" : ""),
+    tile("Topics", number(topicCount), "", h("a", { href: "#/topics" }, "all topics")),
+    tile("Sends per second", rate(last.sends), "", sparkline(app.samples.map((one) => one.sends), "sends per second, the last three minutes")),
+    tile("Pulls per second", rate(last.pulls), "", sparkline(app.samples.map((one) => one.pulls), "pulls per second, the last three minutes")));
+}
+
+function differences(findings) {
+  if (!findings.length)
+    return h("section", { class: "note good", "data-key": "findings" }, h("strong", null, "All replicas agree."), " Nothing differs between what they believe.");
+  return h("section", { class: "findings", "aria-label": "Differences", "data-key": "findings" },
+    h("h2", null, "What differs"),
+    h("ul", null, findings.map((one) => {
+      const [kind, title] = SEVERITY[one.severity];
+      return h("li", { class: kind }, h("span", { class: `tag ${kind}` }, title), h("span", null, one.words));
+    })));
+}
+
+function card(app, group, faults) {
+  const names = new Map(group.brokers.map((broker) => [broker.address, broker.name]));
+  const nameOf = (text) => names.get(text) ?? text;
+  const findings = app.cluster.findings.filter((one) => one.group === group.name);
+  const kind = classic(group) ? "master and slaves" : "Raft group";
+  return h("section", { class: "card", "data-key": `group-${group.name}`, "aria-label": `Group ${group.name}` },
+    h("div", { class: "card-head" },
+      h("div", null,
+        h("h2", null, group.name),
+        h("p", { class: "muted" }, `${kind} of ${group.brokers.length} in ${group.cluster || "no cluster"} · term ${number(group.term)} · ${plural(group.topicCount, "topic")}`)),
+      h("div", { class: "buttons" },
+        !classic(group) && h("button", { type: "button", "data-do": "transfer", "data-group": group.name, disabled: app.me.role === "viewer" }, "Transfer leadership…"))),
+    h("div", { class: "replicas" }, group.brokers.map((broker) => replica(app, group, broker, findings, faults))),
+    beliefs(group, findings),
+    group.lastFailover && h("div", { class: "block" },
+      h("h3", null, group.lastFailover.oldLeader ? "Last failover" : "First election"), timeline(group.lastFailover, nameOf)));
+}
+
+/** Frames (classic: bytes) that a replica is behind the furthest of its group. */
+function behind(group, broker) {
+  const of = (node) => (classic(group) ? node.commitLog?.maxOffset : node.commitIndex) ?? 0;
+  const most = Math.max(...group.brokers.filter((one) => one.node).map((one) => of(one.node)));
+  const leader = group.brokers.find((one) => leads(one.node));
+  const peer = leader?.node.peers?.find((one) => one.id === broker.name);
+  if (!classic(group) && typeof peer?.lagFrames === "number" && broker !== leader) return peer.lagFrames;
+  return Math.max(0, most - of(broker.node));
+}
+
+function replica(app, group, broker, findings, faults) {
+  const { node } = broker;
+  if (!node) {
+    return h("div", { class: "replica silent", "data-key": broker.address },
+      h("div", { class: "who" }, h("strong", null, broker.name), h("span", { class: "role bad" }, "no answer")),
+      h("p", { class: "muted" }, broker.error),
+      h("p", { class: "muted" }, broker.registered ? "It is still registered." : `Not registered for ${span(Date.now() - broker.goneSinceMs)}.`),
+      !broker.registered && h("button", { type: "button", class: "small quiet", "data-do": "forget", "data-group": group.name, "data-address": broker.address }, "Forget…"));
+  }
+  const leading = leads(node);
+  const mine = findings.filter((one) => one.nodes.includes(broker.name));
+  const lag = behind(group, broker);
+  const unit = classic(group) ? bytes(lag) : plural(lag, "frame");
+  const role = leading && node.leaderReady === false && node.mode !== "classic" ? `${node.role}, not ready` : node.role;
+  return h("div", { class: `replica ${leading ? "leader" : ""} ${mine.length ? "differs" : ""}`, "data-key": broker.address },
+    h("div", { class: "who" }, h("strong", null, broker.name), h("span", { class: `role ${node.role}` }, role)),
+    h("p", { class: "muted mono" }, broker.address),
+    h("p", null, leading
+      ? [`${rate(node.rates?.sendsPerS ?? 0)} sends/s · ${rate(node.rates?.pullsPerS ?? 0)} pulls/s`, bar(1, "good")]
+      : [lag ? `${unit} behind` : "up to date", bar(1 - Math.min(1, lag / LAG_SHOWN_FULL), lag > LAG_SHOWN_FULL / 5 ? "warn" : "good")]),
+    faults.get(broker.address) && h("button", { type: "button", class: "small quiet", "data-do": "faults", "data-group": group.name, "data-address": broker.address }, "Faults…"));
+}
+
+function beliefs(group, findings) {
+  const answering = group.brokers.filter((broker) => broker.node);
+  if (!answering.length) return null;
+  const most = Math.max(...answering.map(({ node }) => node.commitIndex ?? 0));
+  const index = (value, of = most) =>
+    typeof value !== "number" ? "–" : [number(value), value < of && h("span", { class: "muted delta" }, ` −${number(of - value)}`)];
+  const raft = [
+    ["Role", "role", (node) => node.role],
+    ["Term", "term", (node) => number(node.term)],
+    ["Follows", "leader", (node) => node.leader || "nobody"],
+    ["Voted for", "votedFor", (node) => node.votedFor || "nobody"],
+    ["Committed", "commitIndex", (node) => index(node.commitIndex)],
+    ["Applied", "appliedIndex", (node) => index(node.appliedIndex, node.commitIndex)],
+    ["Last frame", "lastIndex", (node) => number(node.lastIndex)],
+    ["Durable", "durableIndex", (node) => index(node.durableIndex, node.lastIndex)],
+    ["Promises", "whole", (node) => (node.whole === false ? node.recovering || "recovering" : "whole")],
+  ];
+  const both = [
+    ["Log", "commitLog", (node) => bytes((node.commitLog?.maxOffset ?? 0) - (node.commitLog?.minOffset ?? 0))],
+    ["Disk", "disk", (node) => [node.disk?.state ?? "–", typeof node.disk?.usedRatio === "number" && h("span", { class: "muted" }, ` ${Math.round(node.disk.usedRatio * 100)} %`)]],
+    ["Members", "members", (node) => (node.members?.length ? node.members.map((one) => one.id + (one.role && one.role !== "voter" ? ` (${one.role})` : "")).join(", ") : "–")],
+    ["Version", "version", (node) => node.version || "–"],
+    ["Up", "bootTimeMs", (node) => (node.bootTimeMs ? span(Date.now() - node.bootTimeMs) : "–")],
+  ];
+  const rows = classic(group) ? [raft[0], ...both] : [...raft, ...both];
+  const marked = (field, name) => findings.some((one) => one.field === field && one.nodes.includes(name));
+  return h("details", { class: "block", open: true, "data-key": "beliefs" },
+    h("summary", null, "What each replica believes"),
+    h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `What the replicas of ${group.name} believe` },
+      h("table", { class: "beliefs" },
+        h("thead", null, h("tr", null, h("th", { scope: "col" }, h("span", { class: "hidden" }, "What")), group.brokers.map((broker) =>
+          h("th", { scope: "col", class: leads(broker.node) ? "leader" : "" }, broker.name)))),
+        h("tbody", null, rows.map(([title, field, value]) =>
+          h("tr", null, h("th", { scope: "row" }, title), group.brokers.map((broker) => {
+            if (!broker.node) return h("td", { class: "muted" }, field === "role" ? "no answer" : "");
+            const differs = marked(field, broker.name);
+            return h("td", { class: differs ? "differs" : "" }, value(broker.node), differs && h("span", { class: "hidden" }, " (differs)"));
+          })))))));
+}
+
+// --- what can be done
+
+const groupOf = (app, name) => app.cluster.groups.find((group) => group.name === name);
+
+async function transfer(app, name) {
+  const group = groupOf(app, name);
+  const leader = group.brokers.find((broker) => leads(broker.node));
+  const followers = group.brokers.filter((broker) => broker.node && !leads(broker.node));
+  const given = await ask({
+    title: `Transfer the leadership of ${name}`,
+    words: [
+      `${leader ? leader.name : "The leader"} stops taking sends, waits until the chosen replica has every frame, and tells it to be elected at once. Sends are held meanwhile, usually for some tens of milliseconds; clients then find the new leader.`,
+      "If the replica does not take over in time, the old leader goes on and nothing has changed. No message is lost either way.",
+    ],
+    fields: [h("fieldset", null, h("legend", null, "To"),
+      h("label", { class: "choice" }, h("input", { type: "radio", name: "target", value: "", checked: true }), "whoever has most"),
+      followers.map((broker) => h("label", { class: "choice" }, h("input", { type: "radio", name: "target", value: broker.name }),
+        broker.name, h("span", { class: "muted" }, ` ${plural(behind(group, broker), "frame")} behind`))))],
+    action: "Transfer leadership",
+  });
+  if (!given) return;
+  await attempt(`Transfer of ${name}`, () => call("POST", `/groups/${seg(name)}/transfer`, { body: given.target ? { target: given.target } : {} }));
+  app.look();
+}
+
+async function forget(app, group, address) {
+  const given = await ask({
+    title: `Forget ${address}?`,
+    words: ["It is not registered and does not answer. Only this name server's memory of it goes; if the broker comes back, it is shown again. Nothing is removed from any disk, and the group's members stay as they are."],
+    action: "Forget",
+  });
+  if (!given) return;
+  await attempt(`Forgetting ${address}`, () => call("DELETE", `/brokers/${seg(group)}/${seg(address)}`));
+  app.look();
+}
+
+async function switchFaults(app, groupName, address) {
+  const group = groupOf(app, groupName);
+  const broker = group.brokers.find((one) => one.address === address);
+  const where = path(group, broker, "faults");
+  const { rules = [], items = rules } = await get(where);
+  const given = await ask({
+    title: `Faults of ${broker.name}`,
+    words: [
+      items.length ? `In force now: ${items.map((one) => JSON.stringify(one)).join(", ")}` : "No fault is in force.",
+      "A fault makes this broker's disk or clock misbehave on purpose until it is healed. Messages may be refused, delayed or, with a lying disk, lost.",
+    ],
+    fields: [
+      h("label", null, "What", h("select", { name: "what" }, h("option", { value: "heal" }, "heal everything"), h("option", { value: "add" }, "inject the fault below"))),
+      h("label", null, "Fault, as JSON", h("textarea", { name: "rule", rows: "4", placeholder: '{"kind": "…"}' })),
+    ],
+    action: "Do it",
+    danger: true,
+  });
+  if (!given) return;
+  await attempt(`Faults of ${broker.name}`, () =>
+    given.what === "heal" ? call("DELETE", where) : call("POST", where, { body: JSON.parse(given.rule) }));
+  app.look();
+}

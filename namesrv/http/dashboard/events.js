@@ -1,0 +1,73 @@
+// What happens, as it happens, and every failover moment by moment.
+
+import { get } from "/dashboard/api.js";
+import { h } from "/dashboard/dom.js";
+import { ago, clock, number } from "/dashboard/format.js";
+import { empty, head, problem, timeline } from "/dashboard/parts.js";
+
+const SHOWN = 200;
+const KINDS = {
+  roleChanged: "role",
+  electionStarted: "election",
+  transfer: "transfer",
+  diskState: "disk",
+  fault: "fault",
+  memberChanged: "member",
+  routeChanged: "route",
+};
+
+export function eventsPage(app) {
+  const state = { failovers: null, error: "", kind: "" };
+  let timer = 0;
+  async function load() {
+    try {
+      state.failovers = (await get("/failovers?limit=20")).items;
+      state.error = "";
+    } catch (error) {
+      state.error = error.message;
+    }
+    app.update();
+  }
+  return {
+    start() {
+      load();
+      timer = setInterval(() => !document.hidden && load(), 3000);
+    },
+    stop: () => clearInterval(timer),
+    render() {
+      const names = new Map((app.cluster?.groups ?? []).flatMap((group) => group.brokers.map((one) => [one.address, one.name])));
+      const nameOf = (text) => names.get(text) ?? text;
+      const shown = app.events.filter((one) => !state.kind || one.kind === state.kind).slice(0, SHOWN);
+      return [
+        head("Events"),
+        state.error && problem(state.error),
+        h("section", { class: "card" }, h("h2", null, "Failovers"),
+          state.failovers?.length ? state.failovers.slice(0, 5).map((one) => h("div", { class: "block", "data-key": `${one.group}-${one.startedAt}` }, h("h3", null, one.group), timeline(one, nameOf))) : empty("None that this name server remembers.")),
+        h("section", { class: "card" },
+          h("div", { class: "card-head" }, h("h2", null, "Live"),
+            h("div", { class: "chips", role: "group", "aria-label": "Kinds" }, [["", "all"], ...Object.entries(KINDS)].map(([kind, title]) =>
+              h("button", { type: "button", class: "way", "data-do": "kind", "data-kind": kind, "aria-pressed": String(state.kind === kind) }, title)))),
+          shown.length ? h("ol", { class: "events", "aria-live": "off" }, shown.map((one) => h("li", null,
+            h("time", { class: "mono", datetime: new Date(one.at).toISOString(), title: ago(one.at) }, clock(one.at)),
+            h("span", { class: `tag ${one.kind}` }, KINDS[one.kind] ?? one.kind),
+            h("span", null, h("strong", null, one.node || one.group || ""), one.node && one.group ? h("span", { class: "muted" }, ` of ${one.group}`) : "", one.term ? h("span", { class: "muted" }, ` · term ${number(one.term)}`) : ""),
+            h("span", { class: "detail" }, words(one, nameOf))))) : empty("Nothing yet.")),
+      ];
+    },
+    actions: {
+      kind: ({ kind }) => {
+        state.kind = kind;
+        app.update();
+      },
+    },
+  };
+}
+
+function words({ kind, detail }, nameOf) {
+  if (kind === "routeChanged" && "addresses" in detail)
+    return detail.leader ? `clients are sent to ${nameOf(detail.leader)}; ${number(Object.keys(detail.addresses).length)} registered` : "no leader is registered";
+  return Object.entries(detail)
+    .filter(([, value]) => value !== null && value !== "" && value !== undefined)
+    .map(([name, value]) => (value === true ? name : `${name} ${typeof value === "object" ? JSON.stringify(value) : nameOf(String(value))}`))
+    .join(", ");
+}

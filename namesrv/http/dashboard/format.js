@@ -1,0 +1,54 @@
+// Figures and times for people.
+
+const whole = new Intl.NumberFormat("en");
+
+export const number = (value) => (typeof value === "number" ? whole.format(value) : "–");
+
+export function bytes(value) {
+  if (typeof value !== "number") return "–";
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let unit = 0;
+  while (value >= 1024 && unit < units.length - 1) {
+    value /= 1024;
+    unit += 1;
+  }
+  return `${unit && value < 100 ? value.toFixed(1) : Math.round(value)} ${units[unit]}`;
+}
+
+export function rate(value) {
+  if (typeof value !== "number") return "–";
+  if (value >= 10000) return `${(value / 1000).toFixed(value >= 100000 ? 0 : 1)}k`;
+  return value >= 100 || Number.isInteger(value) ? whole.format(Math.round(value)) : value.toFixed(1);
+}
+
+export function span(ms) {
+  if (typeof ms !== "number") return "–";
+  if (ms < 10000) return `${whole.format(Math.round(ms))} ms`;
+  const seconds = Math.round(ms / 1000);
+  if (seconds < 120) return `${seconds} s`;
+  if (seconds < 7200) return `${Math.round(seconds / 60)} min`;
+  if (seconds < 172800) return `${Math.round(seconds / 3600)} h`;
+  return `${Math.round(seconds / 86400)} d`;
+}
+
+export function ago(ms, now = Date.now()) {
+  if (!ms) return "–";
+  const passed = now - ms;
+  return passed < 1500 ? "just now" : `${passed < 10000 ? `${Math.round(passed / 1000)} s` : span(passed)} ago`;
+}
+
+const pad = (value, digits = 2) => String(value).padStart(digits, "0");
+
+export function clock(ms) {
+  if (!ms) return "–";
+  const at = new Date(ms);
+  return `${pad(at.getHours())}:${pad(at.getMinutes())}:${pad(at.getSeconds())}.${pad(at.getMilliseconds(), 3)}`;
+}
+
+export function moment(ms) {
+  if (!ms) return "–";
+  const at = new Date(ms);
+  return `${at.getFullYear()}-${pad(at.getMonth() + 1)}-${pad(at.getDate())} ${clock(ms)}`;
+}
+
+export const plural = (count, one, many = `${one}s`) => `${number(count)} ${count === 1 ? one : many}`;

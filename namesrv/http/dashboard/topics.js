@@ -1,0 +1,172 @@
+// Topics: all of them in one list, and one of them with its queues and who reads it.
+
+import { get, query, seg } from "/dashboard/api.js";
+import { h } from "/dashboard/dom.js";
+import { ago, number, plural } from "/dashboard/format.js";
+import { back, bar, empty, facts, head, problem, table } from "/dashboard/parts.js";
+
+const PAGE = 1000;
+const SHOWN_MAX = 5000; // rows on the page; beyond that a search is quicker than scrolling
+const TYPING_MS = 180;
+
+export const permissions = (perm) => [perm & 4 && "read", perm & 2 && "write"].filter(Boolean).join(", ") || "none";
+
+/** A long list by name: searched at the server, read page by page as it is scrolled to. */
+export function longList(app, { path, nameOf }) {
+  const list = { items: [], next: null, q: "", error: "", errors: [], loaded: false, tookMs: 0 };
+  let timer = 0;
+  let asking = null;
+
+  list.load = async (more = false) => {
+    asking?.abort();
+    const mine = (asking = new AbortController());
+    const started = performance.now();
+    try {
+      const page = await get(path + query({ q: list.q, limit: PAGE, cursor: more ? list.next : "" }), { signal: mine.signal });
+      list.items = more ? [...list.items, ...page.items] : page.items;
+      list.next = page.next;
+      list.errors = page.errors ?? [];
+      list.error = "";
+      list.loaded = true;
+      list.tookMs = performance.now() - started;
+    } catch (error) {
+      if (error.name === "AbortError") return;
+      list.error = error.message;
+    }
+    app.update();
+  };
+  list.search = (text) => {
+    list.q = text.trim();
+    clearTimeout(timer);
+    timer = setTimeout(() => list.load(), TYPING_MS);
+  };
+  list.count = () => `${number(list.items.length)}${list.next ? "+" : ""}`;
+  list.more = () =>
+    list.next && (list.items.length < SHOWN_MAX
+      ? h("button", { type: "button", class: "quiet wide", "data-do": "more" }, "Show more")
+      : empty("There are more: search for a part of the name."));
+  list.told = () => [
+    list.error && problem(list.error),
+    list.errors.map((one) => problem(`${one.group} did not answer: ${one.error}`)),
+  ];
+  list.nameOf = nameOf;
+  return list;
+}
+
+export const searchBox = (label, value) =>
+  h("input", { type: "search", class: "search", "aria-label": label, placeholder: label, "data-input": "search", "data-key": "search", value, autocomplete: "off", spellcheck: "false" });
+
+export function topicsPage(app) {
+  const list = longList(app, { path: "/topics", nameOf: (item) => item.topic });
+  let rows = null; // built once for what was loaded: a thousand rows are not built anew each second
+  let built = null;
+
+  const row = ({ topic, groups }) =>
+    h("li", { "data-key": topic }, h("a", { class: "row", href: `#/topics/${seg(topic)}` },
+      h("span", { class: "name" }, topic),
+      h("span", { class: "muted" }, groups.map((one) => one.group).join(", ")),
+      h("span", { class: "num" }, number(groups.reduce((sum, one) => sum + one.writeQueueNums, 0)), h("span", { class: "muted" }, " queues")),
+      h("span", { class: "muted perm" }, permissions(groups.reduce((perm, one) => perm | one.perm, 0)))));
+
+  return {
+    start: () => list.load(),
+    render() {
+      if (built !== list.items) {
+        built = list.items;
+        rows = h("ul", { class: "rows", "aria-label": "Topics", "data-loaded": list.loaded && String(list.items.length), "data-stable": true }, list.items.map(row));
+      }
+      return [
+        head("Topics", h("span", { class: "muted" }, list.loaded ? list.count() : "")),
+        searchBox("Part of a topic's name", list.q),
+        list.told(),
+        list.loaded ? (list.items.length ? rows : empty(list.q ? "No topic has that in its name." : "No topic is known yet.")) : h("p", { class: "loading" }, "Reading the topics…"),
+        list.more(),
+      ];
+    },
+    inputs: { search: list.search },
+    actions: { more: () => list.load(true) },
+  };
+}
+
+export function topicPage(app, topic) {
+  const state = { config: null, queues: null, readers: null, error: "" };
+  let timer = 0;
+
+  async function load() {
+    try {
+      const [config, queues, groups] = await Promise.all([
+        get(`/topics/${seg(topic)}`), get(`/topics/${seg(topic)}/queues`), get(`/consumer-groups${query({ limit: 200 })}`),
+      ]);
+      Object.assign(state, { config, queues, error: "" });
+      app.update();
+      state.readers = await readersOf(topic, groups.items);
+    } catch (error) {
+      state.error = error.message;
+    }
+    app.update();
+  }
+
+  return {
+    start() {
+      load();
+      timer = setInterval(() => !document.hidden && load(), 5000);
+    },
+    stop: () => clearInterval(timer),
+    render() {
+      return [
+        back("topics", "Topics"),
+        head(topic, h("a", { class: "button", href: `#/messages?topic=${seg(topic)}` }, "Find messages")),
+        state.error && problem(state.error),
+        !state.queues && !state.error && h("p", { class: "loading" }, "Asking the leaders…"),
+        state.config?.groups.map((group) => h("section", { class: "card", "data-key": group.group },
+          h("h2", null, group.group),
+          facts([
+            ["Read queues", number(group.readQueueNums)],
+            ["Write queues", number(group.writeQueueNums)],
+            ["Permission", permissions(group.perm)],
+            ["Ordered", group.order ? "yes" : "no"],
+          ]),
+          queueTable(topic, state.queues?.items.filter((one) => one.group === group.group) ?? []))),
+        state.readers && h("section", { class: "card" }, h("h2", null, "Consumer lag"), readersTable(state.readers)),
+      ];
+    },
+  };
+}
+
+async function readersOf(topic, groups) {
+  const each = await Promise.all(groups.map(async ({ name }) => {
+    try {
+      const { queues, clients } = await get(`/consumer-groups/${seg(name)}`);
+      const mine = queues.filter((one) => one.topic === topic);
+      const last = Math.max(0, ...mine.map((one) => one.lastTimeMs ?? 0));
+      return mine.length ? { name, clients: clients.length, lag: mine.reduce((sum, one) => sum + Math.max(0, one.lag ?? 0), 0), last } : null;
+    } catch (error) {
+      return { name, error: error.message };
+    }
+  }));
+  return each.filter(Boolean).sort((one, other) => (other.lag ?? 0) - (one.lag ?? 0));
+}
+
+function readersTable(readers) {
+  if (!readers.length) return empty("No consumer group has read this topic.");
+  const most = Math.max(1, ...readers.map((one) => one.lag ?? 0));
+  return table("Consumer groups of this topic", [["Consumer group", ""], ["Clients", "num"], ["Lag", "num"], ["", "wide"], ["Last consumed", ""]],
+    readers.map((one) => [
+      h("a", { href: `#/consumers/${seg(one.name)}` }, one.name),
+      one.error ? "–" : number(one.clients), one.error ? one.error : number(one.lag), bar((one.lag ?? 0) / most, one.lag ? "warn" : ""), one.last ? ago(one.last) : "–",
+    ]));
+}
+
+function queueTable(topic, queues) {
+  if (!queues.length) return empty("No queue has been written to.");
+  const sum = queues.reduce((total, one) => total + Math.max(0, one.maxOffset - one.minOffset), 0);
+  return [
+    h("p", { class: "muted" }, `${plural(sum, "message")} in ${plural(queues.length, "queue")}`),
+    table("Queues", [["Queue", "num"], ["First", "num"], ["Next", "num"], ["Messages", "num"], ["Last stored", ""], ["", ""]],
+      queues.map((one) => [
+        number(one.queueId), number(one.minOffset), number(one.maxOffset), number(one.maxOffset - one.minOffset),
+        one.lastStoreTimeMs > 0 ? ago(one.lastStoreTimeMs) : "–",
+        one.maxOffset > one.minOffset && h("a", { href: `#/messages?topic=${seg(topic)}&by=offset&group=${seg(one.group)}&queueId=${one.queueId}&offset=${Math.max(one.minOffset, one.maxOffset - 32)}` }, "latest"),
+      ])),
+  ];
+}

@@ -1,0 +1,203 @@
+"""What the replicas of a group believe differently, in words. Pure.
+
+Reads the node views (GET /api/v1/node) of one moment, side by side with what the name server
+itself routes to. The views were not taken at one instant: what is in motion under load (a few
+frames of commit, a follower that has not heard of a new term for a heartbeat) is only told when it
+passes the limits below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+FRAMES_APART_MAX = 200  # a busy group commits about as many in the time that views lie apart
+SEVERITIES = ("critical", "warning", "notice")
+
+View = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One difference. `field` is the node view's field it is about, `nodes` whom it concerns."""
+
+    group: str
+    severity: str
+    field: str
+    nodes: tuple[str, ...]
+    words: str
+
+    def as_fields(self) -> dict[str, Any]:
+        return {
+            "group": self.group,
+            "severity": self.severity,
+            "field": self.field,
+            "nodes": list(self.nodes),
+            "words": self.words,
+        }
+
+
+def findings(
+    group: str, brokers: Sequence[Mapping[str, Any]], route_leader: str = ""
+) -> list[Finding]:
+    """`brokers` as in GET /api/v1/cluster: {address, node: view | None, error}; `route_leader` is
+    the address that this name server sends clients to, "" while it knows none."""
+    views = [(b, b["node"]) for b in brokers if b.get("node")]
+    found = [*_silent(group, brokers)]
+    nodes = [view for _, view in views]
+    found += _leaders(group, nodes)
+    if len({view.get("mode") for view in nodes}) == 1 and nodes[0].get("mode") != "classic":
+        found += _terms(group, nodes)
+        found += _followed(group, nodes)
+        found += _apart(group, nodes)
+        found += _members(group, nodes)
+    found += _route(group, views, route_leader)
+    for view in nodes:
+        found += _health(group, view)
+    found += _versions(group, nodes)
+    return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
+
+
+def leads(view: View) -> bool:
+    return view.get("role") in ("leader", "master")
+
+
+def name_of(view: View) -> str:
+    return str(view.get("name") or view.get("address") or "?")
+
+
+def _silent(group: str, brokers: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+    for broker in brokers:
+        if broker.get("node") is None:
+            name = str(broker.get("name") or broker["address"])
+            words = f"{group}: {name} does not answer ({broker.get('error') or 'no reason known'})"
+            yield Finding(group, "critical", "error", (name,), words)
+
+
+def _leaders(group: str, nodes: Sequence[View]) -> Iterator[Finding]:
+    leaders = [view for view in nodes if leads(view)]
+    by_term: dict[int, list[str]] = {}
+    for view in leaders:
+        by_term.setdefault(_number(view, "term"), []).append(name_of(view))
+    for term, names in by_term.items():
+        if len(names) > 1:
+            words = f"{group}: {_and(names)} both say that they lead in term {term}"
+            yield Finding(group, "critical", "role", tuple(names), words)
+    if len(by_term) > 1:
+        newest = max(by_term)
+        for term, names in sorted(by_term.items()):
+            if term != newest:
+                words = (
+                    f"{group}: {_and(names)} still takes itself for the leader of term {term}; "
+                    f"{_and(by_term[newest])} leads in term {newest}"
+                )
+                yield Finding(group, "warning", "role", tuple(names), words)
+    if nodes and not leaders:
+        yield Finding(group, "critical", "role", (), f"{group}: no replica says that it leads")
+    for view in leaders:
+        if view.get("leaderReady") is False and view.get("mode") != "classic":
+            words = f"{group}: {name_of(view)} leads but is not ready: sends have to wait"
+            yield Finding(group, "warning", "leaderReady", (name_of(view),), words)
+
+
+def _terms(group: str, nodes: Sequence[View]) -> Iterator[Finding]:
+    yield from _unequal(group, nodes, "term", "replicas are in different terms", "warning")
+
+
+def _followed(group: str, nodes: Sequence[View]) -> Iterator[Finding]:
+    told = [view for view in nodes if view.get("leader")]
+    if len({view["leader"] for view in told}) > 1:
+        yield from _unequal(group, told, "leader", "replicas follow different leaders", "warning")
+    for view in nodes:
+        if not view.get("leader") and not leads(view):
+            words = f"{group}: {name_of(view)} knows of no leader"
+            yield Finding(group, "warning", "leader", (name_of(view),), words)
+
+
+def _apart(group: str, nodes: Sequence[View]) -> Iterator[Finding]:
+    most = max((_number(view, "commitIndex") for view in nodes), default=0)
+    for view in nodes:
+        commit, applied = _number(view, "commitIndex"), _number(view, "appliedIndex")
+        if most - commit > FRAMES_APART_MAX:
+            words = f"{group}: {name_of(view)}'s commit is {most - commit:,} frames behind"
+            yield Finding(group, "warning", "commitIndex", (name_of(view),), words)
+        if commit - applied > FRAMES_APART_MAX:
+            words = (
+                f"{group}: {name_of(view)} has {commit - applied:,} committed frames still to apply"
+            )
+            yield Finding(group, "warning", "appliedIndex", (name_of(view),), words)
+
+
+def _members(group: str, nodes: Sequence[View]) -> Iterator[Finding]:
+    sets: dict[tuple[str, ...], list[str]] = {}
+    for view in nodes:
+        members = view.get("members")
+        if members:
+            key = tuple(sorted(f"{m.get('id')} ({m.get('role') or 'voter'})" for m in members))
+            sets.setdefault(key, []).append(name_of(view))
+    if len(sets) > 1:
+        said = "; ".join(f"{_and(names)}: {', '.join(key)}" for key, names in sets.items())
+        usual = max(sets, key=lambda key: len(sets[key]))
+        odd = [name for key, names in sets.items() if key != usual for name in names]
+        words = f"{group}: replicas know different members. {said}"
+        yield Finding(group, "warning", "members", tuple(odd), words)
+
+
+def _route(
+    group: str, views: Sequence[tuple[Mapping[str, Any], View]], route_leader: str
+) -> Iterator[Finding]:
+    ready = [
+        (broker, view)
+        for broker, view in views
+        if leads(view) and (view.get("leaderReady") is not False or view.get("mode") == "classic")
+    ]
+    if not ready:
+        return
+    broker, view = max(ready, key=lambda pair: _number(pair[1], "term"))
+    if route_leader != broker["address"]:
+        known = f"sends clients to {route_leader}" if route_leader else "knows no leader"
+        words = f"{group}: {name_of(view)} leads, but this name server {known}"
+        yield Finding(group, "warning", "route", (name_of(view),), words)
+
+
+def _health(group: str, view: View) -> Iterator[Finding]:
+    name, disk = name_of(view), view.get("disk") or {}
+    state = disk.get("state") or "ok"
+    if state != "ok":
+        reason = f": {disk['reason']}" if disk.get("reason") else ""
+        words = f"{group}: the disk of {name} is {state}{reason}"
+        severity = "critical" if state in ("failed", "full") else "warning"
+        yield Finding(group, severity, "disk", (name,), words)
+    if view.get("whole") is False:
+        reason = f": {view['recovering']}" if view.get("recovering") else ""
+        words = f"{group}: {name} may have lost promises and does not vote{reason}"
+        yield Finding(group, "warning", "whole", (name,), words)
+
+
+def _versions(group: str, nodes: Sequence[View]) -> Iterator[Finding]:
+    yield from _unequal(group, nodes, "version", "replicas run different versions", "notice")
+    yield from _unequal(group, nodes, "engine", "replicas run different engines", "critical")
+
+
+def _unequal(
+    group: str, nodes: Sequence[View], field: str, what: str, severity: str
+) -> Iterator[Finding]:
+    said: dict[str, list[str]] = {}
+    for view in nodes:
+        said.setdefault(str(view.get(field)), []).append(name_of(view))
+    if len(said) > 1:
+        usual = max(said, key=lambda value: len(said[value]))
+        odd = [name for value, names in said.items() if value != usual for name in names]
+        each = ", ".join(f"{_and(names)} {value}" for value, names in said.items())
+        yield Finding(group, severity, field, tuple(odd), f"{group}: {what} ({each})")
+
+
+def _number(view: View, field: str) -> int:
+    value = view.get(field)
+    return value if type(value) is int else 0
+
+
+def _and(names: Iterable[str]) -> str:
+    names = list(names)
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

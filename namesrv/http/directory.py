@@ -1,0 +1,103 @@
+"""Which brokers there are, and which there were: the route table with a memory. Pure.
+
+A broker's route ends with its connection, that is at once when it is killed: just then an operator
+wants to see it. So an address that went is kept with its last known entry for `FORGET_MS`, or until
+`forget`. Time is handed in (`now_ms`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from namesrv.routes import LEADER_ID, RouteTable
+
+FORGET_MS = 30 * 60_000  # an operator who is called looks within that
+GONE_MAX = 256  # addresses remembered; the oldest are forgotten first
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """One broker's last known route entry. `broker_id` None: registered, but under no id (a
+    deposed leader until it registers again)."""
+
+    group: str
+    cluster: str
+    address: str
+    broker_id: int | None
+    http_address: str
+    gone_since_ms: int | None = None  # None: it is registered now
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return (self.group, self.address)
+
+
+class Directory:
+    """`look` reads the table; nothing here changes it."""
+
+    def __init__(self, table: RouteTable, gone_max: int = GONE_MAX) -> None:
+        self._table = table
+        self._gone_max = gone_max
+        self._seen: dict[tuple[str, str], Known] = {}
+
+    def look(self, now_ms: int) -> list[Known]:
+        """Everybody, by group and address; who is gone keeps the entry they had."""
+        live = self._live()
+        for key, known in list(self._seen.items()):
+            if key in live:
+                continue
+            if known.gone_since_ms is None:
+                self._seen[key] = Known(
+                    known.group, known.cluster, known.address, known.broker_id,
+                    known.http_address, now_ms,
+                )  # fmt: skip
+            elif now_ms - known.gone_since_ms > FORGET_MS:
+                del self._seen[key]
+        self._seen |= live
+        self._forget_oldest()
+        return sorted(self._seen.values(), key=lambda known: known.key)
+
+    def forget(self, group: str, address: str) -> bool:
+        """Whether somebody who is gone was remembered, and is not any more."""
+        known = self._seen.get((group, address))
+        if known is None or known.gone_since_ms is None:
+            return False
+        del self._seen[known.key]
+        return True
+
+    def _live(self) -> dict[tuple[str, str], Known]:
+        found: dict[tuple[str, str], Known] = {}
+        for group in self._table.groups():
+            ids = {address: number for number, address in group.addresses.items()}
+            for broker in self._table.brokers(group.name):
+                known = Known(
+                    group.name, group.cluster, broker.address, ids.get(broker.address),
+                    broker.http_address,
+                )  # fmt: skip
+                found[known.key] = known
+        return found
+
+    def _forget_oldest(self) -> None:
+        gone = [known for known in self._seen.values() if known.gone_since_ms is not None]
+        gone.sort(key=lambda known: known.gone_since_ms or 0)
+        for known in gone[: max(0, len(gone) - self._gone_max)]:
+            del self._seen[known.key]
+
+
+def leader_of(known: list[Known], group: str) -> Known | None:
+    """Whom clients are sent to."""
+    for one in known:
+        if one.group == group and one.broker_id == LEADER_ID and one.gone_since_ms is None:
+            return one
+    return None
+
+
+def find(known: list[Known], group: str, who: str) -> Known | None:
+    """The broker of `group` that `who` names: a broker id, or an address, which stays when the
+    leadership moves. Somebody who is registered comes before somebody who is gone."""
+    mine = [one for one in known if one.group == group]
+    mine.sort(key=lambda one: one.gone_since_ms is not None)
+    for one in mine:
+        if who == one.address or (one.broker_id is not None and who == str(one.broker_id)):
+            return one
+    return None

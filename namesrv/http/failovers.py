@@ -1,0 +1,174 @@
+"""From events to failovers: leader lost, election, elected, ready, and the milliseconds between.
+Pure.
+
+Events are plain maps {kind, node, group, term, at, detail}. They come from several processes, so
+they are put in order of `at` (their wall clocks, ms) before they are read; between machines the
+milliseconds are as good as those clocks agree. What a failover is made of:
+
+    leaderLost       routeChanged without a leader: the name server saw its connection end
+    transfer         transfer: somebody asked for another leader (a planned failover)
+    electionStarted  electionStarted
+    elected          roleChanged to leader
+    leaderReady      roleChanged to leader with ready: its first frame of the term is committed
+    routeChanged     routeChanged with a leader: clients are told; this ends the failover
+
+A failover is *complete* with a ready leader; before that it goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+MARKS_MAX = 40  # elections that split for long repeat themselves
+KINDS = ("routeChanged", "transfer", "electionStarted", "roleChanged")
+
+Event = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """One moment of a failover."""
+
+    what: str
+    at_ms: int
+    node: str
+    term: int
+
+
+@dataclass(slots=True)
+class Failover:
+    """`old_leader` and `new_leader` are names or addresses, "" where nobody said."""
+
+    group: str
+    planned: bool
+    old_leader: str
+    new_leader: str = ""
+    term: int = 0
+    marks: list[Mark] = field(default_factory=list)
+    ready: bool = False
+    routed: bool = False
+
+    def as_fields(self) -> dict[str, Any]:
+        start = self.marks[0].at_ms
+        end = self.marks[-1].at_ms if self.ready or self.routed else None
+        return {
+            "group": self.group,
+            "planned": self.planned,
+            "complete": self.ready or self.routed,
+            "oldLeader": self.old_leader,
+            "newLeader": self.new_leader,
+            "term": self.term,
+            "startedAt": start,
+            "durationMs": None if end is None else end - start,
+            "marks": [
+                {
+                    "what": mark.what,
+                    "at": mark.at_ms,
+                    "sinceMs": mark.at_ms - start,
+                    "node": mark.node,
+                    "term": mark.term,
+                }
+                for mark in self.marks
+            ],
+        }
+
+
+def failovers(group: str, events: Iterable[Event]) -> list[Failover]:
+    """All failovers of `group` in these events, oldest first. The election of a group that had no
+    leader before (its start) counts as one with `old_leader` ""."""
+    reader = _Reader(group)
+    mine = [event for event in events if event.get("group") == group]
+    for event in sorted(mine, key=_at_ms):
+        reader.take(event)
+    # A leader that only registered (again) was not elected then.
+    return [f for f in reader.found if any(mark.what != "routeChanged" for mark in f.marks)]
+
+
+class _Reader:
+    def __init__(self, group: str) -> None:
+        self.group = group
+        self.found: list[Failover] = []
+        self.leader = ""  # who leads as far as the events read say
+        self.leader_address = ""  # whom the name server routes to
+
+    def take(self, event: Event) -> None:
+        kind, detail = event.get("kind"), event.get("detail")
+        told = detail if isinstance(detail, Mapping) else {}
+        last = self.found[-1] if self.found else None
+        if kind == "transfer":
+            self._mark(self._open(start=True, planned=True), "transfer", event)
+        elif kind == "electionStarted":
+            if last is None or _term(event) > last.term:  # else a candidate that came too late
+                self._mark(self._open(start=True), "electionStarted", event)
+        elif kind == "roleChanged":
+            self._role(event, told)
+        elif kind == "routeChanged":
+            self._route(event, str(told.get("leader") or ""))
+
+    def _role(self, event: Event, told: Mapping[str, Any]) -> None:
+        role = told.get("role") or told.get("to")
+        node = str(event.get("node") or "")
+        if role not in ("leader", "master"):
+            return
+        ready = bool(told.get("ready") or told.get("leaderReady"))
+        term = _term(event)
+        last = self.found[-1] if self.found else None
+        if last is not None and last.term == term and last.new_leader == node:
+            failover = last  # it is elected already; perhaps it becomes ready now
+        else:
+            failover = self._open(start=True)
+            failover.new_leader, failover.term = node, term
+            self._mark(failover, "elected", event)
+        if ready and not failover.ready:
+            failover.ready = True
+            self._mark(failover, "leaderReady", event)
+        self.leader = node
+
+    def _route(self, event: Event, leader: str) -> None:
+        last = self.found[-1] if self.found else None
+        if not leader:
+            if self.leader_address and (last is None or last.routed or not _has(last, _LOST)):
+                self._mark(self._open(start=True), _LOST, event, self.leader_address)
+        elif leader != self.leader_address or (last is not None and not last.routed):
+            failover = self._open()
+            self._mark(failover, "routeChanged", event, leader)
+            failover.routed = True
+            failover.new_leader = failover.new_leader or leader
+            self.leader = self.leader or leader
+        self.leader_address = leader
+
+    def _open(self, *, start: bool = False, planned: bool = False) -> Failover:
+        """The failover that goes on; a new one if there is none, or if this starts another."""
+        last = self.found[-1] if self.found else None
+        if last is not None and not last.routed and not (start and last.ready):
+            return last
+        self.found.append(Failover(self.group, planned, self.leader or self.leader_address))
+        return self.found[-1]
+
+    def _mark(self, failover: Failover, what: str, event: Event, node: str = "") -> None:
+        if len(failover.marks) < MARKS_MAX:
+            node = node or str(event.get("node") or "")
+            failover.marks.append(Mark(what, _at_ms(event), node, _term(event)))
+
+
+_LOST = "leaderLost"
+
+
+def _has(failover: Failover, what: str) -> bool:
+    return any(mark.what == what for mark in failover.marks)
+
+
+def _at_ms(event: Event) -> int:
+    value = event.get("at")
+    return int(value) if isinstance(value, int | float) else 0
+
+
+def _term(event: Event) -> int:
+    value = event.get("term")
+    return value if type(value) is int else 0
+
+
+def last_of(found: Sequence[Failover]) -> dict[str, Any] | None:
+    return found[-1].as_fields() if found else None

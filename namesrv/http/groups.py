@@ -1,0 +1,189 @@
+"""Questions and changes to the leaders of groups: one, some or all, told apart by group. Shell."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from namesrv.http.cluster import ClusterView
+from namesrv.http.merging import FAILED, OK, UNKNOWN, GroupResult
+from namesrv.http.nodes import VIEW_TIMEOUT_S, WRITE_TIMEOUT_S, Answer, NodeSilent
+from web.problem import ApiProblem, not_found, outcome_unknown, unavailable
+
+NOT_LEADER = "NOT_LEADER"
+OUTCOME_UNKNOWN = "OUTCOME_UNKNOWN"
+GATEWAY_TIMEOUT = 504
+
+Query = Mapping[str, str]
+
+
+class Leaders:
+    """Asks whom the route table names as leaders. A leader that says it is none (any more) and
+    names another is followed once: the table is a moment behind an election."""
+
+    def __init__(self, cluster: ClusterView) -> None:
+        self._cluster = cluster
+        self._nodes = cluster.nodes
+
+    def check_group(self, group: str) -> None:
+        """Raises ApiProblem (404)."""
+        if group not in self._cluster.leaders():
+            raise not_found(f"no group {group!r} is known to this name server")
+
+    async def ask(
+        self,
+        group: str,
+        method: str,
+        path: str,
+        *,
+        query: Query | None = None,
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> Answer:
+        """The leader's answer, whatever its status. Raises ApiProblem (404), NodeSilent."""
+        self.check_group(group)
+        address = self._cluster.leaders(group)[group]
+        if not address:
+            raise NodeSilent("no leader with an HTTP address is registered", sent=False)
+        limit_s = timeout_s or (VIEW_TIMEOUT_S if method == "GET" else WRITE_TIMEOUT_S)
+        data = None if body is None else orjson.dumps(body)
+        for last in (False, True):
+            answer = await self._nodes.ask(
+                address, method, path,
+                query=query, body=data, headers=headers, timeout_s=limit_s,
+            )  # fmt: skip
+            named = _named_leader(answer)
+            if last or not named or not self._is_of(group, named):
+                break
+            address = named
+        return answer
+
+    async def relay(self, group: str, method: str, path: str, **more: Any) -> Answer:
+        """`ask`, where a failure is the caller's to see: the leader's own problem, or ours about a
+        leader that does not answer. Raises ApiProblem."""
+        try:
+            answer = await self.ask(group, method, path, **more)
+        except NodeSilent as silent:
+            raise problem_of(f"the leader of {group}", silent) from silent
+        if not answer.ok:
+            raise relayed(answer, group)
+        return answer
+
+    async def answers(
+        self, path: str, query: Query | None = None, only: str = ""
+    ) -> tuple[dict[str, Answer], list[dict[str, str]]]:
+        """(group → its leader's answer to GET, [{group, error}]). A leader that answers 404 is in
+        neither: the group has no such thing. Raises ApiProblem for an unknown `only`."""
+        if only:
+            self.check_group(only)
+        names = list(self._cluster.leaders(only))
+
+        async def one(group: str) -> tuple[str, Answer | None, str]:
+            try:
+                answer = await self.ask(group, "GET", path, query=query)
+                if answer.ok:
+                    answer.json()
+                    return group, answer, ""
+                return group, None, "" if answer.status == 404 else answer.words()
+            except NodeSilent as silent:
+                return group, None, silent.words
+
+        found: dict[str, Answer] = {}
+        errors = []
+        for group, answer, error in await asyncio.gather(*(one(name) for name in names)):
+            if error:
+                errors.append({"group": group, "error": error})
+            elif answer is not None:
+                found[group] = answer
+        return found, errors
+
+    async def views(
+        self, path: str, query: Query | None = None, only: str = ""
+    ) -> tuple[dict[str, Any], list[dict[str, str]]]:
+        """`answers`, as JSON."""
+        found, errors = await self.answers(path, query, only)
+        return {group: answer.json() for group, answer in found.items()}, errors
+
+    async def change(
+        self,
+        groups: Mapping[str, Mapping[str, str]],
+        method: str,
+        path: str,
+        body: Any = None,
+        query: Query | None = None,
+    ) -> list[GroupResult]:
+        """The same change at the leaders of several groups at once, with headers of its own each;
+        one result per group, never an exception."""
+
+        async def one(group: str, headers: Mapping[str, str]) -> GroupResult:
+            try:
+                answer = await self.ask(
+                    group, method, path, body=body, headers=headers, query=query
+                )
+            except NodeSilent as silent:
+                outcome = UNKNOWN if silent.sent else FAILED
+                return GroupResult(group, outcome, 0, error=silent.words)
+            except ApiProblem as problem:
+                return GroupResult(group, FAILED, problem.status, error=problem.detail)
+            if answer.ok:
+                return GroupResult(group, OK, answer.status, _value(answer))
+            outcome = UNKNOWN if is_unknown(answer) else FAILED
+            return GroupResult(group, outcome, answer.status, error=answer.words())
+
+        return list(await asyncio.gather(*(one(g, headers) for g, headers in groups.items())))
+
+    def _is_of(self, group: str, http_address: str) -> bool:
+        """Only addresses that brokers of the group registered are followed."""
+        known = self._cluster.known()
+        return any(k.group == group and k.http_address == http_address for k in known)
+
+
+def is_unknown(answer: Answer) -> bool:
+    """It may have been done."""
+    return answer.status == GATEWAY_TIMEOUT or _code(answer) == OUTCOME_UNKNOWN
+
+
+def problem_of(who: str, silent: NodeSilent) -> ApiProblem:
+    words = f"{who} does not answer: {silent.words}"
+    if silent.sent:
+        return outcome_unknown(f"{words}; it may have been done: look before trying again")
+    return unavailable(words, "NODE_SILENT")
+
+
+def relayed(answer: Answer, group: str) -> ApiProblem:
+    """A leader's problem, as ours: same status, code and further fields."""
+    try:
+        fields = dict(orjson.loads(answer.body))
+    except (orjson.JSONDecodeError, TypeError, ValueError):
+        fields = {}
+    own = {"type", "title", "status", "detail", "instance", "code"}
+    more = {key: value for key, value in fields.items() if key not in own}
+    code, detail = str(fields.get("code") or "UPSTREAM"), str(fields.get("detail") or "")
+    status = answer.status
+    if status in (401, 403):  # it is this name server that has no right there, not the caller
+        status, code = 502, "CLUSTER_TOKEN"
+        detail = f"the leader refuses this name server (httpClusterTokenFile): {detail}"
+    headers = {"ETag": answer.headers["etag"]} if "etag" in answer.headers else {}
+    return ApiProblem(status, code, detail, more={"group": group} | more, headers=headers)
+
+
+def _named_leader(answer: Answer) -> str:
+    """Whom a replica that does not lead names; "" for every other answer."""
+    if answer.status != 503 or _code(answer) != NOT_LEADER:
+        return ""
+    return answer.headers.get("x-leader-http", "")
+
+
+def _code(answer: Answer) -> str:
+    try:
+        return str(orjson.loads(answer.body).get("code") or "")
+    except (orjson.JSONDecodeError, AttributeError):
+        return ""
+
+
+def _value(answer: Answer) -> Any:
+    return orjson.loads(answer.body) if answer.body else None

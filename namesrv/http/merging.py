@@ -1,0 +1,90 @@
+"""Answers of several groups made into one. Pure.
+
+Every list item says its `group`. A group that did not answer is told beside the items
+(`errors: [{group, error}]`), never by failing the whole. A change to several groups has one result
+each; `outcome_of` says what they come to.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+OK, FAILED, UNKNOWN = "ok", "failed", "unknown"
+
+Item = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupResult:
+    """What one group made of a change. `status` is the HTTP status of its leader, 0: no answer."""
+
+    group: str
+    outcome: str  # OK, FAILED (certainly not done), UNKNOWN (may be done)
+    status: int
+    value: Any = None
+    error: str = ""
+
+    def as_fields(self) -> Item:
+        fields: Item = {"group": self.group, "outcome": self.outcome, "status": self.status}
+        if self.outcome == OK:
+            fields["value"] = self.value
+        else:
+            fields["error"] = self.error
+        return fields
+
+
+def page_of(
+    pages: Mapping[str, Mapping[str, Any]], key: Callable[[Item], str], limit: int
+) -> tuple[list[tuple[str, list[tuple[str, Item]]]], str | None]:
+    """One page out of every group's page of the same cursor: [(key, [(group, item), …])] in order
+    of key, and the key to go on behind, None at the end.
+
+    A page that says `next` knows nothing of what lies behind its last item, so nothing behind that
+    is given either: the smallest such key bounds the page.
+    """
+    found: dict[str, list[tuple[str, Item]]] = {}
+    bounds = []
+    for group, page in pages.items():
+        items = page.get("items") or []
+        for item in items:
+            found.setdefault(key(item), []).append((group, item))
+        if page.get("next") and items:
+            bounds.append(max(key(item) for item in items))
+    keys = [k for k in found if not bounds or k <= min(bounds)]
+    chosen = heapq.nsmallest(limit, keys)
+    more = bool(bounds) or len(keys) > len(chosen)
+    return [(k, found[k]) for k in chosen], (chosen[-1] if more and chosen else None)
+
+
+def with_group(group: str, items: Iterable[Mapping[str, Any]]) -> list[Item]:
+    return [{"group": group, **item} for item in items]
+
+
+def outcome_of(results: Sequence[GroupResult]) -> int:
+    """The HTTP status of a change as a whole: 200 done everywhere; 207 done somewhere, or nobody
+    knows; what the groups agree on where it failed everywhere (502 if they do not)."""
+    outcomes = {result.outcome for result in results}
+    if outcomes <= {OK}:
+        return 200
+    if OK in outcomes:
+        return 207
+    if UNKNOWN in outcomes:
+        return 504
+    statuses = {result.status or 503 for result in results}
+    return statuses.pop() if len(statuses) == 1 else 502
+
+
+def joined_version(versions: Mapping[str, str]) -> str:
+    """One version for a resource that several groups have, each its own: `a=1;b=2`."""
+    return ";".join(f"{group}={versions[group]}" for group in sorted(versions))
+
+
+def split_version(version: str) -> dict[str, str]:
+    """The inverse; {} for what `joined_version` did not make."""
+    pairs = [part.partition("=") for part in version.split(";")]
+    if not all(name and sign and value for name, sign, value in pairs):
+        return {}
+    return {name: value for name, _, value in pairs}

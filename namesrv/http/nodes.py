@@ -1,0 +1,181 @@
+"""Asking brokers over their HTTP node API: bounded in number, time and size. Shell.
+
+Every failure to get an answer is `NodeSilent` with words for a person; an answer that is no success
+is an `Answer` like any other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import orjson
+from yarl import URL
+
+CONCURRENCY_MAX = 32  # questions on their way at one time
+CONNECT_TIMEOUT_S = 1.0
+VIEW_TIMEOUT_S = 2.0  # for what a page is made of: a broker that hangs must not hold it up
+WRITE_TIMEOUT_S = 12.0  # longer than a broker takes to say that an outcome is unknown
+STREAM_SILENCE_S = 60.0  # brokers send a comment line now and then; this long without is dead
+ANSWER_BYTES_MAX = 16 * 1024 * 1024
+JSON = "application/json"
+
+
+class NodeSilent(Exception):
+    """No answer. `sent`: the question may have arrived and done something."""
+
+    def __init__(self, words: str, *, sent: bool) -> None:
+        super().__init__(words)
+        self.words = words
+        self.sent = sent
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a broker answered. `headers` with names in lower case."""
+
+    status: int
+    body: bytes
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        return self.status < 400
+
+    @property
+    def version(self) -> str:
+        """What ETag says, without its quotes; "" without one."""
+        return self.headers.get("etag", "").removeprefix("W/").strip('"')
+
+    def json(self) -> Any:
+        """Raises NodeSilent for what is no JSON: it is no answer of ours."""
+        try:
+            return orjson.loads(self.body)
+        except orjson.JSONDecodeError as error:
+            text = f"the answer ({self.status}) is no JSON: {error}"
+            raise NodeSilent(text, sent=True) from error
+
+    def words(self) -> str:
+        """A problem in words."""
+        try:
+            problem = orjson.loads(self.body)
+            said = problem.get("detail") or problem.get("title")
+        except (orjson.JSONDecodeError, AttributeError):
+            said = self.body[:200].decode("utf-8", "replace")
+        return f"{self.status} {said}" if said else str(self.status)
+
+
+class Nodes:
+    """`start` and `stop` once each, on the loop that uses it."""
+
+    def __init__(self, token: str = "", concurrency_max: int = CONCURRENCY_MAX) -> None:
+        """`token` is shown to brokers; "": none."""
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._slots = asyncio.Semaphore(concurrency_max)
+        self._session: aiohttp.ClientSession | None = None
+
+    async def start(self) -> None:
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0),  # the slots are the limit, streams apart
+            headers=self._headers,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=True,
+        )
+
+    async def stop(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def ask(
+        self,
+        http_address: str,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float = VIEW_TIMEOUT_S,
+    ) -> Answer:
+        """One question; `path` is percent-encoded already. Raises NodeSilent."""
+        assert self._session is not None, "not started"
+        if not http_address:
+            raise NodeSilent("it has told no HTTP address", sent=False)
+        url = url_of(http_address, path, query)
+        wanted = dict(headers or {})
+        if body is not None:
+            wanted.setdefault("Content-Type", JSON)
+        limit = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
+        sent = False
+        try:
+            async with asyncio.timeout(timeout_s), self._slots:
+                request = self._session.request(
+                    method, url, data=body, headers=wanted, timeout=limit, allow_redirects=False
+                )
+                sent = method != "GET"
+                async with request as response:
+                    data = await _read(response)
+                    return Answer(response.status, data, _lower(response.headers))
+        except aiohttp.ClientConnectorError as error:
+            raise NodeSilent(f"no connection: {_plain(error)}", sent=False) from error
+        except aiohttp.ConnectionTimeoutError as error:
+            raise NodeSilent(f"no connection within {CONNECT_TIMEOUT_S:g} s", sent=False) from error
+        except TimeoutError as error:
+            raise NodeSilent(f"no answer within {timeout_s:g} s", sent=sent) from error
+        except aiohttp.ClientError as error:
+            text = f"the connection broke: {error or type(error).__name__}"
+            raise NodeSilent(text, sent=sent) from error
+
+    async def view(
+        self, http_address: str, path: str, query: Mapping[str, str] | None = None
+    ) -> Any:
+        """The JSON of a GET that succeeded. Raises NodeSilent, also with a problem's words."""
+        answer = await self.ask(http_address, "GET", path, query=query)
+        if not answer.ok:
+            raise NodeSilent(answer.words(), sent=False)
+        return answer.json()
+
+    @asynccontextmanager
+    async def stream(
+        self, http_address: str, path: str, headers: Mapping[str, str]
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """An answer that goes on (events); not counted among the slots. Raises ClientError,
+        TimeoutError."""
+        assert self._session is not None, "not started"
+        limit = aiohttp.ClientTimeout(
+            total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=STREAM_SILENCE_S
+        )
+        url = url_of(http_address, path)
+        async with self._session.get(
+            url, headers=headers, timeout=limit, allow_redirects=False
+        ) as response:
+            yield response
+
+
+def url_of(http_address: str, path: str, query: Mapping[str, str] | None = None) -> URL:
+    """`path` stays as it is encoded."""
+    url = URL(f"http://{http_address}{path}", encoded=True)
+    return url.with_query(dict(query)) if query else url
+
+
+async def _read(response: aiohttp.ClientResponse) -> bytes:
+    parts, size_bytes = [], 0
+    async for part in response.content.iter_chunked(256 * 1024):
+        size_bytes += len(part)
+        if size_bytes > ANSWER_BYTES_MAX:
+            raise aiohttp.ClientPayloadError(f"it answers more than {ANSWER_BYTES_MAX} bytes")
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _lower(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name.lower(): value for name, value in headers.items()}
+
+
+def _plain(error: aiohttp.ClientConnectorError) -> str:
+    cause = error.os_error
+    return cause.strerror or str(cause)

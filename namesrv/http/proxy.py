@@ -1,0 +1,103 @@
+"""/api/v1/brokers/{group}/{broker}/…: one broker's own node API, through this name server.
+
+`broker` is a broker id (0: whoever leads), an address, or a replica's name. The caller's role is
+checked here, by the same rules as at the broker; the broker is shown the cluster's token. Query,
+body, conditions and answer pass unchanged; events pass as they come.
+"""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import unquote
+
+from aiohttp import ClientError, web
+
+from namesrv.http.cluster import ClusterView
+from namesrv.http.directory import Known
+from namesrv.http.groups import problem_of
+from namesrv.http.nodes import WRITE_TIMEOUT_S, NodeSilent
+from web.app import RawRoute, read_body
+from web.operation import EVENT_STREAM, JSON, Caller, Role
+from web.problem import ApiProblem, not_found, unavailable
+
+PATTERN = "/api/v1/brokers/{group}/{broker}/{tail:.+}"
+REQUEST_HEADERS = ("Content-Type", "If-Match", "If-None-Match", "Accept")
+ANSWER_HEADERS = ("content-type", "etag", "x-leader-http", "retry-after", "allow")
+OUTSIDE = {"health/live", "health/ready", "metrics"}  # of the paths without /api/v1
+EVENTS = "events"
+OPERATORS = re.compile(
+    r"node/transfer|messages|messages/[^/]+/resend|consumer-groups/[^/]+/(reset|pause|resume)"
+)
+METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
+
+
+class Proxy:
+    def __init__(self, cluster: ClusterView) -> None:
+        self._cluster = cluster
+
+    def routes(self) -> list[RawRoute]:
+        return [RawRoute(method, PATTERN, self.handle, role_of) for method in METHODS]
+
+    async def handle(self, request: web.Request, _: Caller) -> web.StreamResponse:
+        known = self._known(request)
+        tail = _tail(request)
+        path = f"/{tail}" if tail in OUTSIDE else f"/api/v1/{tail}"
+        if tail == EVENTS:
+            return await self._events(request, known, path)
+        body = await read_body(request) if request.can_read_body else None
+        headers = {h: request.headers[h] for h in REQUEST_HEADERS if h in request.headers}
+        try:
+            answer = await self._cluster.nodes.ask(
+                known.http_address, request.method, path, query=dict(request.query), body=body,
+                headers=headers, timeout_s=WRITE_TIMEOUT_S,
+            )  # fmt: skip
+        except NodeSilent as silent:
+            raise problem_of(f"{known.address} of {known.group}", silent) from silent
+        passed = {h: answer.headers[h] for h in ANSWER_HEADERS if h in answer.headers}
+        passed.setdefault("content-type", JSON)
+        if answer.status == 401:  # that is about this name server's token, not the caller's
+            raise ApiProblem(502, "CLUSTER_TOKEN", "the broker refuses this name server's token")
+        guards = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+        return web.Response(status=answer.status, body=answer.body, headers=passed | guards)
+
+    def _known(self, request: web.Request) -> Known:
+        group, broker = request.match_info["group"], request.match_info["broker"]
+        known = self._cluster.find(group, broker)
+        if known is None:
+            raise not_found(f"no broker {broker!r} of group {group!r} is known")
+        return known
+
+    async def _events(self, request: web.Request, known: Known, path: str) -> web.StreamResponse:
+        headers = {"Accept": EVENT_STREAM}
+        last = request.headers.get("Last-Event-ID") or request.query.get("lastEventId")
+        if last:
+            headers["Last-Event-ID"] = last
+        response = web.StreamResponse(
+            headers={"Content-Type": EVENT_STREAM, "Cache-Control": "no-store"}
+        )
+        if not known.http_address:
+            raise unavailable(f"{known.address} has told no HTTP address", "NODE_SILENT")
+        try:
+            async with self._cluster.nodes.stream(known.http_address, path, headers) as stream:
+                if stream.status != 200:
+                    raise unavailable(f"{known.address} answers {stream.status}", "NODE_SILENT")
+                await response.prepare(request)
+                async for part in stream.content.iter_any():
+                    await response.write(part)
+        except (ClientError, TimeoutError) as error:
+            if not response.prepared:
+                raise unavailable(f"{known.address}: {error}", "NODE_SILENT") from error
+        return response  # the broker's stream has ended: the reader comes back by itself
+
+
+def role_of(request: web.Request) -> Role:
+    """What a caller must be, as the broker would ask it of its own callers."""
+    if request.method == "GET":
+        return Role.VIEWER
+    tail = unquote(_tail(request))
+    return Role.OPERATOR if request.method == "POST" and OPERATORS.fullmatch(tail) else Role.ADMIN
+
+
+def _tail(request: web.Request) -> str:
+    """What follows the broker, as it came: percent-encoded."""
+    return request.rel_url.raw_path.split("/", 6)[6]

@@ -1,0 +1,388 @@
+"""The cluster API's questions: what all groups say, merged. Thin: checks here, meaning elsewhere.
+
+Lists from several groups say each item's `group` and, beside the items, which groups did not answer
+(`errors`). The list of topics is this name server's own route table, that is what clients see;
+everything about one topic is asked from the leaders.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Iterable
+from typing import Annotated, Any
+from urllib.parse import quote
+
+from msgspec import Meta
+
+from namesrv.http import merging, tracing
+from namesrv.http.cluster import ClusterView, Item
+from namesrv.http.groups import Leaders
+from namesrv.http.nodes import NodeSilent
+from web.operation import Call, Operation, Reply
+from web.paging import LIMIT_DEFAULT, Limit, PageQuery, decode_cursor, encode_cursor
+from web.problem import ApiProblem, invalid, not_found, unavailable
+from web.schema import Count, Input, TimeMs
+
+NAME_LENGTH_MAX = 255
+Name = Annotated[str, Meta(min_length=1, max_length=NAME_LENGTH_MAX)]
+OptionalName = Annotated[str, Meta(max_length=NAME_LENGTH_MAX)]
+
+
+class OfGroup(Input, frozen=True):
+    group: Name
+
+
+class OfName(Input, frozen=True):
+    name: Name
+
+
+class OfTopic(Input, frozen=True):
+    topic: Name
+
+
+class OfQueue(Input, frozen=True):
+    topic: Name
+    queue_id: Annotated[int, Meta(ge=0, le=65535)]
+
+
+class OfMessage(Input, frozen=True):
+    message_id: Annotated[str, Meta(min_length=1, max_length=128)]
+
+
+class OneGroup(Input, frozen=True):
+    """Only of this broker group."""
+
+    group: OptionalName = ""
+
+
+class SearchPage(PageQuery, frozen=True):
+    """`q`: names that contain it, in any case. `group`: a broker group's only."""
+
+    q: OptionalName = ""
+    group: OptionalName = ""
+
+
+class FailoversQuery(Input, frozen=True):
+    group: OptionalName = ""
+    limit: Limit = LIMIT_DEFAULT
+
+
+class MessagesQuery(Input, frozen=True):
+    topic: Name
+    key: OptionalName = ""
+    unique_key: OptionalName = ""
+    begin_ms: TimeMs | None = None
+    end_ms: TimeMs | None = None
+    limit: Annotated[int, Meta(ge=1, le=1000)] = 32
+    group: OptionalName = ""
+
+
+class QueueMessagesQuery(Input, frozen=True):
+    offset: Count | None = None
+    time_ms: TimeMs | None = None
+    limit: Annotated[int, Meta(ge=1, le=1000)] = 32
+    group: OptionalName = ""
+
+
+class Reads:
+    """`operations()` are all of them."""
+
+    def __init__(self, cluster: ClusterView, leaders: Leaders) -> None:
+        self._cluster = cluster
+        self._leaders = leaders
+
+    def operations(self) -> list[Operation]:
+        def get(path: str, name: str, summary: str, handler: Any, **more: Any) -> Operation:
+            return Operation("GET", f"/api/v1{path}", name, summary, handler, **more)
+
+        by = {"parameters": OfName}
+        return [
+            get("/cluster", "getCluster", "Every replica's own view, side by side.", self.cluster),
+            get("/groups", "listGroups", "The broker groups.", self.groups, query=PageQuery),
+            get("/groups/{group}", "getGroup", "One broker group.", self.group, parameters=OfGroup),
+            get("/groups/{group}/members", "listMembers", "The members, as the leader has them.",
+                self.members, parameters=OfGroup, problems=(503,)),
+            get("/failovers", "listFailovers", "Failovers, the latest first, moment by moment.",
+                self.failovers, query=FailoversQuery),
+            get("/topics", "listTopics", "The topics that clients find.", self.topics,
+                query=SearchPage),
+            get("/topics/{topic}", "getTopic", "One topic, as each group has it.", self.topic,
+                parameters=OfTopic, problems=(404, 503)),
+            get("/topics/{topic}/queues", "listQueues", "A topic's queues in all groups.",
+                self.queues, parameters=OfTopic, query=OneGroup, problems=(404, 503)),
+            get("/topics/{topic}/queues/{queueId}/messages", "listQueueMessages",
+                "Messages of one queue of one group, from an offset or a time on.",
+                self.queue_messages, parameters=OfQueue, query=QueueMessagesQuery,
+                problems=(404, 503)),
+            get("/subscription-groups", "listSubscriptionGroups", "Subscription groups.",
+                self.subscription_groups, query=SearchPage),
+            get("/subscription-groups/{name}", "getSubscriptionGroup", "One of them.",
+                self.subscription_group, problems=(404, 503), **by),
+            get("/consumer-groups", "listConsumerGroups", "Consumer groups and their lag.",
+                self.consumer_groups, query=SearchPage),
+            get("/consumer-groups/{name}", "getConsumerGroup", "Clients, offsets, lag.",
+                self.consumer_group, problems=(404, 503), **by),
+            get("/messages", "findMessages", "Messages by key or unique key, or of a time.",
+                self.messages, query=MessagesQuery),
+            get("/messages/{messageId}", "getMessage", "A message by its offset id.",
+                self.message, parameters=OfMessage, problems=(404, 503)),
+            get("/messages/{messageId}/trace", "traceMessage",
+                "Where a message is: on which replicas, and which consumer groups had it.",
+                self.trace, parameters=OfMessage, problems=(404, 503)),
+            get("/connections", "listConnections", "Producers and consumers that are connected.",
+                self.connections, query=OneGroup),
+        ]  # fmt: skip
+
+    # --- cluster
+
+    async def cluster(self, _: Call) -> Item:
+        return await self._cluster.look()
+
+    async def groups(self, call: Call) -> Item:
+        seen = await self._cluster.look()
+        return _page(seen["groups"], lambda group: group["name"], call.query)
+
+    async def group(self, call: Call) -> Item:
+        name = call.parameters.group
+        for group in (await self._cluster.look())["groups"]:
+            if group["name"] == name:
+                return dict(group)
+        raise not_found(f"no group {name!r} is known to this name server")
+
+    async def members(self, call: Call) -> Reply:
+        answer = await self._leaders.relay(call.parameters.group, "GET", "/api/v1/members")
+        return Reply(answer.json())
+
+    async def failovers(self, call: Call) -> Item:
+        names = [call.query.group] if call.query.group else list(self._cluster.leaders())
+        found = [one.as_fields() for name in names for one in self._cluster.failovers(name)]
+        found.sort(key=lambda one: one["startedAt"], reverse=True)
+        return {"items": found[: call.query.limit], "next": None}
+
+    # --- topics
+
+    async def topics(self, call: Call) -> Item:
+        table, query = self._cluster.table, call.query
+        if query.group:
+            self._leaders.check_group(query.group)
+        wanted, after = query.q.lower(), decode_cursor(query.cursor) if query.cursor else ""
+
+        def fits(topic: str) -> bool:
+            if topic <= after or wanted not in topic.lower():
+                return False
+            return not query.group or query.group in (table.queues(topic) or ())
+
+        chosen = heapq.nsmallest(query.limit + 1, filter(fits, table.topics()))
+        shown = chosen[: query.limit]
+        return {
+            "items": [self._topic_item(topic) for topic in shown],
+            "next": encode_cursor(shown[-1]) if len(chosen) > len(shown) else None,
+        }
+
+    def _topic_item(self, topic: str) -> Item:
+        by_group = self._cluster.table.queues(topic) or {}
+        groups = [
+            {
+                "group": name,
+                "readQueueNums": data.read_queue_count,
+                "writeQueueNums": data.write_queue_count,
+                "perm": data.perm,
+            }
+            for name, data in sorted(by_group.items())
+        ]
+        return {"topic": topic, "groups": groups}
+
+    async def topic(self, call: Call) -> Reply:
+        return await self._resource("topic", f"/api/v1/topics/{quote(call.parameters.topic, '')}")
+
+    async def queues(self, call: Call) -> Item:
+        path = f"/api/v1/topics/{quote(call.parameters.topic, '')}/queues"
+        found, errors = await self._leaders.views(path, only=call.query.group)
+        if not found and not errors:
+            raise not_found(f"no group has topic {call.parameters.topic!r}")
+        items = [
+            item
+            for group in sorted(found)
+            for item in merging.with_group(group, _items(found[group]))
+        ]
+        return {"items": items, "next": None, "errors": errors}
+
+    async def queue_messages(self, call: Call) -> Item:
+        topic, query = call.parameters.topic, call.query
+        group = query.group or self._only_group_of(topic)
+        path = f"/api/v1/topics/{quote(topic, '')}/queues/{call.parameters.queue_id}/messages"
+        asked = {"limit": str(query.limit)}
+        if query.offset is not None:
+            asked["offset"] = str(query.offset)
+        if query.time_ms is not None:
+            asked["timeMs"] = str(query.time_ms)
+        answer = await self._leaders.relay(group, "GET", path, query=asked)
+        value = answer.json()
+        return {**value, "items": merging.with_group(group, _items(value))}
+
+    def _only_group_of(self, topic: str) -> str:
+        names = sorted(self._cluster.table.queues(topic) or ())
+        if not names:
+            raise not_found(f"no group has topic {topic!r}")
+        if len(names) > 1:
+            raise invalid([("group", f"several groups have {topic!r}: {', '.join(names)}")])
+        return names[0]
+
+    # --- groups of consumers
+
+    async def subscription_groups(self, call: Call) -> Item:
+        return await self._named("/api/v1/subscription-groups", call.query)
+
+    async def subscription_group(self, call: Call) -> Reply:
+        name = quote(call.parameters.name, "")
+        return await self._resource("group", f"/api/v1/subscription-groups/{name}")
+
+    async def consumer_groups(self, call: Call) -> Item:
+        return await self._named("/api/v1/consumer-groups", call.query)
+
+    async def consumer_group(self, call: Call) -> Item:
+        path = f"/api/v1/consumer-groups/{quote(call.parameters.name, '')}"
+        found, errors = await self._leaders.views(path)
+        if not found:
+            raise _none("consumer group", errors)
+        return tracing.merged_consumers(call.parameters.name, found) | {"errors": errors}
+
+    async def _named(self, path: str, query: Any) -> Item:
+        """Things with a name of which every group may have its own, as one list."""
+        wanted, after = query.q.lower(), decode_cursor(query.cursor) if query.cursor else ""
+        while True:
+            asked = {"limit": str(query.limit)}
+            if after:
+                asked["cursor"] = encode_cursor(after)
+            found, errors = await self._leaders.views(path, asked, query.group)
+            rows, behind = merging.page_of(found, tracing.name_of, query.limit)
+            items = [
+                {"name": name, "groups": [{"group": group, **item} for group, item in each]}
+                for name, each in rows
+                if wanted in name.lower()
+            ]
+            if items or behind is None:
+                following = encode_cursor(behind) if behind else None
+                return {"items": items, "next": following, "errors": errors}
+            after = behind  # nothing of this page fits: the next one, within the operation's time
+
+    async def _resource(self, what: str, path: str) -> Reply:
+        """A thing that each group has a version of: all of them, and one version for all."""
+        found, errors = await self._leaders.answers(path)
+        if not found:
+            raise _none(what, errors)
+        versions = {group: answer.version for group, answer in found.items()}
+        value = {
+            "groups": [{"group": group, **found[group].json()} for group in sorted(found)],
+            "errors": errors,
+        }
+        return Reply(value, version=merging.joined_version(versions))
+
+    # --- messages
+
+    async def messages(self, call: Call) -> Item:
+        query = call.query
+        asked = {"topic": query.topic, "limit": str(query.limit)}
+        for key, value in (
+            ("key", query.key),
+            ("uniqueKey", query.unique_key),
+            ("beginMs", query.begin_ms),
+            ("endMs", query.end_ms),
+        ):
+            if value not in ("", None):
+                asked[key] = str(value)
+        found, errors = await self._leaders.views("/api/v1/messages", asked, query.group)
+        if not found and errors:
+            raise _none("message", errors)
+        items = [
+            m for group, value in found.items() for m in merging.with_group(group, _items(value))
+        ]
+        items.sort(key=lambda m: m.get("storeTimestamp") or 0, reverse=True)
+        return {"items": items[: query.limit], "next": None, "errors": errors}
+
+    async def message(self, call: Call) -> Item:
+        group, message = await self._message(call.parameters.message_id)
+        return {"group": group, **message}
+
+    async def _message(self, message_id: str) -> tuple[str, Item]:
+        address = tracing.store_host(message_id)
+        groups = list(self._cluster.leaders())
+        group = self._cluster.group_of(address)
+        if not group and len(groups) == 1:
+            group = groups[0]  # the broker that took it has left; its group has the log
+        if not group:
+            raise not_found(f"no group has a broker at {address}, where the message was stored")
+        answer = await self._leaders.relay(group, "GET", f"/api/v1/messages/{message_id}")
+        return group, answer.json()
+
+    async def trace(self, call: Call) -> Item:
+        group, message = await self._message(call.parameters.message_id)
+        replicas, consumers = await asyncio.gather(
+            self._replicas_of(group, message), self._consumers_of(group, message)
+        )
+        return {"group": group, "message": message, "replicas": replicas, **consumers}
+
+    async def _replicas_of(self, group: str, message: Item) -> list[Item]:
+        end = tracing.end_offset(message)
+        for found in (await self._cluster.look())["groups"]:
+            if found["name"] == group:
+                return [tracing.on_replica(broker, end) for broker in found["brokers"]]
+        return []
+
+    async def _consumers_of(self, group: str, message: Item) -> Item:
+        try:
+            answer = await self._leaders.ask(
+                group, "GET", "/api/v1/consumer-groups", query={"limit": "1000"}
+            )
+            names = [tracing.name_of(item) for item in _items(answer.json())]
+        except (NodeSilent, ApiProblem) as error:
+            return {"consumers": [], "consumersError": str(error)}
+        asked = names[: tracing.CONSUMER_GROUPS_MAX]
+
+        async def one(name: str) -> Item | None:
+            try:
+                view = await self._leaders.ask(
+                    group, "GET", f"/api/v1/consumer-groups/{quote(name, '')}"
+                )
+                return tracing.progress_of(name, view.json(), message) if view.ok else None
+            except (NodeSilent, ApiProblem) as error:
+                return {"name": name, "state": "unknown", "error": str(error)}
+
+        found = await asyncio.gather(*(one(name) for name in asked))
+        return {
+            "consumers": [item for item in found if item is not None],
+            "consumersLeftOut": len(names) - len(asked),
+        }
+
+    # --- clients
+
+    async def connections(self, call: Call) -> Item:
+        found, errors = await self._leaders.views("/api/v1/connections", only=call.query.group)
+        merged: Item = {"producers": [], "consumers": [], "errors": errors}
+        for group, value in found.items():
+            for kind in ("producers", "consumers"):
+                merged[kind] += merging.with_group(group, value.get(kind) or [])
+        return merged
+
+
+def _items(value: Any) -> list[Item]:
+    """Of a page, or of a plain list."""
+    return list(value["items"]) if isinstance(value, dict) and "items" in value else list(value)
+
+
+def _page(items: Iterable[Item], key: Any, query: PageQuery) -> Item:
+    after = decode_cursor(query.cursor) if query.cursor else ""
+    chosen = heapq.nsmallest(query.limit + 1, (i for i in items if key(i) > after), key=key)
+    shown = chosen[: query.limit]
+    more = len(chosen) > len(shown)
+    return {"items": shown, "next": encode_cursor(key(shown[-1])) if more else None}
+
+
+def _none(what: str, errors: list[dict[str, str]]) -> ApiProblem:
+    if errors:
+        told = "; ".join(f"{error['group']}: {error['error']}" for error in errors)
+        problem = unavailable(f"no group could answer. {told}")
+        problem.more["errors"] = errors
+        return problem
+    return not_found(f"no group has this {what}")

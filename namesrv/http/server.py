@@ -1,0 +1,169 @@
+"""The HTTP side of a name server: cluster API, dashboard, and what they are made of. Shell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from namesrv.config import OPTIONS, NameServerConfig
+from namesrv.http.changes import Changes
+from namesrv.http.cluster import ClusterView
+from namesrv.http.groups import Leaders
+from namesrv.http.nodes import Nodes
+from namesrv.http.proxy import Proxy
+from namesrv.http.reads import Reads
+from namesrv.routes import RouteTable
+from web.app import Page, WebServer
+from web.auth import Access, WebSettings, load_token
+from web.events import EventHub
+from web.metrics import Render, metrics_route
+from web.operation import Call, Operation, Reply
+
+API_VERSION = "1"
+PORT_ABOVE = 4  # 9876 → 9880
+DASHBOARD = "dashboard"
+# Everything is ours and stands in files: no inline script or style, no other origin.
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+)
+MEDIA = {
+    ".html": "text/html",
+    ".css": "text/css",
+    ".js": "text/javascript",
+    ".svg": "image/svg+xml",
+}
+
+
+class ClusterApi:
+    """`start` and `stop` once each, on the loop that owns `table`."""
+
+    def __init__(
+        self,
+        config: NameServerConfig,
+        table: RouteTable,
+        host: str,
+        port: int,
+        render_metrics: Render,
+    ) -> None:
+        """`host`, `port`: where the name server is reached. Raises WebConfigError; reads the files
+        of the tokens and of the dashboard."""
+        self._config = config
+        self._settings = settings_of(config)
+        self._host = host
+        token = ""
+        if config.http_cluster_token_file:
+            token = load_token(Path(config.http_cluster_token_file), "httpClusterTokenFile")
+        self.hub = EventHub()
+        self._nodes = Nodes(token)
+        self.cluster = ClusterView(table, self._nodes, self.hub, f"{host}:{port}")
+        leaders = Leaders(self.cluster)
+        operations = [
+            *Reads(self.cluster, leaders).operations(),
+            *Changes(self.cluster, leaders).operations(),
+            *self._own(),
+            self.hub.operation(),
+        ]
+        self._server = WebServer(
+            self._settings,
+            Access.of(self._settings),
+            operations,
+            title="raftmq cluster API",
+            version=API_VERSION,
+            pages=pages(),
+            raw=[*Proxy(self.cluster).routes(), metrics_route(render_metrics)],
+            closing=self.hub.close,
+        )
+
+    @property
+    def port(self) -> int:
+        return self._server.port
+
+    @property
+    def address(self) -> str:
+        """host:port that others are told."""
+        return self._settings.advertised_address(self._host, self.port)
+
+    async def start(self) -> None:
+        """Raises OSError if the port is taken."""
+        await self._nodes.start()
+        self.cluster.start()
+        await self._server.start()
+
+    async def stop(self) -> None:
+        """Also after a failed start."""
+        await self._server.stop()
+        await self.cluster.stop()
+        await self._nodes.stop()
+
+    # --- about this process
+
+    def _own(self) -> list[Operation]:
+        def get(path: str, name: str, summary: str, handler: Any, **more: Any) -> Operation:
+            return Operation("GET", path, name, summary, handler, **more)
+
+        return [
+            get("/health/live", "getLive", "It runs.", self._live, role=None),
+            get("/health/ready", "getReady", "It serves routes.", self._ready, role=None),
+            get("/api/v1/config", "getConfig", "This name server's configuration.", self._shown),
+            get("/api/v1/whoami", "getCaller", "Who the caller is taken for.", self._caller),
+        ]
+
+    async def _live(self, _: Call) -> Mapping[str, Any]:
+        return {"status": "up"}
+
+    async def _ready(self, _: Call) -> Reply:
+        # A name server without brokers serves: it says so to whoever asks for a route.
+        return Reply({"status": "ready", "brokers": self.cluster.table.broker_count})
+
+    async def _caller(self, call: Call) -> Mapping[str, Any]:
+        return {"name": call.caller.name, "role": call.caller.role.name.lower()}
+
+    async def _shown(self, _: Call) -> Mapping[str, Any]:
+        return {
+            "items": [
+                {
+                    "key": option.key,
+                    "value": getattr(self._config, option.name),
+                    "default": option.default,
+                    "live": option.live,
+                    "description": option.doc,
+                }
+                for option in OPTIONS.values()
+            ],
+            "next": None,
+        }
+
+
+def settings_of(config: NameServerConfig) -> WebSettings:
+    """Where to listen."""
+    port = config.http_port
+    if port < 0:
+        port = config.port + PORT_ABOVE if config.port else 0
+    return WebSettings(
+        config.http_enable,
+        config.http_bind_address,
+        port,
+        config.http_advertised_address,
+        config.http_tokens_file,
+    )
+
+
+def pages() -> list[Page]:
+    """The dashboard's files, read once: `/` and `/dashboard/NAME`."""
+    found = []
+    for file in sorted(resources.files(__package__).joinpath(DASHBOARD).iterdir(), key=_name):
+        media = MEDIA.get(Path(file.name).suffix)
+        if media is None:
+            continue
+        content = file.read_bytes()
+        found.append(Page(f"/{DASHBOARD}/{file.name}", media, content, POLICY))
+        if file.name == "index.html":
+            found.append(Page("/", media, content, POLICY))
+    return found
+
+
+def _name(file: Any) -> str:
+    return str(file.name)

@@ -1,0 +1,111 @@
+"""The events of all brokers, as they happen: one stream each, taken up where it broke. Shell.
+
+`text/event-stream` (WHATWG HTML, 9.2): lines `id:`, `event:`, `data:`; a blank line ends an event,
+a line that starts with a colon says nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Any
+
+import aiohttp
+import orjson
+
+from namesrv.http.nodes import Nodes
+
+LOG = logging.getLogger("namesrv.http")
+
+STREAMS_MAX = 128  # brokers followed; more than that are not listened to
+RETRY_S_MIN, RETRY_S_MAX = 0.25, 5.0
+EVENT_BYTES_MAX = 64 * 1024
+PATH = "/api/v1/events"
+FROM_THE_START = "0-0"  # no event has this id: a hub answers with all that it keeps
+
+Event = dict[str, Any]
+
+
+class Streams:
+    """`follow(addresses)` says whom to listen to; `take(event)` is called for each event."""
+
+    def __init__(self, nodes: Nodes, take: Callable[[Event], None]) -> None:
+        self._nodes = nodes
+        self._take = take
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+
+    @property
+    def followed(self) -> set[str]:
+        return set(self._tasks)
+
+    def follow(self, http_addresses: Iterable[str]) -> None:
+        """From now on these and no others. Streams that go on are not touched."""
+        wanted = sorted({address for address in http_addresses if address})[:STREAMS_MAX]
+        for address in set(self._tasks).difference(wanted):
+            task = self._tasks.pop(address)
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
+            task.cancel()
+        for address in wanted:
+            if address not in self._tasks:
+                self._tasks[address] = asyncio.create_task(self._keep(address))
+
+    async def stop(self) -> None:
+        self.follow(())
+        await asyncio.gather(*self._ending, return_exceptions=True)
+
+    async def _keep(self, address: str) -> None:
+        last_id, retry_s = FROM_THE_START, RETRY_S_MIN
+        while True:
+            try:
+                headers = {"Accept": "text/event-stream", "Last-Event-ID": last_id}
+                async with self._nodes.stream(address, PATH, headers) as response:
+                    if response.status != 200:
+                        raise aiohttp.ClientPayloadError(f"it answers {response.status}")
+                    async for event_id, event in events_of(_lines(response)):
+                        last_id, retry_s = event_id or last_id, RETRY_S_MIN
+                        self._take(event)
+            except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+                LOG.debug("events_lost broker=%s error=%r", address, error)
+            await asyncio.sleep(retry_s)
+            retry_s = min(RETRY_S_MAX, retry_s * 2)
+
+
+async def events_of(lines: AsyncIterator[bytes]) -> AsyncIterator[tuple[str, Event]]:
+    """(id, event) of each event whose data is a JSON object; others are passed over. Raises
+    ValueError for an event of more than EVENT_BYTES_MAX."""
+    event_id, size_bytes = "", 0
+    data: list[bytes] = []
+    async for raw in lines:
+        line = raw.rstrip(b"\r\n")
+        if not line:
+            if data:
+                event = _object(b"\n".join(data))
+                if event is not None:
+                    yield event_id, event
+            data, size_bytes = [], 0
+            continue
+        name, _, value = line.partition(b":")
+        value = value.removeprefix(b" ")
+        if name == b"data":
+            data.append(value)
+            size_bytes += len(value)
+            if size_bytes > EVENT_BYTES_MAX:
+                raise ValueError(f"an event of more than {EVENT_BYTES_MAX} bytes")
+        elif name == b"id":
+            event_id = value.decode("utf-8", "replace")
+
+
+async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    async for line in response.content:  # raises ValueError for a line beyond its buffer
+        yield line
+
+
+def _object(data: bytes) -> Event | None:
+    try:
+        event = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return None  # somebody else's event
+    return event if isinstance(event, dict) else None

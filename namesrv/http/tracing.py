@@ -1,0 +1,108 @@
+"""Where one message is, and who had it; consumer groups of several broker groups as one. Pure.
+
+A message is *on* a replica when the replica's log reaches past the message's end and still begins
+before it, *durable* there when what was fsynced does. A consumer group *had* it when its offset in
+the message's queue is past the message; tags that the group does not subscribe to are passed over,
+so that means "had its turn", not "processed".
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from typing import Any
+
+CONSUMER_GROUPS_MAX = 200  # looked at for one trace
+_ID_LENGTH_V4, _ID_LENGTH_V6 = 32, 56  # hex digits of offsetMsgId: address, port, offset
+
+Item = dict[str, Any]
+
+
+def store_host(message_id: str) -> str:
+    """host:port of the broker that stored the message, "" for what is no offsetMsgId."""
+    digits = {_ID_LENGTH_V4: 8, _ID_LENGTH_V6: 32}.get(len(message_id))
+    if digits is None:
+        return ""
+    try:
+        address = ipaddress.ip_address(bytes.fromhex(message_id[:digits]))
+        port = int.from_bytes(bytes.fromhex(message_id[digits : digits + 8]), "big")
+    except ValueError:
+        return ""
+    return f"{address}:{port}"
+
+
+def name_of(item: Mapping[str, Any]) -> str:
+    """Of a consumer or subscription group, however the list calls it."""
+    return str(item.get("name") or item.get("groupName") or item.get("group") or "")
+
+
+def end_offset(message: Mapping[str, Any]) -> int | None:
+    """Where the message ends in its group's log; None if it does not say."""
+    start = message.get("commitLogOffset", message.get("physicalOffset"))
+    size = message.get("storeSize", message.get("size", 1))
+    if type(start) is not int or type(size) is not int:
+        return None
+    return start + max(1, size)
+
+
+def on_replica(broker: Mapping[str, Any], end: int | None) -> Item:
+    """Whether the message that ends at `end` is on this broker (an entry of GET /cluster)."""
+    node = broker.get("node") or {}
+    log = node.get("commitLog") or {}
+    found: Item = {"name": broker["name"], "address": broker["address"], "role": node.get("role")}
+    reached, durable = log.get("maxOffset"), log.get("durableOffset")
+    if not node or end is None or type(reached) is not int:
+        return found | {"state": "unknown", "error": broker.get("error")}
+    if end > reached:
+        return found | {"state": "missing", "behindBytes": end - reached}
+    if type(log.get("minOffset")) is int and end <= log["minOffset"]:
+        return found | {"state": "deleted"}
+    is_durable = type(durable) is int and durable >= end
+    return found | {"state": "durable" if is_durable else "written"}
+
+
+def progress_of(name: str, view: Mapping[str, Any], message: Mapping[str, Any]) -> Item | None:
+    """How far a consumer group is in the message's queue; None if it does not read that."""
+    offset = message.get("queueOffset")
+    for queue in view.get("queues") or ():
+        same = queue.get("topic") == message.get("topic")
+        if same and queue.get("queueId") == message.get("queueId"):
+            at = queue.get("consumerOffset")
+            if type(at) is not int or type(offset) is not int or at < 0:
+                return {"name": name, "state": "unknown", "consumerOffset": at}
+            ahead = max(0, offset - at)
+            return {
+                "name": name,
+                "state": "consumed" if at > offset else "waiting",
+                "consumerOffset": at,
+                "messagesBefore": ahead,
+                "clients": len(view.get("clients") or ()),
+                "lastTimeMs": queue.get("lastTimeMs"),
+            }
+    return None
+
+
+def merged_consumers(name: str, by_group: Mapping[str, Mapping[str, Any]]) -> Item:
+    """One consumer group out of what each broker group says of it: clients once each, queues with
+    their broker group, lag by topic and altogether."""
+    clients: dict[str, Item] = {}
+    queues: list[Item] = []
+    first: Item = {}
+    for group in sorted(by_group):
+        view = by_group[group]
+        first = {k: v for k, v in view.items() if k not in ("clients", "queues", "lag")} | first
+        for client in view.get("clients") or ():
+            clients.setdefault(str(client.get("clientId") or client.get("address")), dict(client))
+        queues += [{"group": group, **queue} for queue in view.get("queues") or ()]
+    lag: dict[str, int] = {}
+    for queue in queues:
+        behind = queue.get("lag")
+        topic = str(queue.get("topic"))
+        lag[topic] = lag.get(topic, 0) + (behind if type(behind) is int else 0)
+    return first | {
+        "name": name,
+        "clients": list(clients.values()),
+        "queues": queues,
+        "lagByTopic": lag,
+        "lag": sum(lag.values()),
+    }

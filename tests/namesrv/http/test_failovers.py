@@ -1,0 +1,93 @@
+"""Events of several processes, in whatever order they arrive, as failovers."""
+
+import random
+from typing import Any
+
+from namesrv.http.failovers import MARKS_MAX, failovers, last_of
+
+
+def event(kind: str, at: int, node: str = "", term: int = 0, **detail: Any) -> dict[str, Any]:
+    return {"kind": kind, "group": "g", "node": node, "term": term, "at": at, "detail": detail}
+
+
+def route(at: int, leader: str | None, term: int = 0) -> dict[str, Any]:
+    return event("routeChanged", at, "", term, leader=leader)
+
+
+START = [
+    event("electionStarted", 100, "n0", 1),
+    event("roleChanged", 140, "n0", 1, role="leader"),
+    event("roleChanged", 150, "n0", 1, role="leader", ready=True),
+    route(155, "n0:1", 1),
+    route(160, "n0:1", 1),  # a follower has registered
+]
+KILLED = [
+    route(1000, None, 1),
+    event("electionStarted", 1020, "n2", 2),
+    event("electionStarted", 1025, "n1", 2),
+    event("roleChanged", 1040, "n2", 2, role="leader"),
+    event("roleChanged", 1052, "n2", 2, role="leader", ready=True),
+    route(1060, "n2:1", 2),
+]
+
+
+def test_a_leader_is_killed() -> None:
+    found = failovers("g", START + KILLED)
+    assert len(found) == 2
+    last = found[1].as_fields()
+    assert (last["oldLeader"], last["newLeader"], last["term"]) == ("n0", "n2", 2)
+    assert (last["startedAt"], last["durationMs"], last["complete"]) == (1000, 60, True)
+    assert [(m["what"], m["sinceMs"], m["node"]) for m in last["marks"]] == [
+        ("leaderLost", 0, "n0:1"),
+        ("electionStarted", 20, "n2"),
+        ("electionStarted", 25, "n1"),
+        ("elected", 40, "n2"),
+        ("leaderReady", 52, "n2"),
+        ("routeChanged", 60, "n2:1"),
+    ]
+    assert found[0].as_fields()["oldLeader"] == ""
+    assert last_of([]) is None
+
+
+def test_the_order_of_arrival_does_not_matter() -> None:
+    expected = [one.as_fields() for one in failovers("g", START + KILLED)]
+    for seed in range(20):
+        shuffled = START + KILLED
+        random.Random(seed).shuffle(shuffled)
+        assert [one.as_fields() for one in failovers("g", shuffled)] == expected, seed
+
+
+def test_it_goes_on_until_somebody_leads() -> None:
+    (_, open_one) = failovers("g", START + KILLED[:4])
+    fields = open_one.as_fields()
+    assert (fields["complete"], fields["durationMs"], fields["newLeader"]) == (False, None, "n2")
+
+
+def test_a_leader_that_is_cut_off_and_one_that_hands_over() -> None:
+    cut = [*START, *KILLED[1:]]  # its connection to the name server stays
+    assert next(m.what for m in failovers("g", cut)[1].marks) == "electionStarted"
+    planned = [*START, event("transfer", 900, "n0", 1, target="n2"), *KILLED[1:]]
+    last = failovers("g", planned)[1].as_fields()
+    assert last["planned"]
+    assert (last["marks"][0]["what"], last["durationMs"]) == ("transfer", 160)
+
+
+def test_no_failover_is_made_of_registrations_or_late_candidates() -> None:
+    assert failovers("g", [route(5, "n0:1", 3), route(9, "n0:1", 3)]) == []
+    late = [*START, event("electionStarted", 170, "n1", 1)]
+    assert len(failovers("g", late)) == 1
+    assert failovers("h", START) == []
+
+
+def test_a_second_loss_before_the_route_changed_is_another_failover() -> None:
+    twice = [*START, *KILLED[:5], event("electionStarted", 1100, "n1", 3),
+             event("roleChanged", 1130, "n1", 3, role="leader", ready=True)]  # fmt: skip
+    found = failovers("g", twice)
+    assert [(one.old_leader, one.new_leader, one.term) for one in found] == [
+        ("", "n0", 1), ("n0", "n2", 2), ("n2", "n1", 3)
+    ]  # fmt: skip
+
+
+def test_elections_that_split_for_ever_are_bounded() -> None:
+    split = [event("electionStarted", 1000 + n, "n1", 2 + n) for n in range(MARKS_MAX + 10)]
+    assert len(failovers("g", START + split)[1].marks) == MARKS_MAX

@@ -1,0 +1,144 @@
+"""Pages, versions and outcomes of several groups as one; where a message is."""
+
+import random
+from typing import Any
+
+import pytest
+
+from namesrv.http.changes import conditions
+from namesrv.http.directory import FORGET_MS, Directory, find
+from namesrv.http.merging import (
+    FAILED,
+    OK,
+    UNKNOWN,
+    GroupResult,
+    joined_version,
+    outcome_of,
+    page_of,
+    split_version,
+)
+from namesrv.http.tracing import merged_consumers, on_replica, progress_of, store_host
+from namesrv.routes import Registration, RouteTable
+from web.versions import Condition
+
+
+def pages(groups: dict[str, list[str]], limit: int, after: str) -> dict[str, Any]:
+    found = {}
+    for group, names in groups.items():
+        behind = sorted(name for name in names if name > after)
+        more = "x" if len(behind) > limit else None
+        found[group] = {"items": [{"name": name} for name in behind[:limit]], "next": more}
+    return found
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_pages_of_groups_give_every_name_once_in_order(seed: int) -> None:
+    chance = random.Random(seed)
+    names = [f"t{number:03}" for number in range(60)]
+    groups = {g: chance.sample(names, chance.randint(0, 60)) for g in ("a", "b", "c")}
+    limit, after, seen = chance.randint(1, 20), "", []
+    while True:
+        rows, behind = page_of(pages(groups, limit, after), lambda item: item["name"], limit)
+        assert len(rows) <= limit
+        for name, each in rows:
+            assert {group for group, _ in each} == {g for g in groups if name in groups[g]}
+        seen += [name for name, _ in rows]
+        if behind is None:
+            break
+        after = behind
+    assert seen == sorted({name for each in groups.values() for name in each})
+
+
+def test_outcomes() -> None:
+    def of(*each: tuple[str, int]) -> int:
+        return outcome_of([GroupResult(str(n), what, s) for n, (what, s) in enumerate(each)])
+
+    assert of((OK, 200), (OK, 201)) == 200
+    assert of((OK, 200), (FAILED, 503)) == 207
+    assert of((OK, 200), (UNKNOWN, 0)) == 207
+    assert of((UNKNOWN, 0), (FAILED, 503)) == 504
+    assert of((FAILED, 412), (FAILED, 412)) == 412
+    assert of((FAILED, 412), (FAILED, 503)) == 502
+    assert of((FAILED, 0)) == 503
+
+
+def test_versions_and_conditions() -> None:
+    version = joined_version({"b": "22", "a": "11"})
+    assert version == "a=11;b=22"
+    assert split_version(version) == {"a": "11", "b": "22"}
+    assert split_version("11") == {} == split_version("a=;b=1")
+    assert conditions(Condition((version,)), ["a", "b", "c"]) == {
+        "a": {"If-Match": '"11"'}, "b": {"If-Match": '"22"'}, "c": {"If-None-Match": "*"}
+    }  # fmt: skip
+    assert conditions(Condition(("*",)), ["a"]) == {"a": {"If-Match": "*"}}
+    assert conditions(Condition(absent=True), ["a"]) == {"a": {"If-None-Match": "*"}}
+    assert conditions(Condition(("11",)), ["a"]) == {"a": {"If-Match": '"11"'}}
+    assert conditions(Condition(), ["a"]) == {"a": {}}
+
+
+def test_a_broker_that_went_is_remembered_for_a_while() -> None:
+    table = RouteTable()
+    directory = Directory(table, gone_max=1)
+    for number, address in enumerate(("n0:1", "n1:1", "n2:1")):
+        table.register(Registration("c", "g", address, number, http_address=f"{address}5"), 0)
+    assert [known.address for known in directory.look(0)] == ["n0:1", "n1:1", "n2:1"]
+    table.unregister("n1:1", "g")
+    (_, gone, _) = directory.look(10)
+    assert (gone.broker_id, gone.http_address, gone.gone_since_ms) == (1, "n1:15", 10)
+    table.register(Registration("c", "g", "n9:1", 1), 0)  # another takes its id
+    found = find(directory.look(20), "g", "1")
+    assert found is not None
+    assert found.address == "n9:1"
+    assert not directory.forget("g", "n9:1")  # that one is there
+    table.unregister("n0:1", "g")
+    assert [k.address for k in directory.look(30)] == ["n0:1", "n2:1", "n9:1"]  # one, not two
+    assert len(directory.look(30 + FORGET_MS)) == 3
+    assert len(directory.look(31 + FORGET_MS)) == 2
+    table.unregister("n2:1", "g")
+    assert directory.look(0)[0].address == "n2:1"
+    assert directory.forget("g", "n2:1")
+    assert find(directory.look(0), "g", "n2:1") is None
+
+
+def test_the_store_host_of_an_id() -> None:
+    assert store_host("7F00000100002A9F0000000000000010") == "127.0.0.1:10911"
+    assert store_host("7F00000100002A9F00000000000000") == ""
+    assert store_host("z" * 32) == ""
+
+
+def test_where_a_message_is() -> None:
+    def state(reached: int, durable: int = 0, begins: int = 0) -> str:
+        log = {"minOffset": begins, "maxOffset": reached, "durableOffset": durable}
+        broker = {"name": "n", "address": "n:1", "node": {"role": "follower", "commitLog": log}}
+        return str(on_replica(broker, 100)["state"])
+
+    assert state(99) == "missing"
+    assert state(100) == "written"
+    assert state(200, 100) == "durable"
+    assert state(200, 200, begins=100) == "deleted"
+    silent = {"name": "n", "address": "n:1", "node": None, "error": "down"}
+    assert on_replica(silent, 100)["state"] == "unknown"
+
+
+def test_who_had_a_message() -> None:
+    message = {"topic": "T", "queueId": 3, "queueOffset": 10}
+
+    def of(offset: Any, topic: str = "T") -> Any:
+        queue = {"topic": topic, "queueId": 3, "consumerOffset": offset}
+        return progress_of("cg", {"queues": [queue], "clients": []}, message)
+
+    assert of(11)["state"] == "consumed"
+    assert (of(10)["state"], of(10)["messagesBefore"]) == ("waiting", 0)
+    assert of(4)["messagesBefore"] == 6
+    assert of(-1)["state"] == "unknown"
+    assert of(11, "U") is None
+
+
+def test_a_consumer_group_of_two_broker_groups() -> None:
+    client = {"clientId": "c1"}
+    found = merged_consumers("cg", {
+        "a": {"clients": [client], "queues": [{"topic": "T", "queueId": 0, "lag": 5}]},
+        "b": {"clients": [client], "queues": [{"topic": "T", "queueId": 0, "lag": 2}]},
+    })  # fmt: skip
+    assert (found["lag"], found["lagByTopic"], found["clients"]) == (7, {"T": 7}, [client])
+    assert [queue["group"] for queue in found["queues"]] == ["a", "b"]

@@ -11,23 +11,34 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+from client import adminbodies
+from client.adminbodies import BrokerStats, ConsumeStats, TopicOffset
 from client.decode import decode_messages
-from client.errors import BrokerRefused, BrokerUnreachable
+from client.errors import BrokerRefused, BrokerUnreachable, NameServerUnreachable, NoRoute
 from client.instance import ClientInstance, InstanceConfig
 from client.message import MessageExt, MessageQueue
 from client.route import BrokerData, TopicRouteData, parse_broker
 from remoting import fields
 from remoting.address import format_address
-from remoting.admin_headers import QueryMessageHeader, TopicHeader
+from remoting.admin_headers import (
+    ConsumeDirectlyHeader,
+    QueryMessageHeader,
+    ResetOffsetHeader,
+    RunningInfoHeader,
+    TopicHeader,
+)
 from remoting.codes import RequestCode, ResponseCode
 from remoting.command import RemotingCommand
 from remoting.errors import HeaderError, RemotingError
-from remoting.fastjson import loads_object
-from remoting.headers import ConsumerOffsetHeader, QueueOffsetHeader
+from remoting.fastjson import dumps, loads_object
+from remoting.headers import ConsumerOffsetHeader, PullHeader, PullResponseHeader, QueueOffsetHeader
 from store.record import decode_offset_message_id
 
 PERM_READ_WRITE = 6
 TIME_MS_MAX = (1 << 63) - 1  # the end of time of a query
+TO_END = -1  # a reset's timestamp: behind the last message
+PULL_SUBSCRIPTION = 0x4  # of a pull's sysFlag: it brings its own subscription
+RETRY_PREFIX = "%RETRY%"
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +255,283 @@ class Admin:
         body = loads_object(_successful(response, address).body)
         return tuple(str(item) for item in body.get("consumerIdList") or ())
 
+    # ---- what name servers keep (each of them is told; they do not tell each other)
+
+    async def ask_name_servers(
+        self, code: int, ext: Mapping[str, str] | None = None, body: bytes = b""
+    ) -> dict[str, RemotingCommand]:
+        """One request to every name server: address to answer. Raises when one does not answer or
+        refuses; those before it have taken the request."""
+        answers = {}
+        for address in self.name_servers:
+            command = RemotingCommand.request(code, dict(ext) if ext else None, body)
+            try:
+                response = await self._instance.remoting.invoke(address, command, 3000)
+            except RemotingError as error:
+                raise NameServerUnreachable(f"name server {address}: {error}") from error
+            answers[address] = _successful(response, address)
+        return answers
+
+    @property
+    def name_servers(self) -> tuple[str, ...]:
+        return tuple(sorted(self._instance.name_servers.addresses))
+
+    async def put_kv(self, namespace: str, key: str, value: str) -> None:
+        """100."""
+        ext = {"namespace": namespace, "key": key, "value": value}
+        await self.ask_name_servers(RequestCode.PUT_KV_CONFIG, ext)
+
+    async def delete_kv(self, namespace: str, key: str) -> None:
+        """102."""
+        ext = {"namespace": namespace, "key": key}
+        await self.ask_name_servers(RequestCode.DELETE_KV_CONFIG, ext)
+
+    async def set_write_perm(self, broker_name: str, writable: bool) -> dict[str, int]:
+        """Whether routes offer a broker's queues for writing (205, 327): name server to how many
+        topics changed."""
+        code = RequestCode.WIPE_WRITE_PERM_OF_BROKER
+        name = "wipeTopicCount"
+        if writable:
+            code, name = RequestCode.ADD_WRITE_PERM_OF_BROKER, "addTopicCount"
+        answers = await self.ask_name_servers(code, {"brokerName": broker_name})
+        return {address: int((a.ext or {}).get(name, "0")) for address, a in answers.items()}
+
+    async def name_server_configs(self) -> dict[str, dict[str, str]]:
+        """319, by name server."""
+        answers = await self.ask_name_servers(RequestCode.GET_NAMESRV_CONFIG)
+        return {a: adminbodies.properties(r.body.decode()) for a, r in answers.items()}
+
+    async def update_name_server_configs(self, key: str, value: str) -> None:
+        """318."""
+        body = f"{key}={value}\n".encode()
+        await self.ask_name_servers(RequestCode.UPDATE_NAMESRV_CONFIG, body=body)
+
+    # ---- topics and groups of one broker
+
+    async def topic_configs(self, address: str) -> dict[str, dict[str, Any]]:
+        """21: Apache's TopicConfig beans by name."""
+        return await self._bean_table(address, RequestCode.GET_ALL_TOPIC_CONFIG, "topicConfigTable")
+
+    async def topic_config(self, address: str, topic: str) -> dict[str, Any]:
+        """351: the TopicConfig bean."""
+        response = await self.ask(address, RequestCode.GET_TOPIC_CONFIG, {"topic": topic})
+        return loads_object(response.body)
+
+    async def put_topic(self, address: str, header: TopicHeader) -> None:
+        """17, to one broker."""
+        await self.ask(address, RequestCode.UPDATE_AND_CREATE_TOPIC, header.to_ext())
+
+    async def delete_topic(self, address: str, topic: str) -> None:
+        """215, of one broker; name servers forget it by `forget_topic`."""
+        await self.ask(address, RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": topic})
+
+    async def forget_topic(self, topic: str, cluster: str = "") -> None:
+        """216."""
+        ext = {"topic": topic} | ({"clusterName": cluster} if cluster else {})
+        await self.ask_name_servers(RequestCode.DELETE_TOPIC_IN_NAMESRV, ext)
+
+    async def groups(self, address: str) -> dict[str, dict[str, Any]]:
+        """201: Apache's SubscriptionGroupConfig beans by name."""
+        code = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
+        return await self._bean_table(address, code, "subscriptionGroupTable")
+
+    async def put_group(self, address: str, bean: Mapping[str, Any]) -> None:
+        """200."""
+        code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
+        await self.ask(address, code, None, dumps(dict(bean)))
+
+    async def delete_group(self, address: str, group: str, *, offsets: bool = False) -> None:
+        """207; `offsets`: forget what the group committed, too."""
+        wanted = fields.from_boolean(offsets)
+        ext = {"groupName": group, "cleanOffset": wanted, "removeOffset": wanted}
+        await self.ask(address, RequestCode.DELETE_SUBSCRIPTIONGROUP, ext)
+
+    async def leaders_of(self, topic: str) -> dict[str, str]:
+        """Broker name to leader's address, of the groups that have the topic."""
+        route = await self._instance.directory.refresh(topic)
+        found = {b.broker_name: b.leader for b in route.brokers}
+        return {name: address for name, address in sorted(found.items()) if address}
+
+    # ---- how far everything is
+
+    async def topic_offsets(self, topic: str) -> dict[MessageQueue, TopicOffset]:
+        """202, of all brokers that have the topic."""
+        found: dict[MessageQueue, TopicOffset] = {}
+        for address in (await self.leaders_of(topic)).values():
+            response = await self.ask(address, RequestCode.GET_TOPIC_STATS_INFO, {"topic": topic})
+            found |= adminbodies.topic_offsets(loads_object(response.body))
+        return found
+
+    async def consume_stats(self, group: str, topic: str = "") -> ConsumeStats:
+        """208, of all brokers of the group's retry topic, or of `topic`: all topics, or that one.
+        Raises BrokerRefused (26) when no broker knows the group."""
+        try:
+            leaders = await self.leaders_of(topic or RETRY_PREFIX + group)
+        except NoRoute:
+            if topic:
+                raise
+            leaders = {  # a group that consumed without a retry topic, or that is not there
+                b.broker_name: b.leader
+                for b in (await self.cluster_info()).brokers.values()
+                if b.leader
+            }
+        ext = {"consumerGroup": group} | ({"topic": topic} if topic else {})
+        parts = []
+        for address in leaders.values():
+            response = await self.ask(address, RequestCode.GET_CONSUME_STATS, ext)
+            parts.append(adminbodies.consume_stats(loads_object(response.body)))
+        return adminbodies.merged(parts)
+
+    async def broker_consume_stats(
+        self, address: str, *, ordered: bool = False, timeout_ms: int = 50_000
+    ) -> dict[str, list[ConsumeStats]]:
+        """317: the groups of one broker."""
+        ext = {"isOrder": fields.from_boolean(ordered)}
+        code = RequestCode.GET_BROKER_CONSUME_STATS
+        response = await self.ask(address, code, ext, timeout_ms=timeout_ms)
+        return adminbodies.broker_consume_stats(loads_object(response.body))
+
+    async def groups_of_topic(self, address: str, topic: str) -> tuple[str, ...]:
+        """300: who consumes the topic, or did."""
+        code = RequestCode.QUERY_TOPIC_CONSUME_BY_WHO
+        body = loads_object((await self.ask(address, code, {"topic": topic})).body)
+        return tuple(sorted(str(group) for group in body.get("groupList") or ()))
+
+    async def broker_stats(self, address: str, name: str, key: str) -> BrokerStats | None:
+        """315; None where the broker has no such figure."""
+        ext = {"statsName": name, "statsKey": key}
+        response = await self.invoke(address, RequestCode.VIEW_BROKER_STATS_DATA, ext)
+        if response.code == ResponseCode.SYSTEM_ERROR:  # what brokers say for "none"
+            return None
+        return adminbodies.broker_stats(loads_object(_successful(response, address).body))
+
+    # ---- clients
+
+    async def consumer_connection(self, address: str, group: str) -> dict[str, Any]:
+        """203: Apache's ConsumerConnection bean; 206 when nobody is there."""
+        code = RequestCode.GET_CONSUMER_CONNECTION_LIST
+        return loads_object((await self.ask(address, code, {"consumerGroup": group})).body)
+
+    async def producer_connection(self, address: str, group: str) -> dict[str, Any]:
+        """204: Apache's ProducerConnection bean."""
+        code = RequestCode.GET_PRODUCER_CONNECTION_LIST
+        return loads_object((await self.ask(address, code, {"producerGroup": group})).body)
+
+    async def running_info(
+        self, address: str, group: str, client_id: str, *, stack: bool = False
+    ) -> dict[str, Any]:
+        """307: what a consumer says of itself, asked through a broker it is connected to."""
+        ext = RunningInfoHeader(group, client_id, stack).to_ext()
+        code = RequestCode.GET_CONSUMER_RUNNING_INFO
+        return loads_object((await self.ask(address, code, ext, timeout_ms=10_000)).body)
+
+    async def consume_directly(
+        self, address: str, group: str, client_id: str, msg_id: str, broker_name: str = ""
+    ) -> dict[str, Any]:
+        """309: a consumer is given one stored message; Apache's ConsumeMessageDirectlyResult."""
+        ext = ConsumeDirectlyHeader(group, client_id, msg_id, broker_name or None).to_ext()
+        code = RequestCode.CONSUME_MESSAGE_DIRECTLY
+        return loads_object((await self.ask(address, code, ext, timeout_ms=10_000)).body)
+
+    # ---- moving groups
+
+    async def reset_offset(
+        self,
+        address: str,
+        group: str,
+        topic: str,
+        timestamp_ms: int = TO_END,
+        *,
+        force: bool = True,
+        queue_id: int = -1,
+        offset: int = -1,
+    ) -> dict[MessageQueue, int]:
+        """222: have the group go on at what was stored at `timestamp_ms`, or TO_END, in every queue
+        of this broker, or in `queue_id` at `offset`. Running consumers follow. Without `force`
+        only back. Returns where each queue is now."""
+        header = ResetOffsetHeader(topic, group, timestamp_ms, force, queue_id, offset)
+        ext = header.to_ext()
+        if offset < 0:
+            del ext["offset"]
+        code = RequestCode.INVOKE_BROKER_TO_RESET_OFFSET
+        response = await self.ask(address, code, ext)
+        return adminbodies.queue_offsets(loads_object(response.body).get("offsetTable"))
+
+    async def clone_offsets(self, address: str, source: str, target: str, topic: str) -> None:
+        """314: `target` has what `source` committed in the topic."""
+        ext = {"srcGroup": source, "destGroup": target, "topic": topic, "offline": "false"}
+        await self.ask(address, RequestCode.CLONE_GROUP_OFFSET, ext)
+
+    # ---- messages by place
+
+    async def pull(
+        self, queue: MessageQueue, offset: int, count: int = 32, expression: str = "*"
+    ) -> tuple[list[MessageExt], int]:
+        """Messages of a queue from `offset` on (11), and the offset to go on at: the same one when
+        there is nothing more. Commits nothing."""
+        header = PullHeader(
+            "TOOLS_CONSUMER", queue.topic, queue.queue_id, offset, count, PULL_SUBSCRIPTION,
+            0, 0, expression, 0, "TAG", None, queue.broker_name,
+        )  # fmt: skip
+        await self._know(queue.topic)
+        response = await self._instance.invoke_leader(
+            queue.broker_name,
+            lambda: RemotingCommand.request(RequestCode.PULL_MESSAGE, header.to_ext()),
+        )
+        nothing = (ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY)
+        if response.code in (*nothing, ResponseCode.PULL_OFFSET_MOVED):
+            return [], PullResponseHeader.parse(response.ext).next_offset
+        body = _successful(response, queue.broker_name).body
+        return decode_messages(body, queue.broker_name), PullResponseHeader.parse(
+            response.ext
+        ).next_offset
+
+    async def consume_queue(
+        self, address: str, topic: str, queue_id: int, index: int, count: int, group: str = ""
+    ) -> dict[str, Any]:
+        """321: units of a ConsumeQueue, as Apache's QueryConsumeQueueResponseBody."""
+        ext = {
+            "topic": topic,
+            "queueId": str(queue_id),
+            "index": str(index),
+            "count": str(count),
+        } | ({"consumerGroup": group} if group else {})
+        response = await self.ask(address, RequestCode.QUERY_CONSUME_QUEUE, ext)
+        return loads_object(response.body)
+
+    # ---- a broker itself
+
+    async def broker_config(self, address: str) -> dict[str, str]:
+        """26."""
+        response = await self.ask(address, RequestCode.GET_BROKER_CONFIG)
+        return adminbodies.properties(response.body.decode())
+
+    async def update_broker_config(self, address: str, key: str, value: str) -> None:
+        """25."""
+        body = f"{key}={value}\n".encode()
+        await self.ask(address, RequestCode.UPDATE_BROKER_CONFIG, body=body)
+
+    async def clean_expired_queues(self, address: str) -> None:
+        """306."""
+        await self.ask(address, RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE, timeout_ms=10_000)
+
+    async def delete_expired_log(self, address: str) -> None:
+        """329."""
+        await self.ask(address, RequestCode.DELETE_EXPIRED_COMMITLOG, timeout_ms=10_000)
+
+    async def transfer_leadership(self, address: str, target: str = "") -> str:
+        """30001, ours: begin to hand leadership to `target`, or, "", to who has most; to whom."""
+        ext = {"target": target} if target else {}
+        response = await self.ask(address, RequestCode.TRANSFER_LEADERSHIP, ext)
+        return (response.ext or {}).get("target", "")
+
     # ---- inside
+
+    async def _bean_table(
+        self, address: str, code: RequestCode, table: str
+    ) -> dict[str, dict[str, Any]]:
+        body = loads_object((await self.ask(address, code)).body)
+        return {str(name): dict(bean) for name, bean in (body.get(table) or {}).items()}
 
     async def _name_server_body(
         self, code: RequestCode, ext: Mapping[str, str] | None

@@ -1,0 +1,150 @@
+"""What brokers and name servers answer administrators with, as values. Pure.
+
+Readers of bodies (remoting-protocol 4.5, 5): tolerant of absent fields, because brokers of several
+versions answer. Raises BodyError for what is no such body. Times are epoch milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from client.message import MessageQueue
+from remoting.errors import BodyError
+from remoting.fastjson import MessageQueue as WireQueue
+
+
+@dataclass(frozen=True, slots=True)
+class TopicOffset:
+    """One queue: the offsets that are there, and when the last of them was stored (0: never)."""
+
+    min_offset: int
+    max_offset: int
+    last_update_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a group is in one queue. `last_ms`: store time of the last message consumed."""
+
+    broker_offset: int
+    consumer_offset: int
+    pull_offset: int
+    last_ms: int
+
+    @property
+    def behind(self) -> int:
+        return self.broker_offset - self.consumer_offset
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumeStats:
+    """A group's progress in all queues it was asked about, and messages a second it consumes."""
+
+    tps: float
+    queues: Mapping[MessageQueue, Progress]
+
+
+@dataclass(frozen=True, slots=True)
+class StatsWindow:
+    """Messages counted over a minute, an hour or a day, and a second of it."""
+
+    total: int
+    tps: float
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerStats:
+    """315: one figure of a broker."""
+
+    minute: StatsWindow
+    hour: StatsWindow
+    day: StatsWindow
+
+
+def topic_offsets(body: Mapping[str, Any]) -> dict[MessageQueue, TopicOffset]:
+    """202 GET_TOPIC_STATS_INFO."""
+    return {
+        queue: TopicOffset(
+            int(value.get("minOffset", 0)),
+            int(value.get("maxOffset", 0)),
+            int(value.get("lastUpdateTimestamp", 0)),
+        )
+        for queue, value in _by_queue(body.get("offsetTable"))
+    }
+
+
+def consume_stats(body: Mapping[str, Any]) -> ConsumeStats:
+    """208 GET_CONSUME_STATS, and a part of 317."""
+    queues = {}
+    for queue, value in _by_queue(body.get("offsetTable")):
+        consumed = int(value.get("consumerOffset", 0))
+        queues[queue] = Progress(
+            int(value.get("brokerOffset", 0)),
+            consumed,
+            int(value.get("pullOffset", consumed)),
+            int(value.get("lastTimestamp", 0)),
+        )
+    return ConsumeStats(float(body.get("consumeTps") or 0), queues)
+
+
+def broker_consume_stats(body: Mapping[str, Any]) -> dict[str, list[ConsumeStats]]:
+    """317 GET_BROKER_CONSUME_STATS: by group, one for each of its topics."""
+    found: dict[str, list[ConsumeStats]] = {}
+    for entry in body.get("consumeStatsList") or ():
+        for group, parts in entry.items():
+            found.setdefault(str(group), []).extend(consume_stats(part) for part in parts)
+    return found
+
+
+def queue_offsets(table: Any) -> dict[MessageQueue, int]:
+    """An offsetTable of numbers: 222 INVOKE_BROKER_TO_RESET_OFFSET."""
+    return {queue: int(value) for queue, value in _pairs(table)}
+
+
+def broker_stats(body: Mapping[str, Any]) -> BrokerStats:
+    """315 VIEW_BROKER_STATS_DATA."""
+
+    def window(name: str) -> StatsWindow:
+        value = body.get(name) or {}
+        return StatsWindow(int(value.get("sum", 0)), float(value.get("tps", 0)))
+
+    return BrokerStats(window("statsMinute"), window("statsHour"), window("statsDay"))
+
+
+def merged(parts: Iterable[ConsumeStats]) -> ConsumeStats:
+    """Several brokers' answers as one."""
+    queues: dict[MessageQueue, Progress] = {}
+    tps = 0.0
+    for part in parts:
+        queues.update(part.queues)
+        tps += part.tps
+    return ConsumeStats(tps, queues)
+
+
+def properties(text: str) -> dict[str, str]:
+    """Properties as brokers write them: `key=value` lines, nothing escaped."""
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        if not line or line.startswith(("#", "!")):
+            continue
+        key, _, value = line.partition("=")
+        found[key.strip()] = value.strip()
+    return found
+
+
+def _by_queue(table: Any) -> Iterable[tuple[MessageQueue, Mapping[str, Any]]]:
+    for queue, value in _pairs(table):
+        if not isinstance(value, dict):
+            raise BodyError(f"no offsets: {value!r}")
+        yield queue, value
+
+
+def _pairs(table: Any) -> Iterable[tuple[MessageQueue, Any]]:
+    if not isinstance(table, dict | None):
+        raise BodyError("offsetTable is no object")
+    for key, value in (table or {}).items():
+        if not isinstance(key, WireQueue):
+            raise BodyError(f"not a message queue: {key!r}")
+        yield MessageQueue(key.topic, key.broker_name, key.queue_id), value

@@ -1,0 +1,251 @@
+"""clusterList, brokerStatus, brokerConsumeStats, configuration, upkeep; and of Raft groups:
+raftStatus, transferLeader."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from client.admin import Admin
+from client.errors import ClientError
+from mqadmin.command import (
+    Arguments,
+    Command,
+    CommandError,
+    Done,
+    Fields,
+    Flag,
+    Kind,
+    Part,
+    Table,
+    show_time,
+)
+from mqadmin.targets import BROKER, CLUSTER, Replica, leaders, readable, replicas, writable
+
+HOUR_MS = 3_600_000
+TRANSFER_WAIT_S = 10.0
+TRANSFER_POLL_S = 0.1
+
+
+async def cluster_list(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+    rows = []
+    for replica in replicas(await admin.cluster_info(), arguments.text("clusterName")):
+        info = await _runtime(admin, replica.address)
+        row = _place(replica)
+        row |= _totals(info) if arguments.on("moreStats") else _load(info)
+        rows.append(row)
+    return [Table(rows, columns=("cluster", "broker", "id", "address"))]
+
+
+def _place(replica: Replica) -> dict[str, Any]:
+    return {
+        "cluster": replica.cluster,
+        "broker": replica.broker_name,
+        "id": replica.broker_id,
+        "address": replica.address,
+    }
+
+
+def _load(info: dict[str, str]) -> dict[str, Any]:
+    if "error" in info:
+        return {"version": info["error"]}
+    earliest_ms = int(info.get("earliestMessageTimeStamp") or 0)
+    hours = (time.time() * 1000 - earliest_ms) / HOUR_MS if earliest_ms > 0 else 0.0
+    out = info.get("getTransferredTps") or info.get("getTransferedTps", "")
+    return {
+        "version": info.get("brokerVersionDesc", ""),
+        "inTps": _first(info.get("putTps", "")),
+        "outTps": _first(out),
+        "sendQueue": int(info.get("sendThreadPoolQueueSize") or 0),
+        "pullQueue": int(info.get("pullThreadPoolQueueSize") or 0),
+        "hours": round(hours, 2),
+        "diskUsed": float(info.get("commitLogDiskRatio") or 0),
+        "active": info.get("brokerActive", "true") == "true",
+    }
+
+
+def _totals(info: dict[str, str]) -> dict[str, Any]:
+    if "error" in info:
+        return {"inTotalYesterday": info["error"]}
+
+    def count(key: str) -> int:
+        return int(info.get(key) or 0)
+
+    return {
+        f"{name}Total{day}": count(f"msg{verb}Total{newer}") - count(f"msg{verb}Total{older}")
+        for name, verb in (("in", "Put"), ("out", "Get"))
+        for day, newer, older in (
+            ("Yesterday", "TodayMorning", "YesterdayMorning"),
+            ("Today", "TodayNow", "TodayMorning"),
+        )
+    }
+
+
+async def _runtime(admin: Admin, address: str) -> dict[str, str]:
+    """28; a broker that does not answer has a line, too."""
+    try:
+        return await admin.broker_runtime_info(address)
+    except ClientError as error:
+        return {"error": f"no answer: {error.message}"}
+
+
+def _first(averages: str) -> float:
+    parts = averages.split()
+    return round(float(parts[0]), 2) if parts else 0.0
+
+
+async def broker_status(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+    address, cluster = arguments.text("brokerAddr"), arguments.text("clusterName")
+    if not address and not cluster:
+        raise CommandError("which brokers? Give -b HOST:PORT or -c CLUSTER", usage=True)
+    found = await readable(admin, address, cluster)
+    infos = [(a, await admin.broker_runtime_info(a)) for a in found]
+    return [Fields(dict(sorted(info.items())), "" if len(found) == 1 else a) for a, info in infos]
+
+
+async def broker_consume_stats(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+    found = await admin.broker_consume_stats(
+        arguments.text("brokerAddr"),
+        ordered=bool(arguments.boolean("order")),
+        timeout_ms=arguments.integer("timeoutMillis") or 50_000,
+    )
+    least = arguments.integer("level") or 0
+    rows = [
+        {
+            "topic": queue.topic,
+            "group": group,
+            "broker": queue.broker_name,
+            "queue": queue.queue_id,
+            "brokerOffset": progress.broker_offset,
+            "consumerOffset": progress.consumer_offset,
+            "diff": progress.behind,
+            "lastTime": show_time(progress.last_ms),
+        }
+        for group, parts in sorted(found.items())
+        for part in parts
+        for queue, progress in sorted(part.queues.items())
+        if progress.behind >= least
+    ]
+    total = sum(row["diff"] for row in rows if isinstance(row["diff"], int))
+    return [Table(rows, "queues"), Fields({"diffTotal": total}, "total")]
+
+
+async def get_config(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+    address, cluster = arguments.text("brokerAddr"), arguments.text("clusterName")
+    if not address and not cluster:
+        raise CommandError("which brokers? Give -b HOST:PORT or -c CLUSTER", usage=True)
+    found = await readable(admin, address, cluster)
+    configs = [(a, await admin.broker_config(a)) for a in found]
+    return [Fields(dict(sorted(c.items())), "" if len(found) == 1 else a) for a, c in configs]
+
+
+async def update_config(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+    key, value = arguments.text("key"), arguments.text("value")
+    addresses = await writable(admin, arguments)
+    if arguments.boolean("updateAllBroker") and not arguments.text("brokerAddr"):
+        everybody = replicas(await admin.cluster_info(), arguments.text("clusterName"))
+        addresses = [replica.address for replica in everybody]
+    for address in addresses:
+        await admin.update_broker_config(address, key, value)
+    return [
+        Done(f"{key}={value} at {', '.join(addresses)}", {"key": key, "brokers": list(addresses)})
+    ]
+
+
+async def clean_queues(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+    addresses = await readable(admin, arguments.text("brokerAddr"), arguments.text("cluster"))
+    for address in addresses:
+        await admin.clean_expired_queues(address)
+    return [Done(f"expired ConsumeQueues cleaned at {', '.join(addresses)}")]
+
+
+async def delete_log(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+    addresses = await readable(admin, arguments.text("brokerAddr"), arguments.text("cluster"))
+    for address in addresses:
+        await admin.delete_expired_log(address)
+    return [Done(f"expired CommitLog files deleted at {', '.join(addresses)}")]
+
+
+# ---- Raft groups
+
+
+async def raft_status(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+    rows = []
+    for replica in replicas(await admin.cluster_info(), arguments.text("clusterName")):
+        if arguments.text("brokerName") not in ("", replica.broker_name):
+            continue
+        info = await _runtime(admin, replica.address)
+        row = {"broker": replica.broker_name, "address": replica.address}
+        if "error" not in info and "raftRole" not in info:
+            info = {"error": "no Raft replica"}
+        figures: dict[str, Any] = {
+            "node": info.get("raftSelfId", ""),
+            "role": info.get("raftRole") or info.get("error", ""),
+            "term": info.get("raftTerm", ""),
+            "leader": info.get("raftLeader", ""),
+            "ready": info.get("raftLeaderReady", ""),
+            "commit": info.get("raftCommitIndex", ""),
+            "applied": info.get("raftAppliedIndex", ""),
+            "last": info.get("raftLastIndex", ""),
+            "durable": info.get("raftDurableIndex", ""),
+            "whole": info.get("raftWhole", ""),
+            "disk": info.get("raftDiskState", ""),
+        }
+        rows.append(row | figures)
+    if not rows:
+        raise CommandError("the name server knows no such broker")
+    return [Table(rows)]
+
+
+async def transfer_leader(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+    name = arguments.text("brokerName")
+    found = [r for r in await leaders(admin) if r.broker_name == name]
+    if not found:
+        raise CommandError(f"the name server knows no broker group {name!r}")
+    target = await admin.transfer_leadership(found[0].address, arguments.text("target"))
+    deadline = time.monotonic() + TRANSFER_WAIT_S
+    while time.monotonic() < deadline:
+        for replica in replicas(await admin.cluster_info()):
+            if replica.broker_name != name:
+                continue
+            info = await _runtime(admin, replica.address)
+            ready = info.get("raftLeaderReady") == "true" and info.get("raftRole") == "leader"
+            if ready and info.get("raftSelfId") == target:
+                values = {"broker": name, "leader": target, "address": replica.address}
+                return [Done(f"{target} ({replica.address}) leads {name}", values)]
+        await asyncio.sleep(TRANSFER_POLL_S)
+    raise CommandError(f"begun, but {target} did not lead {name} within {TRANSFER_WAIT_S:.0f} s")
+
+
+COMMANDS = (
+    Command("clusterList", "List the brokers of all clusters, and their load.",
+        (Flag("m", "moreStats", "Messages in and out, yesterday and today.", Kind.SWITCH),
+         Flag("i", "interval", "Again and again, after so many seconds.", Kind.INTEGER),
+         Flag("c", "clusterName", "This cluster only.")), cluster_list),
+    Command("brokerStatus", "Show the figures a broker gives of itself.",
+        (BROKER, CLUSTER), broker_status),
+    Command("brokerConsumeStats", "Show how far the groups of a broker are.",
+        (Flag("b", "brokerAddr", "This broker, host:port.", required=True),
+         Flag("t", "timeoutMillis", "How long to wait for the answer.", Kind.INTEGER),
+         Flag("l", "level", "Show queues that are so many messages behind.", Kind.INTEGER),
+         Flag("o", "order", "Of order topics.", Kind.BOOLEAN)), broker_consume_stats),
+    Command("getBrokerConfig", "Show a broker's configuration.", (BROKER, CLUSTER), get_config),
+    Command("updateBrokerConfig", "Change a configuration key of running brokers.",
+        (BROKER, CLUSTER,
+         Flag("a", "updateAllBroker", "With -c: slaves and followers too.", Kind.BOOLEAN),
+         Flag("k", "key", "The key.", required=True),
+         Flag("v", "value", "Its value.", required=True)), update_config),
+    Command("cleanExpiredCQ", "Have ConsumeQueues let go what the CommitLog no longer has.",
+        (BROKER, Flag("c", "cluster", "Every broker of this cluster.")), clean_queues),
+    Command("deleteExpiredCommitLog", "Have expired CommitLog files deleted now.",
+        (BROKER, Flag("c", "cluster", "Every broker of this cluster.")), delete_log),
+    Command("raftStatus", "Show each Raft replica's own view of its group.",
+        (Flag("c", "clusterName", "This cluster only."),
+         Flag("b", "brokerName", "This broker group only.")), raft_status),
+    Command("transferLeader", "Hand the leadership of a Raft group over, and wait for it.",
+        (Flag("b", "brokerName", "The broker group.", required=True),
+         Flag("t", "target", "The replica that shall lead (n1); none: who has most.")),
+        transfer_leader),
+)  # fmt: skip

@@ -1,0 +1,171 @@
+"""mqadmin's command line: Apache's sub-commands and flags, made from the declarations.
+
+Exit status: 0 done; 1 refused, or not there; 2 asked for wrongly; 3 nobody answered; 4 it is
+unknown whether it was done. What went wrong is one line on stderr.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from client.admin import Admin
+from client.errors import ClientError
+from mqadmin import output
+from mqadmin.command import Arguments, Command, CommandError, Flag, Kind, Part, parse_time
+from mqadmin.commands import COMMANDS
+from remoting.errors import RemotingError
+
+REFUSED, USAGE, UNREACHABLE, UNKNOWN = 1, 2, 3, 4
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+
+class Time(click.ParamType[int]):
+    """`now`, milliseconds, or a local time."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> int:
+        try:
+            return value if isinstance(value, int) else parse_time(str(value), _now_ms())
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+TYPES: dict[Kind, Any] = {
+    Kind.TEXT: click.STRING,
+    Kind.INTEGER: click.INT,
+    Kind.BOOLEAN: click.BOOL,
+    Kind.TIME: Time(),
+}
+
+
+class Commands(click.Group):
+    """Sub-commands by name, whatever its case, as Apache's."""
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        names = {name.lower(): name for name in self.commands}
+        return super().get_command(ctx, names.get(cmd_name.lower(), cmd_name))
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
+@click.group(cls=Commands, context_settings=CONTEXT)
+def main() -> None:
+    """Administer a RocketMQ-compatible cluster: ours, or Apache's.
+
+    \b
+      mqadmin clusterList -n 127.0.0.1:9876
+      mqadmin help resetOffsetByTime
+    """
+
+
+@main.command("help", help="Say what a sub-command does and which flags it has.")
+@click.argument("command", required=False)
+@click.pass_context
+def help_command(ctx: click.Context, command: str | None) -> None:
+    parent = ctx.parent
+    assert parent is not None
+    if command is None:
+        click.echo(main.get_help(parent))
+        return
+    found = main.get_command(parent, command)
+    if found is None:
+        raise click.UsageError(f"there is no sub-command {command!r}; see: mqadmin help")
+    with click.Context(found, info_name=found.name, parent=parent) as context:
+        click.echo(found.get_help(context))
+
+
+def _clicked(command: Command) -> click.Command:
+    parameters: list[click.Parameter] = [
+        click.Option(
+            ["-n", "--namesrvAddr", "namesrvAddr"],
+            envvar="NAMESRV_ADDR",
+            metavar="HOST:PORT[;…]",
+            help="Name servers; or the variable NAMESRV_ADDR.",
+        ),
+        *(_option(flag) for flag in command.flags),
+        click.Option(["--json", "json"], is_flag=True, help="Print JSON instead of tables."),
+    ]
+
+    def call(**values: Any) -> None:
+        sys.exit(execute(command, values))
+
+    return click.Command(
+        command.name, callback=call, params=parameters, help=command.doc, context_settings=CONTEXT
+    )
+
+
+def _option(flag: Flag) -> click.Option:
+    names = [f"-{flag.short}"] if flag.short else []
+    names += [f"--{flag.long}", flag.name]
+    if flag.kind is Kind.SWITCH:
+        return click.Option(names, is_flag=True, help=flag.doc)
+    return click.Option(
+        names,
+        type=TYPES[flag.kind],
+        required=flag.required,
+        default=flag.default,
+        show_default=flag.default is not None,
+        help=flag.doc,
+    )
+
+
+def execute(command: Command, values: dict[str, Any]) -> int:
+    """Run the command, print its answer; the exit status."""
+    namesrv = values.pop("namesrvAddr", None)
+    wants_json = values.pop("json")
+    if not namesrv:
+        return _complain("which name server? Give -n HOST:PORT, or set NAMESRV_ADDR", USAGE)
+    try:
+        parts = asyncio.run(_answer(command, str(namesrv), Arguments(values)))
+    except CommandError as error:
+        return _complain(str(error), USAGE if error.usage else REFUSED)
+    except ClientError as error:
+        return _complain(_words(error), _status(error))
+    except RemotingError as error:  # an answer that cannot be read
+        return _complain(str(error), REFUSED)
+    except ValueError as error:  # an address that is none
+        return _complain(str(error), USAGE)
+    if wants_json:
+        sys.stdout.buffer.write(output.as_json(parts) + b"\n")
+        sys.stdout.buffer.flush()
+    else:
+        output.show(parts, output.make_console())
+    return 0
+
+
+async def _answer(command: Command, namesrv: str, arguments: Arguments) -> Sequence[Part]:
+    async with Admin(namesrv) as admin:
+        return await command.run(admin, arguments)
+
+
+def _status(error: ClientError) -> int:
+    if error.outcome_unknown:
+        return UNKNOWN
+    return UNREACHABLE if error.code < 0 and error.retriable else REFUSED
+
+
+def _words(error: ClientError) -> str:
+    if error.outcome_unknown:
+        return f"it is unknown whether this was done: {error}"
+    return str(error)
+
+
+def _complain(message: str, status: int) -> int:
+    click.echo(f"mqadmin: {message}", err=True)
+    return status
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+for _command in COMMANDS:
+    main.add_command(_clicked(_command))

@@ -1,0 +1,12 @@
+"""All sub-commands, in the order that `mqadmin help` lists them."""
+
+from mqadmin import brokers, groups, messages, nameservers, offsets, topics
+
+COMMANDS = (
+    *brokers.COMMANDS,
+    *topics.COMMANDS,
+    *groups.COMMANDS,
+    *offsets.COMMANDS,
+    *messages.COMMANDS,
+    *nameservers.COMMANDS,
+)

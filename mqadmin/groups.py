@@ -1,0 +1,347 @@
+"""Groups and clients: updateSubGroup, deleteSubGroup, consumerProgress, consumerStatus,
+consumerConnection, producerConnection."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from client.admin import Admin
+from client.errors import BrokerRefused, ClientError
+from client.message import MessageQueue
+from mqadmin.command import (
+    Arguments,
+    Command,
+    CommandError,
+    Done,
+    Fields,
+    Flag,
+    Kind,
+    Part,
+    Table,
+    show_time,
+)
+from mqadmin.targets import BROKER, CLUSTER, known_leaders, writable
+from mqadmin.topics import DLQ_PREFIX, RETRY_PREFIX
+from remoting.codes import ResponseCode
+from remoting.fastjson import MessageQueue as WireQueue
+
+ABSENT = (ResponseCode.CONSUMER_NOT_ONLINE, ResponseCode.SYSTEM_ERROR)  # "nobody is there"
+
+# Flag → field of Apache's SubscriptionGroupConfig, for those that are taken over as they are.
+GROUP_FIELDS = {
+    "consumeEnable": "consumeEnable",
+    "consumeFromMinEnable": "consumeFromMinEnable",
+    "consumeBroadcastEnable": "consumeBroadcastEnable",
+    "consumeMessageOrderly": "consumeMessageOrderly",
+    "retryQueueNums": "retryQueueNums",
+    "retryMaxTimes": "retryMaxTimes",
+    "brokerId": "brokerId",
+    "whichBrokerWhenConsumeSlowly": "whichBrokerWhenConsumeSlowly",
+    "notifyConsumerIdsChanged": "notifyConsumerIdsChangedEnable",
+}
+INTEGERS = {"retryQueueNums", "retryMaxTimes", "brokerId", "whichBrokerWhenConsumeSlowly"}
+DEFAULTS = {"consumeBroadcastEnable": False, "consumeFromMinEnable": False}  # Apache's tool's
+
+
+async def update_group(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+    name = arguments.text("groupName")
+    bean: dict[str, Any] = {"groupName": name, **DEFAULTS}
+    for flag, field in GROUP_FIELDS.items():
+        value = arguments.integer(flag) if flag in INTEGERS else arguments.boolean(flag)
+        if value is not None:
+            bean[field] = value
+    if arguments.text("groupRetryPolicy"):
+        try:
+            bean["groupRetryPolicy"] = orjson.loads(arguments.text("groupRetryPolicy"))
+        except orjson.JSONDecodeError as error:
+            raise CommandError(f"--groupRetryPolicy is no JSON: {error}", usage=True) from error
+    if arguments.text("attributes"):
+        bean["attributes"] = _attributes(arguments.text("attributes"))
+    addresses = await writable(admin, arguments)
+    for address in addresses:
+        await admin.put_group(address, bean)
+    return [Done(f"group {name} is as wanted at {', '.join(addresses)}", {"group": name})]
+
+
+def _attributes(text: str) -> dict[str, str]:
+    """`+a=b,-c` as brokers take it: signs stay with the keys. Raises CommandError."""
+    found = {}
+    for part in text.split(","):
+        key, _, value = part.strip().partition("=")
+        if key[:1] not in ("+", "-"):
+            raise CommandError(f"--attributes: {part!r} begins with neither + nor -", usage=True)
+        found[key] = value
+    return found
+
+
+async def delete_group(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+    name = arguments.text("groupName")
+    addresses = await writable(admin, arguments)
+    for address in addresses:
+        await admin.delete_group(address, name, offsets=bool(arguments.boolean("removeOffset")))
+        if arguments.text("clusterName"):
+            for prefix in (RETRY_PREFIX, DLQ_PREFIX):
+                await admin.delete_topic(address, prefix + name)
+    if arguments.text("clusterName"):
+        for prefix in (RETRY_PREFIX, DLQ_PREFIX):
+            await admin.forget_topic(prefix + name, arguments.text("clusterName"))
+    return [Done(f"group {name} deleted at {', '.join(addresses)}", {"group": name})]
+
+
+# ---- progress
+
+
+async def progress(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+    group = arguments.text("groupName")
+    if group:
+        return await _progress_of(admin, arguments, group)
+    rows = []
+    for topic in sorted(await admin.topics()):
+        if topic.startswith(RETRY_PREFIX):
+            rows.append(await _summary(admin, topic.removeprefix(RETRY_PREFIX)))
+    columns = ("group", "count", "version", "type", "model", "tps", "diff")
+    return [Table(rows, columns=columns)]
+
+
+async def _summary(admin: Admin, group: str) -> dict[str, Any]:
+    connection = await _connection(admin, group)
+    members = connection.get("connectionSet") or []
+    row = {
+        "group": group,
+        "count": len(members),
+        "version": max((int(member.get("version", 0)) for member in members), default=""),
+        "type": connection.get("consumeType", ""),
+        "model": connection.get("messageModel", ""),
+    }
+    try:
+        stats = await admin.consume_stats(group)
+    except ClientError as error:
+        return row | {"tps": None, "diff": error.message}
+    diff = sum(part.behind for part in stats.queues.values())
+    return row | {"tps": stats.tps, "diff": diff}
+
+
+async def _progress_of(admin: Admin, arguments: Arguments, group: str) -> Sequence[Part]:
+    stats = await admin.consume_stats(group, arguments.text("topicName"))
+    clients: Mapping[MessageQueue, str] = {}
+    with_clients = bool(arguments.boolean("showClientIP"))
+    if with_clients:
+        clients = await _who_has(admin, group)
+    rows = []
+    for queue, at in sorted(stats.queues.items()):
+        row: dict[str, Any] = {
+            "topic": queue.topic,
+            "broker": queue.broker_name,
+            "queue": queue.queue_id,
+            "brokerOffset": at.broker_offset,
+            "consumerOffset": at.consumer_offset,
+        }
+        if with_clients:
+            row["client"] = clients.get(queue, "")
+        row |= {
+            "diff": at.behind,
+            "inflight": at.pull_offset - at.consumer_offset,
+            "lastTime": show_time(at.last_ms),
+        }
+        rows.append(row)
+    totals = {
+        "consumeTps": stats.tps,
+        "diffTotal": sum(at.behind for at in stats.queues.values()),
+        "inflightTotal": sum(at.pull_offset - at.consumer_offset for at in stats.queues.values()),
+    }
+    return [Table(rows, "queues"), Fields(totals, "total")]
+
+
+async def _who_has(admin: Admin, group: str) -> dict[MessageQueue, str]:
+    """Queue → the address of the client that has it now."""
+    found = {}
+    for address in (await known_leaders(admin)).values():
+        connection = await _connection_at(admin, address, group)
+        for member in connection.get("connectionSet") or []:
+            info = await admin.running_info(address, group, str(member["clientId"]))
+            for queue in info.get("mqTable") or {}:
+                if isinstance(queue, WireQueue):
+                    found[MessageQueue(queue.topic, queue.broker_name, queue.queue_id)] = str(
+                        member.get("clientAddr", "")
+                    ).rpartition(":")[0]
+    return found
+
+
+# ---- clients
+
+
+async def _connection_at(admin: Admin, address: str, group: str) -> dict[str, Any]:
+    """203, empty when nobody is there."""
+    try:
+        return await admin.consumer_connection(address, group)
+    except BrokerRefused as error:
+        if error.code not in ABSENT:
+            raise
+        return {}
+
+
+async def _connection(admin: Admin, group: str, address: str = "") -> dict[str, Any]:
+    """203, of the first broker that knows consumers of the group; empty when none does."""
+    for candidate in [address] if address else (await known_leaders(admin)).values():
+        connection = await _connection_at(admin, candidate, group)
+        if connection:
+            return connection
+    return {}
+
+
+async def consumer_connection(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+    group = arguments.text("consumerGroup")
+    connection = await _connection(admin, group, arguments.text("brokerAddr"))
+    if not connection:
+        raise CommandError(f"no consumer of group {group} is connected")
+    subscriptions = [
+        {"topic": topic, "expression": data.get("subString", "")}
+        for topic, data in sorted((connection.get("subscriptionTable") or {}).items())
+    ]
+    about = {
+        "consumeType": connection.get("consumeType", ""),
+        "messageModel": connection.get("messageModel", ""),
+        "consumeFromWhere": connection.get("consumeFromWhere", ""),
+    }
+    return [
+        Table(_members(connection), "clients"),
+        Table(subscriptions, "subscriptions"),
+        Fields(about, "group"),
+    ]
+
+
+def _members(connection: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return sorted(
+        (
+            {
+                "clientId": member.get("clientId", ""),
+                "address": member.get("clientAddr", ""),
+                "language": member.get("language", ""),
+                "version": member.get("version", 0),
+            }
+            for member in connection.get("connectionSet") or []
+        ),
+        key=lambda row: str(row["clientId"]),
+    )
+
+
+async def producer_connection(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+    group, topic = arguments.text("producerGroup"), arguments.text("topic")
+    rows: dict[str, dict[str, Any]] = {}
+    for address in (await admin.leaders_of(topic)).values():
+        try:
+            connection = await admin.producer_connection(address, group)
+        except BrokerRefused as error:
+            if error.code not in ABSENT:
+                raise
+            continue
+        rows |= {str(row["clientId"]): row for row in _members(connection)}
+    if not rows:
+        raise CommandError(f"no producer of group {group} is connected")
+    return [Table(list(rows.values()))]
+
+
+async def consumer_status(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+    group, wanted = arguments.text("consumerGroup"), arguments.text("clientId")
+    address = arguments.text("brokerAddr")
+    stack = arguments.on("jstack")
+    addresses = [address] if address else list((await known_leaders(admin)).values())
+    infos: dict[str, dict[str, Any]] = {}
+    members: dict[str, dict[str, Any]] = {}
+    for candidate in addresses:
+        connection = await _connection_at(admin, candidate, group)
+        for row in _members(connection):
+            client_id = str(row["clientId"])
+            if wanted in ("", client_id) and client_id not in infos:
+                members[client_id] = row
+                infos[client_id] = await admin.running_info(
+                    candidate, group, client_id, stack=stack
+                )
+    if not infos:
+        who = f"client {wanted} of group" if wanted else "consumer of group"
+        raise CommandError(f"no {who} {group} is connected")
+    parts: list[Part] = [Table([members[c] for c in sorted(members)], "clients")]
+    for client_id in sorted(infos):
+        parts += _running(client_id, infos[client_id], alone=len(infos) == 1)
+    parts.append(Fields({"same": _same_subscriptions(infos)}, "subscriptions"))
+    return parts
+
+
+def _running(client_id: str, info: Mapping[str, Any], *, alone: bool) -> list[Part]:
+    prefix = "" if alone else f"{client_id} "
+    queues = [
+        {
+            "topic": queue.topic,
+            "broker": queue.broker_name,
+            "queue": queue.queue_id,
+            "commitOffset": state.get("commitOffset", 0),
+            "cached": state.get("cachedMsgCount", 0),
+            "locked": bool(state.get("locked")),
+            "dropped": bool(state.get("droped")),
+            "lastPull": show_time(int(state.get("lastPullTimestamp") or 0)),
+            "lastConsume": show_time(int(state.get("lastConsumeTimestamp") or 0)),
+        }
+        for queue, state in sorted(
+            (info.get("mqTable") or {}).items(),
+            key=lambda item: (item[0].topic, item[0].broker_name, item[0].queue_id),
+        )
+    ]
+    parts: list[Part] = [
+        Fields(dict(sorted((info.get("properties") or {}).items())), f"{prefix}properties"),
+        Table(queues, f"{prefix}queues"),
+    ]
+    if info.get("jstack"):
+        parts.append(Fields({"jstack": info["jstack"]}, f"{prefix}stack"))
+    return parts
+
+
+def _same_subscriptions(infos: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether all members of the group subscribe the same: else messages go astray."""
+    seen = {
+        frozenset(
+            (str(s.get("topic")), str(s.get("subString")))
+            for s in info.get("subscriptionSet") or []
+        )
+        for info in infos.values()
+    }
+    return len(seen) <= 1
+
+
+GROUP = Flag("g", "consumerGroup", "The consumer group.", required=True)
+NAME = Flag("g", "groupName", "The consumer group.", required=True)
+
+COMMANDS = (
+    Command("updateSubGroup", "Create or change a subscription group.",
+        (BROKER, CLUSTER, NAME,
+         Flag("s", "consumeEnable", "May consume.", Kind.BOOLEAN),
+         Flag("m", "consumeFromMinEnable", "May begin at the oldest message.", Kind.BOOLEAN),
+         Flag("d", "consumeBroadcastEnable", "May broadcast.", Kind.BOOLEAN),
+         Flag("o", "consumeMessageOrderly", "Consumes in order.", Kind.BOOLEAN),
+         Flag("q", "retryQueueNums", "Queues of the retry topic.", Kind.INTEGER),
+         Flag("r", "retryMaxTimes", "Deliveries before the dead letters.", Kind.INTEGER),
+         Flag("p", "groupRetryPolicy", "Apache 5's retry policy, JSON."),
+         Flag("i", "brokerId", "Which replica it consumes from.", Kind.INTEGER),
+         Flag("w", "whichBrokerWhenConsumeSlowly", "Which when it is slow.", Kind.INTEGER),
+         Flag("a", "notifyConsumerIdsChanged", "Tell members of changes.", Kind.BOOLEAN),
+         Flag("", "attributes", "Apache 5's attributes: +a=b,-c.")), update_group),
+    Command("deleteSubGroup", "Delete a subscription group.",
+        (BROKER, CLUSTER, NAME,
+         Flag("r", "removeOffset", "Forget what it committed, too.", Kind.BOOLEAN)),
+        delete_group),
+    Command("consumerProgress", "Show how far a group is in each queue, or all groups in short.",
+        (Flag("g", "groupName", "The consumer group; none: all."),
+         Flag("t", "topicName", "This topic only."),
+         Flag("s", "showClientIP", "With the client of each queue.", Kind.BOOLEAN),
+         Flag("c", "cluster", "Without effect here: routes are asked for by topic.")), progress),
+    Command("consumerStatus", "Ask consumers what they are doing.",
+        (GROUP, Flag("i", "clientId", "This client only."), BROKER,
+         Flag("s", "jstack", "With the stacks of its threads.", Kind.SWITCH)), consumer_status),
+    Command("consumerConnection", "Show who consumes: addresses, versions, subscriptions.",
+        (GROUP, BROKER), consumer_connection),
+    Command("producerConnection", "Show who produces.",
+        (Flag("g", "producerGroup", "The producer group.", required=True),
+         Flag("t", "topic", "A topic it sends to.", required=True)), producer_connection),
+)  # fmt: skip

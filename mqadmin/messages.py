@@ -1,0 +1,381 @@
+"""Messages: queryMsgById, queryMsgByKey, queryMsgByUniqueKey, queryMsgByOffset, queryCq, printMsg,
+consumeMessage, sendMessage. Only sendMessage changes anything; reading commits no offsets."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from client.admin import TIME_MS_MAX, Admin
+from client.errors import BrokerRefused, ClientError
+from client.message import Message, MessageExt, MessageQueue
+from client.producer import Producer
+from mqadmin.command import (
+    Arguments,
+    Command,
+    CommandError,
+    Done,
+    Fields,
+    Flag,
+    Kind,
+    Part,
+    Table,
+    show_time,
+)
+from mqadmin.topics import ROUTED_BY, TOPIC
+from remoting.address import format_address
+from remoting.codes import ResponseCode
+
+PRODUCER_GROUP = "TOOLS_PRODUCER"
+PRINTED_MAX = 10_000  # messages kept for one answer of printMsg and consumeMessage
+PULL_COUNT = 32
+BODY_SHOWN_MAX = 400  # characters in a table; --json has all
+
+
+# ---- one message
+
+
+async def by_id(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+    parts: list[Part] = []
+    several = "," in arguments.text("msgId")
+    for msg_id in filter(None, (i.strip() for i in arguments.text("msgId").split(","))):
+        message = await _look_up(admin, arguments.text("topic"), msg_id)
+        if message is None:
+            raise CommandError(f"no message {msg_id}")
+        if arguments.boolean("sendMessage"):
+            parts.append(await _resend(admin, message))
+            continue
+        found = await _told(admin, arguments, message)
+        parts += [Fields(p.values, f"{msg_id} {p.title}") for p in found] if several else found
+    return parts
+
+
+async def by_unique_key(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+    topic, key = arguments.text("topic"), arguments.text("msgId")
+    found = await admin.query_message(topic, key, 32, unique_key=True)
+    if not found:
+        raise CommandError(f"no message {key} in topic {topic}")
+    if arguments.on("showAll"):
+        return [Table([_row(message) for message in found])]
+    return list(await _told(admin, arguments, found[0]))
+
+
+async def _look_up(admin: Admin, topic: str, msg_id: str) -> MessageExt | None:
+    """By the id of its place, which names the broker, or by the producer's id."""
+    try:
+        message = await admin.view_message(msg_id)
+        if message.topic == topic:
+            return message
+    except ClientError:  # a UNIQ_KEY has the same form and names nobody who answers
+        pass
+    found = await admin.query_message(topic, msg_id, 32, unique_key=True)
+    return found[0] if found else None
+
+
+async def _told(admin: Admin, arguments: Arguments, message: MessageExt) -> list[Fields]:
+    group, client_id = arguments.text("consumerGroup"), arguments.text("clientId")
+    if group and client_id:
+        return [await _consume_directly(admin, message, group, client_id)]
+    charset = arguments.text("bodyFormat")
+    return [Fields(_whole(message, charset), "message"), await _tracks(admin, message)]
+
+
+async def _consume_directly(
+    admin: Admin, message: MessageExt, group: str, client_id: str
+) -> Fields:
+    for address in (await admin.leaders_of(message.topic)).values():
+        try:
+            result = await admin.consume_directly(
+                address, group, client_id, message.offset_msg_id, message.broker_name
+            )
+        except BrokerRefused as error:
+            if error.code == ResponseCode.CONSUMER_NOT_ONLINE:
+                continue
+            raise
+        return Fields(result, "result")
+    raise CommandError(f"client {client_id} of group {group} is not connected")
+
+
+async def _resend(admin: Admin, message: MessageExt) -> Fields:
+    again = Message(message.topic, message.body, message.tags, message.keys)
+    async with Producer(PRODUCER_GROUP, list(admin.name_servers)) as producer:
+        result = await producer.send(again)
+    return Fields(
+        {"status": result.status.name, "msgId": result.msg_id, "offset": result.queue_offset},
+        "sent",
+    )
+
+
+async def _tracks(admin: Admin, message: MessageExt) -> Fields:
+    """What became of it in each group that consumes the topic."""
+    tracks: dict[str, str] = {}
+    leaders = await admin.leaders_of(message.topic)
+    for address in leaders.values():
+        for group in await admin.groups_of_topic(address, message.topic):
+            if group not in tracks:
+                tracks[group] = await _track(admin, group, message)
+    return Fields(tracks, "consumers")
+
+
+async def _track(admin: Admin, group: str, message: MessageExt) -> str:
+    stats = await admin.consume_stats(group, message.topic)
+    for queue, at in stats.queues.items():
+        if queue.queue_id == message.queue_id and message.broker_name in ("", queue.broker_name):
+            return "CONSUMED" if at.consumer_offset > message.queue_offset else "NOT_CONSUME_YET"
+    return "UNKNOWN"
+
+
+async def by_key(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+    begin, end = arguments.integer("beginTimestamp"), arguments.integer("endTimestamp")
+    found = await admin.query_message(
+        arguments.text("topic"),
+        arguments.text("msgKey"),
+        arguments.integer("maxNum") or 64,
+        begin or 0,
+        TIME_MS_MAX if end is None else end,
+    )
+    rows = [
+        {"msgId": m.msg_id, "broker": m.broker_name, "queue": m.queue_id, "offset": m.queue_offset}
+        for m in found
+    ]
+    return [Table(rows, columns=("msgId", "broker", "queue", "offset"))]
+
+
+async def by_offset(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+    queue_id, offset = arguments.integer("queueId"), arguments.integer("offset")
+    assert queue_id is not None and offset is not None  # required
+    queue = MessageQueue(arguments.text("topic"), arguments.text("brokerName"), queue_id)
+    found, _ = await admin.pull(queue, offset, 1)
+    if not found or found[0].queue_offset != offset:
+        raise CommandError(f"there is no message at offset {offset} of {_named(queue)}")
+    return [Fields(_whole(found[0], arguments.text("bodyFormat")))]
+
+
+async def queue_units(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+    topic, queue_id = arguments.text("topic"), arguments.integer("queue")
+    index, count = arguments.integer("index"), arguments.integer("count")
+    assert queue_id is not None and index is not None  # required
+    address = arguments.text("broker")
+    if not address:
+        leaders = await admin.leaders_of(topic)
+        if not leaders:
+            raise CommandError(f"nobody leads a broker group that has topic {topic}")
+        address = next(iter(leaders.values()))
+    body = await admin.consume_queue(
+        address, topic, queue_id, index, count or 10, arguments.text("consumer")
+    )
+    rows = [
+        {
+            "index": index + at,
+            "commitLogOffset": unit.get("physicOffset"),
+            "size": unit.get("physicSize"),
+            "tagsCode": unit.get("tagsCode"),
+            "matches": bool(unit.get("eval", True)),
+            "note": unit.get("msg") or "",
+        }
+        for at, unit in enumerate(body.get("queueData") or [])
+    ]
+    about = {"minIndex": body.get("minQueueIndex"), "maxIndex": body.get("maxQueueIndex")}
+    if body.get("subscriptionData"):
+        about["subscription"] = body["subscriptionData"].get("subString")
+    return [Fields(about, "queue"), Table(rows, "units", ("index", "commitLogOffset", "size"))]
+
+
+# ---- many messages
+
+
+async def print_all(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+    topic = arguments.text("topic")
+    queues = (await admin.route(topic)).read_queues(topic)
+    with_body = arguments.boolean("printBody") is not False
+    expression = arguments.text("subExpression") or "*"
+    rows: list[dict[str, Any]] = []
+    for queue in queues:
+        begin, end = await _span(admin, queue, arguments)
+        async for message in _messages(admin, queue, begin, end, expression):
+            rows.append(_row(message, arguments.text("charsetName"), with_body=with_body))
+            if len(rows) == PRINTED_MAX:
+                return [Table(rows, "messages"), Fields({"more": "not shown"}, "rest")]
+    return [Table(rows, columns=("msgId", "queue", "offset"))]
+
+
+async def consume(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+    topic, name = arguments.text("topic"), arguments.text("brokerName")
+    queue_id, offset = arguments.integer("queueId"), arguments.integer("offset")
+    if (queue_id is not None and not name) or (offset is not None and queue_id is None):
+        raise CommandError("-o OFFSET needs -i QUEUE, and -i QUEUE needs -b BROKER", usage=True)
+    queues = [
+        queue
+        for queue in (await admin.route(topic)).read_queues(topic)
+        if name in ("", queue.broker_name) and queue_id in (None, queue.queue_id)
+    ]
+    if not queues:
+        raise CommandError(f"topic {topic} has no such queue")
+    most = min(arguments.integer("MessageNumber") or 128, PRINTED_MAX)
+    rows: list[dict[str, Any]] = []
+    for queue in queues:
+        begin, end = await _span(admin, queue, arguments)
+        async for message in _messages(admin, queue, begin if offset is None else offset, end, "*"):
+            rows.append(_row(message))
+            if len(rows) == most:
+                return [Table(rows)]
+    return [Table(rows, columns=("msgId", "queue", "offset"))]
+
+
+async def _span(admin: Admin, queue: MessageQueue, arguments: Arguments) -> tuple[int, int]:
+    """First offset wanted, and the one behind the last."""
+    begin_ms = arguments.integer("beginTimestamp")
+    end_ms = arguments.integer("endTimestamp")
+    if begin_ms is None:
+        begin = await admin.min_offset(queue)
+    else:
+        begin = await admin.search_offset(queue, begin_ms)
+    if end_ms is None:
+        return begin, await admin.max_offset(queue)
+    return begin, await admin.search_offset(queue, end_ms)
+
+
+async def _messages(
+    admin: Admin, queue: MessageQueue, begin: int, end: int, expression: str
+) -> AsyncIterator[MessageExt]:
+    wanted = {tag.strip() for tag in expression.split("||")} - {"*", ""}
+    offset = begin
+    while offset < end:
+        found, following = await admin.pull(queue, offset, PULL_COUNT, expression)
+        for message in found:
+            # Brokers go by the hash of the tag.
+            if message.queue_offset < end and (not wanted or message.tags in wanted):
+                yield message
+        if following <= offset:
+            return
+        offset = following
+
+
+async def send(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+    if arguments.boolean("msgTraceEnable"):
+        raise CommandError("-m true: message traces are not written by this tool", usage=True)
+    topic, name = arguments.text("topic"), arguments.text("broker")
+    queue_id = arguments.integer("qid")
+    if (queue_id is None) != (not name):
+        raise CommandError("-b BROKER and -i QUEUE go together", usage=True)
+    queue = None if queue_id is None else MessageQueue(topic, name, queue_id)
+    keys, tags = arguments.text("key"), arguments.text("tags")
+    message = Message(topic, arguments.text("body").encode(), tags or None, keys or None)
+    async with Producer(PRODUCER_GROUP, list(admin.name_servers)) as producer:
+        result = await producer.send(message, queue=queue)
+    values = {
+        "broker": result.queue.broker_name,
+        "queue": result.queue.queue_id,
+        "offset": result.queue_offset,
+        "status": result.status.name,
+        "msgId": result.msg_id,
+        "offsetMsgId": result.offset_msg_id,
+    }
+    where = f"queue {result.queue.queue_id} of {result.queue.broker_name}"
+    return [Done(f"{result.msg_id} is at offset {result.queue_offset} of {where}", values)]
+
+
+# ---- how messages are shown
+
+
+def _named(queue: MessageQueue) -> str:
+    return f"queue {queue.queue_id} of topic {queue.topic} at {queue.broker_name}"
+
+
+def _text(body: bytes, charset: str = "") -> str:
+    """The body as text, or, where it is none, `base64:…`. Raises CommandError."""
+    try:
+        return body.decode(charset or "utf-8")
+    except LookupError as error:
+        raise CommandError(f"unknown charset {charset!r}", usage=True) from error
+    except UnicodeDecodeError:
+        return f"base64:{base64.b64encode(body).decode()}"
+
+
+def _row(message: MessageExt, charset: str = "", *, with_body: bool = True) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "msgId": message.msg_id,
+        "broker": message.broker_name,
+        "queue": message.queue_id,
+        "offset": message.queue_offset,
+        "tags": message.tags or "",
+        "keys": message.keys or "",
+        "stored": show_time(message.store_timestamp_ms),
+    }
+    if with_body:
+        row["body"] = _text(message.body, charset)
+    return row
+
+
+def _whole(message: MessageExt, charset: str = "") -> dict[str, Any]:
+    return {
+        "offsetMsgId": message.offset_msg_id,
+        "msgId": message.msg_id,
+        "topic": message.topic,
+        "tags": message.tags or "",
+        "keys": message.keys or "",
+        "queue": message.queue_id,
+        "offset": message.queue_offset,
+        "commitLogOffset": message.commit_log_offset,
+        "reconsumeTimes": message.reconsume_times,
+        "born": show_time(message.born_timestamp_ms),
+        "stored": show_time(message.store_timestamp_ms),
+        "bornHost": format_address(*message.born_host),
+        "storeHost": format_address(*message.store_host),
+        "sysFlag": message.sys_flag,
+        "properties": dict(sorted(message.properties.items())),
+        "body": _text(message.body, charset),
+    }
+
+
+BEGIN = Flag("b", "beginTimestamp", "Stored at this time or later.", Kind.TIME)
+END = Flag("e", "endTimestamp", "Stored before this time.", Kind.TIME)
+ONE = (
+    Flag("g", "consumerGroup", "With -d: have this group's client consume it now."),
+    Flag("d", "clientId", "With -g: the client."),
+)
+FORMAT = Flag("f", "bodyFormat", "Charset of the body (UTF-8).")
+
+COMMANDS = (
+    Command("queryMsgById", "Show a message by its id (several: separated by commas).",
+        (TOPIC, Flag("i", "msgId", "Offset message id, or the producer's.", required=True), *ONE,
+         Flag("s", "sendMessage", "Send it again instead.", Kind.BOOLEAN),
+         Flag("u", "unitName", "Accepted for Apache's sake; without effect."),
+         FORMAT, ROUTED_BY), by_id),
+    Command("queryMsgByKey", "Find messages by one of their keys.",
+        (TOPIC, Flag("k", "msgKey", "The key.", required=True),
+         Flag("b", "beginTimestamp", "Stored since, ms.", Kind.INTEGER),
+         Flag("e", "endTimestamp", "Stored until, ms.", Kind.INTEGER),
+         Flag("m", "maxNum", "So many at most (64).", Kind.INTEGER), ROUTED_BY), by_key),
+    Command("queryMsgByUniqueKey", "Show a message by the id its producer gave it.",
+        (TOPIC, Flag("i", "msgId", "The UNIQ_KEY.", required=True), *ONE,
+         Flag("a", "showAll", "Every message with it.", Kind.SWITCH), ROUTED_BY), by_unique_key),
+    Command("queryMsgByOffset", "Show the message at an offset of a queue.",
+        (TOPIC, Flag("b", "brokerName", "The broker group.", required=True),
+         Flag("i", "queueId", "The queue.", Kind.INTEGER, required=True),
+         Flag("o", "offset", "The offset.", Kind.INTEGER, required=True), FORMAT), by_offset),
+    Command("queryCq", "Show units of a ConsumeQueue.",
+        (TOPIC, Flag("q", "queue", "The queue.", Kind.INTEGER, required=True),
+         Flag("i", "index", "From this offset on.", Kind.INTEGER, required=True),
+         Flag("c", "count", "So many (10).", Kind.INTEGER),
+         Flag("b", "broker", "Of this broker, host:port; none: a leader."),
+         Flag("g", "consumer", "What this group's subscription makes of them.")), queue_units),
+    Command("printMsg", "Print the messages of a topic.",
+        (TOPIC, Flag("c", "charsetName", "Charset of the bodies (UTF-8)."),
+         Flag("s", "subExpression", "Only with these tags: TagA || TagB."), BEGIN, END,
+         Flag("d", "printBody", "With bodies (true).", Kind.BOOLEAN),
+         Flag("l", "lmqParentTopic", "Accepted for Apache's sake; without effect.")), print_all),
+    Command("consumeMessage", "Read messages of a topic, of a queue, from an offset on.",
+        (TOPIC, Flag("b", "brokerName", "Of this broker group."),
+         Flag("i", "queueId", "Of this queue.", Kind.INTEGER),
+         Flag("o", "offset", "From this offset on.", Kind.INTEGER),
+         Flag("g", "consumerGroup", "Without effect: nothing is committed."),
+         Flag("s", "beginTimestamp", "Stored at this time or later.", Kind.TIME), END,
+         Flag("c", "MessageNumber", "So many at most (128).", Kind.INTEGER)), consume),
+    Command("sendMessage", "Send a message.",
+        (TOPIC, Flag("p", "body", "Its body.", required=True), Flag("k", "key", "Its keys."),
+         Flag("c", "tags", "Its tag."), Flag("b", "broker", "To this broker group, with -i."),
+         Flag("i", "qid", "To this queue, with -b.", Kind.INTEGER),
+         Flag("m", "msgTraceEnable", "Only false: no traces are written.", Kind.BOOLEAN)), send),
+)  # fmt: skip

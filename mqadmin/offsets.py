@@ -1,0 +1,124 @@
+"""Moving groups: resetOffsetByTime, skipAccumulatedMessage, cloneGroupOffset.
+
+A broker moves a group itself (222), whether consumers are there or not. One that can only have
+connected consumers moved (206 CONSUMER_NOT_ONLINE: Apache before 5.0) has the offsets committed
+by us instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from client.admin import TO_END, Admin
+from client.errors import BrokerRefused
+from client.message import MessageQueue
+from mqadmin.command import Arguments, Command, CommandError, Done, Flag, Kind, Part, Table
+from mqadmin.topics import ROUTED_BY, TOPIC
+from remoting.codes import ResponseCode
+
+
+async def reset(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+    queue_id, offset = arguments.integer("queue"), arguments.integer("offset")
+    if offset is not None and (queue_id is None or not arguments.text("broker")):
+        raise CommandError("-o OFFSET is of one queue: give -b BROKER and -q QUEUE", usage=True)
+    timestamp_ms = arguments.integer("timestamp")
+    assert timestamp_ms is not None  # required
+    return await _move(admin, arguments, timestamp_ms, -1 if queue_id is None else queue_id, offset)
+
+
+async def skip(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+    return await _move(admin, arguments, TO_END, -1, None)
+
+
+async def _move(
+    admin: Admin, arguments: Arguments, timestamp_ms: int, queue_id: int, offset: int | None
+) -> Sequence[Part]:
+    group, topic = arguments.text("group"), arguments.text("topic")
+    force = arguments.boolean("force")
+    leaders = await admin.leaders_of(topic)
+    address = arguments.text("broker")
+    if address:
+        leaders = {name: a for name, a in leaders.items() if address in (name, a)}
+        if not leaders:
+            raise CommandError(f"{address} leads no broker group that has topic {topic}")
+    moved: dict[MessageQueue, int] = {}
+    for name, leader in leaders.items():
+        try:
+            moved |= await admin.reset_offset(
+                leader,
+                group,
+                topic,
+                timestamp_ms,
+                force=force is not False,
+                queue_id=queue_id,
+                offset=-1 if offset is None else offset,
+            )
+        except BrokerRefused as error:
+            if error.code != ResponseCode.CONSUMER_NOT_ONLINE:
+                raise
+            moved |= await _commit(admin, group, topic, name, timestamp_ms, queue_id, offset)
+    rows = [
+        {"broker": q.broker_name, "queue": q.queue_id, "offset": o}
+        for q, o in sorted(moved.items())
+    ]
+    return [Table(rows, columns=("broker", "queue", "offset"))]
+
+
+async def _commit(
+    admin: Admin,
+    group: str,
+    topic: str,
+    broker_name: str,
+    timestamp_ms: int,
+    queue_id: int,
+    offset: int | None,
+) -> dict[MessageQueue, int]:
+    """The group's offsets in one broker, committed in its absence."""
+    moved = {}
+    for queue in (await admin.route(topic)).read_queues(topic):
+        if queue.broker_name != broker_name or queue_id not in (-1, queue.queue_id):
+            continue
+        if offset is None:
+            to_end = timestamp_ms == TO_END
+            found = await (
+                admin.max_offset(queue) if to_end else admin.search_offset(queue, timestamp_ms)
+            )
+        else:
+            found = offset
+        await admin.update_consumer_offset(group, queue, found)
+        moved[queue] = found
+    return moved
+
+
+async def clone(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+    source, target = arguments.text("srcGroup"), arguments.text("destGroup")
+    topic = arguments.text("topic")
+    stats = await admin.consume_stats(source, topic)
+    if not stats.queues:
+        raise CommandError(f"group {source} has committed nothing in topic {topic}")
+    for address in (await admin.leaders_of(topic)).values():
+        await admin.clone_offsets(address, source, target, topic)
+    values = {"from": source, "to": target, "topic": topic}
+    return [Done(f"group {target} has the offsets of {source} in {topic}", values)]
+
+
+GROUP = Flag("g", "group", "The consumer group.", required=True)
+FORCE = Flag("f", "force", "false: only back, never ahead.", Kind.BOOLEAN)
+
+COMMANDS = (
+    Command("resetOffsetByTime", "Have a group go on at what was stored at a time. Running "
+        "consumers follow; a fail-over in between changes nothing.",
+        (GROUP, TOPIC,
+         Flag("s", "timestamp", "now, milliseconds, or yyyy-MM-dd#HH:mm:ss:SSS; -1: the end.",
+              Kind.TIME, required=True),
+         FORCE, ROUTED_BY,
+         Flag("b", "broker", "Of this broker only."),
+         Flag("q", "queue", "Of this queue only.", Kind.INTEGER),
+         Flag("o", "offset", "At this offset, with -b and -q.", Kind.INTEGER)), reset),
+    Command("skipAccumulatedMessage", "Have a group skip all it has not consumed yet.",
+        (GROUP, TOPIC, FORCE, ROUTED_BY), skip),
+    Command("cloneGroupOffset", "Give a group the offsets of another.",
+        (Flag("s", "srcGroup", "Whose offsets.", required=True),
+         Flag("d", "destGroup", "Who gets them.", required=True), TOPIC,
+         Flag("o", "offline", "Accepted for Apache's sake; without effect.")), clone),
+)  # fmt: skip

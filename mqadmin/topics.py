@@ -1,0 +1,241 @@
+"""Topics: topicList, topicStatus, topicRoute, topicClusterList, updateTopic, updateTopicPerm,
+deleteTopic, statsAll."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from client.admin import Admin
+from client.errors import BrokerRefused, NoRoute
+from mqadmin.command import (
+    Arguments,
+    Command,
+    CommandError,
+    Done,
+    Flag,
+    Kind,
+    Part,
+    Table,
+    show_time,
+)
+from mqadmin.targets import BROKER, CLUSTER, leaders, writable
+from remoting.admin_headers import TopicHeader
+
+RETRY_PREFIX = "%RETRY%"
+DLQ_PREFIX = "%DLQ%"
+ORDER_NAMESPACE = "ORDER_TOPIC_CONFIG"
+UNIT_FLAG, UNIT_SUB_FLAG = 1, 2  # of topicSysFlag
+PERM_TEXT = {0: "-", 2: "W", 4: "R", 6: "RW"}
+
+TOPIC = Flag("t", "topic", "The topic.", required=True)
+ROUTED_BY = Flag("c", "cluster", "Without effect here: routes are asked for by topic.")
+
+
+async def topic_list(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+    topics = sorted(await admin.topics())
+    if not arguments.on("clusterModel"):
+        return [Table([{"topic": topic} for topic in topics], columns=("topic",))]
+    rows = []
+    for topic in topics:
+        if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
+            continue
+        try:
+            route = await admin.route(topic)
+        except NoRoute:  # deleted meanwhile, or a name the name server makes up
+            continue
+        groups: set[str] = set()
+        for broker in route.brokers:
+            if broker.leader:
+                groups |= set(await admin.groups_of_topic(broker.leader, topic))
+        for cluster in sorted({broker.cluster for broker in route.brokers}):
+            rows += [
+                {"cluster": cluster, "topic": topic, "group": group}
+                for group in sorted(groups) or [""]
+            ]
+    return [Table(rows, columns=("cluster", "topic", "group"))]
+
+
+async def topic_status(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+    found = await admin.topic_offsets(arguments.text("topic"))
+    rows = [
+        {
+            "broker": queue.broker_name,
+            "queue": queue.queue_id,
+            "minOffset": offset.min_offset,
+            "maxOffset": offset.max_offset,
+            "lastUpdated": show_time(offset.last_update_ms),
+        }
+        for queue, offset in sorted(found.items())
+    ]
+    return [Table(rows)]
+
+
+async def topic_route(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+    route = await admin.route(arguments.text("topic"))
+    brokers = {broker.broker_name: broker for broker in route.brokers}
+    queues: list[dict[str, Any]] = []
+    for data in sorted(route.queues, key=lambda q: q.broker_name):
+        broker = brokers.get(data.broker_name)
+        queues.append(
+            {
+                "cluster": broker.cluster if broker else "",
+                "broker": data.broker_name,
+                "readQueues": data.read_count,
+                "writeQueues": data.write_count,
+                "perm": PERM_TEXT.get(data.perm & 6, str(data.perm)),
+            }
+        )
+    if arguments.on("list"):
+        return [Table(queues)]
+    addresses = [
+        {"broker": name, "id": broker_id, "address": address}
+        for name, broker in sorted(brokers.items())
+        for broker_id, address in sorted(broker.addresses.items())
+    ]
+    return [Table(queues, "queues"), Table(addresses, "brokers")]
+
+
+async def topic_cluster_list(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+    route = await admin.route(arguments.text("topic"))
+    clusters = sorted({broker.cluster for broker in route.brokers})
+    return [Table([{"cluster": cluster} for cluster in clusters])]
+
+
+async def update_topic(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+    topic = arguments.text("topic")
+    order = bool(arguments.boolean("order"))
+    read, write = arguments.integer("readQueueNums"), arguments.integer("writeQueueNums")
+    flag = UNIT_FLAG * bool(arguments.boolean("unit"))
+    flag |= UNIT_SUB_FLAG * bool(arguments.boolean("hasUnitSub"))
+    perm = arguments.integer("perm")
+    header = TopicHeader(
+        topic,
+        8 if read is None else read,
+        8 if write is None else write,
+        6 if perm is None else perm,
+        sys_flag=flag,
+        order=order,
+        attributes=arguments.text("attributes"),
+    )
+    addresses = await writable(admin, arguments)
+    for address in addresses:
+        await admin.put_topic(address, header)
+    if order and arguments.text("clusterName"):
+        # Clients of order topics take the queues they keep to from here.
+        names = sorted(r.broker_name for r in await leaders(admin, arguments.text("clusterName")))
+        config = ";".join(f"{name}:{header.write_queue_count}" for name in names)
+        await admin.put_kv(ORDER_NAMESPACE, topic, config)
+    values = {"topic": topic, "brokers": addresses, "readQueues": header.read_queue_count}
+    values |= {"writeQueues": header.write_queue_count, "perm": header.perm, "order": order}
+    return [Done(f"topic {topic} is as wanted at {', '.join(addresses)}", values)]
+
+
+async def update_perm(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+    topic, perm = arguments.text("topic"), arguments.integer("perm")
+    assert perm is not None  # required
+    addresses = await writable(admin, arguments)
+    changed = []
+    for address in addresses:
+        bean = await admin.topic_config(address, topic)
+        before = int(bean.get("perm", 6))
+        header = TopicHeader(
+            topic,
+            int(bean["readQueueNums"]),
+            int(bean["writeQueueNums"]),
+            perm,
+            str(bean.get("topicFilterType") or "SINGLE_TAG"),
+            int(bean.get("topicSysFlag") or 0),
+            bool(bean.get("order", False)),
+        )
+        await admin.put_topic(address, header)
+        changed.append({"address": address, "from": before, "to": perm})
+    return [Table(changed)]
+
+
+async def delete_topic(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+    topic, cluster = arguments.text("topic"), arguments.text("clusterName")
+    addresses = [replica.address for replica in await leaders(admin, cluster)]
+    for address in addresses:
+        await admin.delete_topic(address, topic)
+    await admin.forget_topic(topic, cluster)
+    await admin.delete_kv(ORDER_NAMESPACE, topic)
+    values = {"topic": topic, "brokers": addresses}
+    return [Done(f"topic {topic} deleted from cluster {cluster}", values)]
+
+
+# ---- rates
+
+
+async def stats_all(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+    only, active = arguments.text("topic"), arguments.on("activeTopic")
+    rows = []
+    for topic in sorted(await admin.topics()):
+        if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)) or only not in ("", topic):
+            continue
+        try:
+            addresses = await admin.leaders_of(topic)
+        except NoRoute:
+            continue
+        came, came_day, groups = 0.0, 0, set[str]()
+        for address in addresses.values():
+            stats = await admin.broker_stats(address, "TOPIC_PUT_NUMS", topic)
+            if stats is not None:
+                came, came_day = came + stats.minute.tps, came_day + stats.day.total
+            groups |= set(await admin.groups_of_topic(address, topic))
+        for group in sorted(groups) or [""]:
+            row = {"topic": topic, "group": group, "inTps": came, "in24h": came_day}
+            row |= await _taken(admin, list(addresses.values()), topic, group)
+            if not active or came_day or row["out24h"]:
+                rows.append(row)
+    if only and not rows and not active:
+        raise CommandError(f"there is no topic {only!r}")
+    return [Table(rows, columns=("topic", "group", "inTps", "in24h", "behind", "outTps", "out24h"))]
+
+
+async def _taken(admin: Admin, addresses: Sequence[str], topic: str, group: str) -> dict[str, Any]:
+    if not group:
+        return {"behind": None, "outTps": None, "out24h": None}
+    behind: int | None = None
+    try:
+        stats = await admin.consume_stats(group, topic)
+        behind = sum(progress.behind for progress in stats.queues.values())
+    except BrokerRefused:  # the group was deleted, its offsets were not
+        pass
+    tps, day = 0.0, 0
+    for address in addresses:
+        found = await admin.broker_stats(address, "GROUP_GET_NUMS", f"{topic}@{group}")
+        if found is not None:
+            tps, day = tps + found.minute.tps, day + found.day.total
+    return {"behind": behind, "outTps": tps, "out24h": day}
+
+
+COMMANDS = (
+    Command("topicList", "List all topics the name server knows.",
+        (Flag("c", "clusterModel", "With cluster and consumer groups.", Kind.SWITCH),),
+        topic_list),
+    Command("topicStatus", "Show the offsets of a topic's queues.", (TOPIC, ROUTED_BY),
+        topic_status),
+    Command("topicRoute", "Show where a topic's queues are.",
+        (TOPIC, Flag("l", "list", "Queues only, a line each.", Kind.SWITCH)), topic_route),
+    Command("topicClusterList", "List the clusters that have a topic.", (TOPIC,),
+        topic_cluster_list),
+    Command("updateTopic", "Create or change a topic.",
+        (BROKER, CLUSTER, TOPIC,
+         Flag("r", "readQueueNums", "Queues read from (8).", Kind.INTEGER),
+         Flag("w", "writeQueueNums", "Queues written to (8).", Kind.INTEGER),
+         Flag("p", "perm", "2: write, 4: read, 6: both (6).", Kind.INTEGER),
+         Flag("a", "attributes", "Apache 5's attributes: +a=b,-c."),
+         Flag("o", "order", "An order topic.", Kind.BOOLEAN),
+         Flag("u", "unit", "A unit topic.", Kind.BOOLEAN),
+         Flag("s", "hasUnitSub", "Has unit subscriptions.", Kind.BOOLEAN)), update_topic),
+    Command("updateTopicPerm", "Change what may be done with a topic.",
+        (BROKER, CLUSTER, TOPIC,
+         Flag("p", "perm", "2: write, 4: read, 6: both.", Kind.INTEGER, required=True)),
+        update_perm),
+    Command("deleteTopic", "Delete a topic from brokers and name servers.",
+        (TOPIC, Flag("c", "clusterName", "From this cluster.", required=True)), delete_topic),
+    Command("statsAll", "Show rates of topics and their groups, and who is behind.",
+        (Flag("a", "activeTopic", "Only what moved within 24 h.", Kind.SWITCH),
+         Flag("t", "topic", "This topic only.")), stats_all),
+)  # fmt: skip

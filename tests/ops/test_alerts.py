@@ -1,0 +1,217 @@
+"""Alerts, runbooks and the dashboard speak of metrics, keys and log events that there are.
+
+The metrics are taken from real expositions: a Raft group's leader and follower after some traffic,
+a classic master and its slave, a name server.
+"""
+
+import asyncio
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from broker import config as broker_config
+from namesrv import config as namesrv_config
+from namesrv.config import NameServerConfig
+from namesrv.server import NameServer
+from tests.broker.cluster import Group, until
+from tests.broker.ha.pair import Classic
+from tests.ops.test_metrics import well_named
+
+ROOT = Path(__file__).parent.parent.parent
+ALERTS = ROOT / "deploy" / "prometheus" / "alerts.yml"
+SCRAPES = ROOT / "deploy" / "prometheus" / "prometheus.yml"
+DASHBOARD = ROOT / "deploy" / "grafana" / "dashboard.json"
+RUNBOOKS = ROOT / "docs" / "runbooks"
+
+METRIC = re.compile(r"\b(?:rocketmq|raft|process)_[a-z][a-z0-9_]*[a-z0-9]\b")
+SELECTOR = re.compile(r"\b([a-z][a-z0-9_]*)\{([^{}]*)\}")
+GROUPING = re.compile(r"\b(?:by|without|on|ignoring)\s*\(([^()]*)\)")
+OF_THE_TARGET = {"job", "instance", "le"}  # what Prometheus itself puts on
+FUNCTIONS = {
+    "sum", "min", "max", "count", "group", "topk", "rate", "increase", "deriv", "changes",
+    "histogram_quantile", "last_over_time", "vector", "by", "on",
+}  # fmt: skip
+
+Known = dict[str, set[str]]
+
+
+def known_in(text: str, known: Known) -> None:
+    """Names and labels of an exposition's samples."""
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            known.setdefault(sample.name, set()).update(sample.labels)
+
+
+async def expositions(tmp_path: Path) -> list[str]:
+    found = []
+    async with Group(tmp_path / "raft", 3) as group:
+        leader = await group.leading()
+        await group.create_topic(leader, "T")
+        await group.send(leader, "T")
+        await group.pull(leader, "T", 0)
+        await group.commit(leader, "T", 0, 0)
+        await until(lambda: leader.state.offsets.offsets)
+        found += [broker.metrics.render()[0].decode() for broker in group.brokers.values()]
+    async with Classic(tmp_path / "classic") as classic:
+        await classic.followed()
+        found += [broker.metrics.render()[0].decode() for broker in classic.brokers.values()]
+    config = NameServerConfig("127.0.0.1", 0, http_enable=False)
+    async with Group(tmp_path / "one", 1) as group, NameServer(config) as namesrv:
+        leader = await group.leading()
+        group.settings = {"namesrvAddr": f"127.0.0.1:{namesrv.port}"}
+        await group.stop("n0")
+        await group.start("n0")
+        await until(lambda: namesrv.table.broker_count)
+        found.append(namesrv.metrics.render()[0].decode())
+    return found
+
+
+@pytest.fixture(scope="module")
+def known(tmp_path_factory: pytest.TempPathFactory) -> Known:
+    """Every series name with its labels."""
+    found: Known = {"up": set()}
+    for text in asyncio.run(expositions(tmp_path_factory.mktemp("scraped"))):
+        well_named(text)
+        known_in(text, found)
+    return found
+
+
+def rules() -> list[dict[str, object]]:
+    groups = yaml.safe_load(ALERTS.read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+def check_expression(expression: str, known: Known) -> None:
+    bare = re.sub(r'"[^"]*"', '""', expression)
+    assert bare.count("(") == bare.count(")") and bare.count("{") == bare.count("}"), expression
+    names = METRIC.findall(bare)
+    assert names or re.search(r"\bup\b", bare), f"no metric: {expression}"
+    labels = set(OF_THE_TARGET)
+    for name in names:
+        assert name in known, f"{name} does not exist: {expression}"
+        labels |= known[name]
+    for name, selected in SELECTOR.findall(re.sub(r'"[^"]*"', '""', expression)):
+        for label in re.findall(r"([a-z_]+)\s*(?:=~|!~|!=|=)", selected):
+            assert label in known[name] | OF_THE_TARGET, f"{name} has no {label}: {expression}"
+    for grouped in GROUPING.findall(bare):
+        for label in filter(None, (part.strip() for part in grouped.split(","))):
+            assert label in labels, f"nothing has {label}: {expression}"
+    for function in re.findall(r"\b([a-z_]+)\s*\(", bare):
+        assert function in FUNCTIONS | {"and", "or", "unless", "group_left"}, function
+
+
+def test_every_alert_asks_for_what_there_is(known: Known) -> None:
+    assert len(rules()) >= 25
+    for rule in rules():
+        check_expression(str(rule["expr"]), known)
+
+
+def test_every_alert_is_whole() -> None:
+    names = [rule["alert"] for rule in rules()]
+    assert len(set(names)) == len(names)
+    for rule in rules():
+        assert set(rule) == {"alert", "expr", "for", "labels", "annotations"}, rule["alert"]
+        assert rule["labels"]["severity"] in ("critical", "warning")
+        assert set(rule["annotations"]) == {"summary", "description", "runbook_url"}
+        assert re.fullmatch(r"\d+(s|m)", str(rule["for"]))
+
+
+def test_every_alert_has_its_runbook_and_every_runbook_its_alert() -> None:
+    index = (RUNBOOKS / "README.md").read_text()
+    wanted: dict[str, set[str]] = {}
+    for rule in rules():
+        wanted.setdefault(rule["annotations"]["runbook_url"], set()).add(rule["alert"])
+    for url, alerts in wanted.items():
+        text = (ROOT / url).read_text()
+        named = set(re.findall(r"`(Raftmq\w+)`", text))
+        assert named == alerts, url
+        assert f"({Path(url).name})" in index
+        for part in (
+            "What it means",
+            "What is at risk",
+            "What to look at",
+            "What to do",
+            "When to",
+        ):
+            assert f"\n## {part}" in text, (url, part)
+    files = {f"docs/runbooks/{path.name}" for path in RUNBOOKS.glob("*.md")}
+    assert files == set(wanted) | {"docs/runbooks/README.md"}
+
+
+def test_an_invented_metric_is_found(known: Known) -> None:
+    for expression in (
+        "raft_nothing > 0",
+        "sum by (nobody) (raft_term)",
+        'raft_term{group="x"} > 0',
+        "sum(raft_term",
+        "mean(raft_term)",
+    ):
+        with pytest.raises(AssertionError):
+            check_expression(expression, known)
+
+
+def test_runbooks_speak_of_what_there_is(known: Known) -> None:
+    sources = "".join(
+        path.read_text()
+        for room in ("broker", "dledger", "namesrv", "store", "remoting", "ops")
+        for path in sorted((ROOT / room).rglob("*.py"))
+    )
+    families = {re.sub(r"_(bucket|sum|count)$", "", name) for name in known} | set(known)
+    keys = set(broker_config.OPTIONS) | set(namesrv_config.OPTIONS)
+    for path in RUNBOOKS.glob("*.md"):
+        text = path.read_text()
+        for name in METRIC.findall(text):
+            assert name in families, (path.name, name)
+        for target in re.findall(r"\]\(([\w-]+\.md)\)", text):
+            assert (RUNBOOKS / target).exists(), (path.name, target)
+        for span in re.findall(r"(?<!`)`([^`\n]+)`(?!`)", text):
+            key = re.fullmatch(r"([a-z]+(?:[A-Z][a-zA-Z0-9]*)+)(?:=\w+)?", span)
+            if key is not None:
+                there = key[1] in keys or f'"{key[1]}"' in sources
+                assert there, f"{path.name}: no key {span}"
+        for events in re.findall(r"[Ll]ogs?\b[^\n]*:[^\n]*(?:\n[^\n]+)*", text):
+            for event in re.findall(r"`([a-z]+_[a-z_]+)", events):
+                if not METRIC.fullmatch(event):
+                    assert event in sources, f"{path.name}: no event {event}"
+
+
+def test_scrapes_and_rules_belong_together() -> None:
+    config = yaml.safe_load(SCRAPES.read_text())
+    for name in config["rule_files"]:
+        assert (SCRAPES.parent / name).exists()
+    jobs = {job["job_name"] for job in config["scrape_configs"]}
+    asked = set(re.findall(r'job="([^"]+)"', ALERTS.read_text() + DASHBOARD.read_text()))
+    assert asked <= jobs
+    assert all(job["metrics_path"] == "/metrics" for job in config["scrape_configs"])
+
+
+def test_the_dashboard_shows_what_there_is(known: Known) -> None:
+    board = json.loads(DASHBOARD.read_text())
+    panels = board["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    taken: set[tuple[int, int]] = set()
+    for panel in panels:
+        at = panel["gridPos"]
+        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"])
+                 for y in range(at["y"], at["y"] + at["h"])}  # fmt: skip
+        assert at["x"] + at["w"] <= 24 and not cells & taken, panel["title"]
+        taken |= cells
+        if panel["type"] == "row":
+            continue
+        assert panel["datasource"]["uid"] == "${datasource}"
+        assert panel["targets"], panel["title"]
+        for target in panel["targets"]:
+            check_expression(target["expr"], known)
+    for variable in board["templating"]["list"]:
+        if variable["type"] == "query":
+            found = re.fullmatch(r"label_values\((.*), (\w+)\)", variable["definition"])
+            assert found is not None, variable["definition"]
+            check_expression(found[1], known)
+            assert found[2] in known[METRIC.findall(found[1])[0]]
+    for annotation in board["annotations"]["list"]:
+        if "expr" in annotation:
+            check_expression(annotation["expr"], known)

@@ -1,0 +1,147 @@
+"""A replica whose frames are gone everywhere is refilled while the group goes on."""
+
+import asyncio
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from remoting.codes import RequestCode
+from tests.broker.cluster import Group, until
+
+KIB = 1 << 10
+BODY = bytes(range(256)) * 40
+
+
+@pytest.fixture
+async def group(tmp_path):
+    settings = {
+        "mappedFileSizeCommitLog": 256 * KIB,
+        "maxMessageSize": 64 * KIB,
+        "fileReservedTime": 0,
+        "deleteWhen": ";".join(map(str, range(24))),
+        "cleanResourceInterval": 100,
+        "snapshotIntervalMs": 100,
+        "flushDiskType": "SYNC_FLUSH",
+        "electionTimeoutMinMs": 1_500,
+        "electionTimeoutMaxMs": 3_000,
+    }
+    async with Group(tmp_path, count=3, **settings) as three:
+        yield three
+
+
+async def start_again(group, name):
+    """What `mqbroker` does: a broker that is refilled begins anew in the same process."""
+    broker = await group.start(name)
+    times = 0
+    while not broker.begins_anew:
+        if broker.application.applied_position and broker.store.commitlog.min_offset:
+            return times
+        await asyncio.sleep(0.01)
+    reason = await broker.failed
+    assert "an installation takes its place" in reason
+    await group.stop(name)
+    times += 1
+    await group.start(name)
+    return times
+
+
+class Load:
+    """Sends one after the other to whoever leads; a send that fails ends the test."""
+
+    def __init__(self, group):
+        self.group = group
+        self.sent = 0
+        self.task = None
+        self.wanted = True
+
+    async def __aenter__(self):
+        self.task = asyncio.ensure_future(self._send())
+        return self
+
+    async def __aexit__(self, *_):
+        self.wanted = False
+        await self.task
+
+    async def _send(self):
+        while self.wanted:
+            answer = await self.group.send(await self.group.leading(), "T", BODY)
+            assert answer.code == 0, answer
+            self.sent += 1
+
+    async def until_first_frames_are_gone(self):
+        stores = [broker.store for broker in self.group.brokers.values()]
+        before = max(store.commitlog.max_offset for store in stores)
+        async with asyncio.timeout(60):
+            while min(store.commitlog.min_offset for store in stores) <= before:
+                assert not self.task.done(), self.task
+                await asyncio.sleep(0.02)
+
+
+def keep_all(broker):
+    """No more retention."""
+    policy = replace(broker.store.config.retention, reserved_hours=72)
+    broker.store.config = replace(broker.store.config, retention=policy)
+
+
+async def pulled(group, broker, topic, queue=0):
+    """Where a queue begins and ends, and all records in between."""
+    header = {"topic": topic, "queueId": str(queue)}
+    low = await group.ask(broker, RequestCode.GET_MIN_OFFSET, header)
+    high = await group.ask(broker, RequestCode.GET_MAX_OFFSET, header)
+    offset, end = int(low.ext["offset"]), int(high.ext["offset"])
+    found = []
+    while offset < end:
+        answer = await group.pull(broker, topic, offset, queue=queue, wait_ms=0)
+        assert answer.code == 0, answer
+        found.append(answer.body)
+        offset = int(answer.ext["nextBeginOffset"])
+    return int(low.ext["offset"]), end, b"".join(found)
+
+
+def same_logs(one, other):
+    """Where both have it, byte for byte."""
+    a, b = one.store.commitlog, other.store.commitlog
+    start = max(a.min_offset, b.min_offset)
+    assert a.max_offset == b.max_offset > start
+    while start < a.max_offset:
+        size = min(64 * KIB, a.segment_end(start) - start)
+        assert a.read(start, size) == b.read(start, size), start
+        start += size
+
+
+@pytest.mark.parametrize("loses", ["everything", "nothing"])
+async def test_a_replica_comes_back_when_the_oldest_segments_are_gone(group, loses):
+    leader = await group.leader()
+    first = group.brokers[leader]
+    for topic in ("T", "Gone"):
+        await group.create_topic(first, topic)
+    for _ in range(5):
+        await group.send(first, "Gone", queue=2)
+    assert (await group.commit(first, "Gone", 2, 4)).code == 0
+    await until(lambda: len({b.store.dispatched_offset for b in group.brokers.values()}) == 1)
+    name = next(n for n in group.names if n != leader)
+    await group.kill(name)
+    if loses == "everything":
+        shutil.rmtree(group.root / name)
+    async with Load(group) as load:
+        await load.until_first_frames_are_gone()
+        keep_all(first)
+        assert await start_again(group, name) == 1
+        back = group.brokers[name]
+        keep_all(back)
+        await until(lambda: back.store.dispatched_offset > first.store.commitlog.min_offset)
+        await until(lambda: back.engine.status()["whole"])
+        await until(lambda: first.engine.status()["peers"][name]["state"] == "replicate")
+        sent = load.sent
+        await until(lambda: load.sent > sent + 20)
+    assert back.engine.status()["installing"] is None
+    await until(lambda: back.store.dispatched_offset == first.store.dispatched_offset)
+    same_logs(first, back)
+    want = [await pulled(group, first, "T"), await pulled(group, first, "Gone", 2)]
+    assert want[1] == (5, 5, b"")
+    first.engine.transfer(name)
+    await until(lambda: back.roles.leading)
+    assert [await pulled(group, back, "T"), await pulled(group, back, "Gone", 2)] == want
+    assert (await group.committed(back, "Gone", 2)).ext["offset"] == "4"
+    assert (await group.send(back, "Gone", b"next", queue=2)).ext["queueOffset"] == "5"

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from dledger.messages import Role, RoleEvent, VoteResponse
 from dledger.quorum import majority
-from store.frame import Frame, parse_frame
+from store.frame import Frame
 
 if TYPE_CHECKING:
     from tests.simulator.node import SimNode
@@ -38,7 +38,8 @@ class Checker:
     def __init__(self, world: World) -> None:
         self._world = world
         self._leaders: dict[int, tuple[str, int]] = {}  # term -> (node, incarnation)
-        self._frames: dict[tuple[int, int], tuple[bytes, int]] = {}  # (index, term)
+        # (index, term) -> (frame, term of the one before)
+        self._frames: dict[tuple[int, int], tuple[Frame, int]] = {}
         self._committed: list[Frame] = []  # at index - 1: what some replica applied
         self._acked: list[Frame] = []
         self._seen: dict[str, tuple[int, int, str | None]] = {}  # term, commit, vote
@@ -92,14 +93,14 @@ class Checker:
             known = self._frames.get((at, term))
             if known is None or known[1] != previous_term:
                 self.fail(f"{node.name} recovered {at}@{term} behind {previous_term}: {known}")
-            frame = parse_frame(known[0])
+            frame = known[0]
             durable = self._world.profile.durable
             if not node.holds(frame, durable) and not self._world.damage.lacks(node, frame):
                 self.fail(f"{node.name} recovered {frame}, but does not hold it")
 
     def frames_known(self) -> list[Frame]:
         """Every frame that was ever written anywhere."""
-        return [parse_frame(data) for data, _ in self._frames.values()]
+        return [frame for frame, _ in self._frames.values()]
 
     def is_committed(self, frame: Frame) -> bool:
         """Whether some replica applied it."""
@@ -109,14 +110,16 @@ class Checker:
         """The frames of a node's log as they should be."""
         index = node.log.index
         indexes = range(index.first_index, index.last_index + 1)
-        return [parse_frame(self._frames[(at, index.term_at(at))][0]) for at in indexes]
+        return [self._frames[(at, index.term_at(at))][0] for at in indexes]
 
     def appending(self, node: SimNode, frames: Sequence[Frame]) -> None:
         """Log matching, by induction over what is behind each frame."""
         previous_term = node.log.index.term_at(frames[0].index - 1)
         for frame in frames:
-            known = self._frames.setdefault((frame.index, frame.term), (frame.data, previous_term))
-            if known != (frame.data, previous_term):
+            known, behind = self._frames.setdefault(
+                (frame.index, frame.term), (frame, previous_term)
+            )
+            if (known.data, behind) != (frame.data, previous_term):
                 self.fail(f"log matching: {node.name} appends {frame}, known as {known}")
             previous_term = frame.term
 

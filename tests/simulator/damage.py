@@ -5,7 +5,8 @@ damage at any time: struck, or cut with what a repair gave up, and not whole aga
 what the promises are made for. (Neighbours: where a header is gone here, and the one behind it
 there, just where a term begins, nothing is left that proves the one to follow the other.) Struck
 is only what lies below the durable mark *on the platter*: above it, after a power cut, nobody can
-tell rot from a write that never happened (store/checkpoint.py).
+tell rot from a write that never happened (store/checkpoint.py). But a segment in front of others
+may be lost wherever the mark is: it was filled once.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
 
+from google_crc32c import value as crc32c
+
 from dledger.repair import RepairResponse
 from store.frame import HEADER_SIZE_BYTES, Frame
 
@@ -24,7 +27,8 @@ if TYPE_CHECKING:
     from tests.simulator.world import World
 
 PAGE_BYTES = 512
-_MARK_AT = 24
+_MARK = struct.Struct(">24xq8x4sI")  # of the checkpoint: the durable mark, "RMQC", CRC-32C
+_SEALED_BYTES = 40
 
 
 class Damage:
@@ -122,7 +126,8 @@ class Damage:
     def _try(self, node: SimNode) -> bool:
         rng = self.rng
         mark = self._mark(node)
-        frames = [f for f in self._frames_on(node) if f.end <= mark]
+        held = self._frames_on(node)
+        frames = [f for f in held if f.end <= mark]
         if not frames or not self._may_have_damage(node):
             return False
         frame = rng.choice(frames)
@@ -133,12 +138,18 @@ class Damage:
             kinds += ["mark"]
             if segment + size <= mark:
                 kinds += ["lost file", "short file"]
+            elif any(f.position >= segment + size for f in held):
+                kinds += ["lost file"]
         kind = rng.choice(kinds)
         if kind == "mark":
             return self._spoil_mark(node)
         start, end = self._range(kind, frame, segment, segment + size)
-        struck = [f for f in frames if f.position < end and start < f.end]
-        if end > mark or not self._may_lose(node, [frame, *struck]):
+        if kind == "lost file":  # and what only the page cache has of it
+            held = [f for f in self._world.checker.frames_known() if node.holds(f, False)]
+        elif end > mark:
+            return False
+        struck = [f for f in held if f.position < end and start < f.end]
+        if not self._may_lose(node, [frame, *struck]):
             return False
         return self._spoil(node, kind, start, end, struck)
 
@@ -223,5 +234,10 @@ class Damage:
         """The durable mark as a power cut would leave it; 0 if it is damaged itself."""
         if node.name in self._marks:
             return 0
-        data = node.disk.durable("checkpoint")[_MARK_AT : _MARK_AT + 8]
-        return int(struct.unpack(">q", data)[0]) if len(data) == 8 else 0
+        data = node.disk.durable("checkpoint")[: _MARK.size]
+        if len(data) < _MARK.size:
+            return 0
+        mark, magic, checksum = _MARK.unpack(data)
+        # Rot may stand there still, while the page cache holds a newer record.
+        whole = magic == b"RMQC" and checksum == crc32c(data[:_SEALED_BYTES])
+        return int(mark) if whole else 0

@@ -342,7 +342,7 @@ class Broker:
             clock_ms=self.clock_ms,
             wall_ms=self.wall_ms,
             on_fatal=self._on_fatal,
-            master_address=lambda: self.roles.leader_address,
+            master_address=lambda: self.config.master_address or self.roles.leader_address,
             master_ha_address=lambda: self.roles.master_ha_address,
             listen_socket=self._replication_socket,
         )

@@ -190,6 +190,9 @@ class BrokerConfig:
         "Where a master listens for slaves; 0: `listenPort` + 1.", low=0, high=65535)
     ha_master_address: str = option("classic", "haMasterAddress", "",
         "The master, `host:port`; empty: what a name server says.")
+    master_address: str = option("classic", "masterAddress", "",
+        "Where a slave asks its master for topics and offsets; empty: what a name server says,"
+        " which is the way of clients.")
     ha_send_heartbeat_interval: int = option("classic", "haSendHeartbeatInterval", 5_000,
         "Between two signs of life on a quiet link.", unit=MS, low=10)
     ha_housekeeping_interval: int = option("classic", "haHousekeepingInterval", 20_000,
@@ -216,6 +219,9 @@ class BrokerConfig:
     dleger_peers: str = option("raft", "dLegerPeers", "",
         "All replicas, `n0-host:port;n1-host:port` (in TOML a list, too).")
     dleger_self_id: str = option("raft", "dLegerSelfId", "n0", "Which of the peers this is.")
+    dleger_bind_address: str = option("raft", "dLegerBindAddress", "",
+        "The address listened on for peers; empty: the host of this replica's entry in"
+        " `dLegerPeers`. `0.0.0.0` where that host's address may change, as a container's does.")
     preferred_leader_id: str = option("raft", "preferredLeaderId", "",
         "Accepted for Apache's sake; without effect.")
     engine: str = option("raft", "engine", "dledger",

@@ -20,7 +20,7 @@ from dledger.flusher import FlushMode
 from dledger.index import LogIndex
 from dledger.installer import InstallationSource
 from dledger.member import RaftMember
-from dledger.peers import PeerAddress
+from dledger.peers import LinkConfig, PeerAddress
 from dledger.pysync.application import RevocableApplication
 from dledger.settings import MemberConfig
 from dledger.state import CoreConfig
@@ -125,6 +125,7 @@ def make_engine(
             election_ms_max=config.election_timeout_max_ms,
             catch_up_bytes_per_s=config.raft_catch_up_bytes_per_s,
         ),
+        links=LinkConfig(listen_host=config.dleger_bind_address or None),
     )
     return _engine_class(config)(
         member,

@@ -243,6 +243,17 @@ class BrokerMetrics:
             max(0, log.max_offset - store.dispatched_offset),
         )
 
+        families.gauge(
+            "rocketmq_queue_units_damaged",
+            "ConsumeQueue units known to point wrong and not put right yet.",
+            len(store.repairs),
+        )
+        families.counter(
+            "rocketmq_queue_units_rewritten_total",
+            "ConsumeQueue units put right from the log.",
+            store.repairs.rewritten,
+        )
+
     def _disk(self, families: Families) -> None:
         broker = self._broker
         try:
@@ -301,11 +312,18 @@ class BrokerMetrics:
             ("whole", "raft_whole", "0 while this replica may have lost promises."),
             ("commands_waiting", "raft_commands_waiting", "Commands that wait to be proposed."),
             ("damaged_count", "raft_log_damaged_frames", "Frames known to be damaged."),
+            ("behind_bytes", "raft_behind_bytes", "Of a follower: log that its leader has more."),
         )
         for key, name, doc in figures:
             value = status.get(key)
             if isinstance(value, int):
                 families.gauge(name, doc, value)
+        installing = status.get("installing")
+        families.gauge(
+            "raft_installing",
+            "1 while the leader's state is copied here because its log begins too late.",
+            float(bool(installing)),
+        )
         families.gauge(
             "raft_leader_known", "1 if a leader is known.", float(status["leader"] is not None)
         )
@@ -359,6 +377,12 @@ class BrokerMetrics:
             "Of a leader: frames of its log that that peer has not acknowledged.",
             ("peer",),
             [((name,), last - p["match"]) for name, p in followers if isinstance(last, int)],
+        )
+        families.gauges(
+            "raft_peer_behind_bytes",
+            "Of a leader: log that that peer has not acknowledged.",
+            ("peer",),
+            [((name,), p["behind_bytes"]) for name, p in followers if "behind_bytes" in p],
         )
         families.gauges(
             "raft_peer_inflight_bytes",

@@ -6,6 +6,7 @@ a classic master and its slave, a name server.
 
 import asyncio
 import json
+import os
 import re
 from pathlib import Path
 
@@ -26,6 +27,7 @@ ALERTS = ROOT / "deploy" / "prometheus" / "alerts.yml"
 SCRAPES = ROOT / "deploy" / "prometheus" / "prometheus.yml"
 DASHBOARD = ROOT / "deploy" / "grafana" / "dashboard.json"
 RUNBOOKS = ROOT / "docs" / "runbooks"
+METRICS = ROOT / "docs" / "metrics.md"
 
 METRIC = re.compile(r"\b(?:rocketmq|raft|process)_[a-z][a-z0-9_]*[a-z0-9]\b")
 SELECTOR = re.compile(r"\b([a-z][a-z0-9_]*)\{([^{}]*)\}")
@@ -71,13 +73,45 @@ async def expositions(tmp_path: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def known(tmp_path_factory: pytest.TempPathFactory) -> Known:
+def scraped(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    return asyncio.run(expositions(tmp_path_factory.mktemp("scraped")))
+
+
+@pytest.fixture(scope="module")
+def known(scraped: list[str]) -> Known:
     """Every series name with its labels."""
     found: Known = {"up": set()}
-    for text in asyncio.run(expositions(tmp_path_factory.mktemp("scraped"))):
+    for text in scraped:
         well_named(text)
         known_in(text, found)
     return found
+
+
+HEAD = """# Metrics
+
+What brokers and name servers show at `GET /metrics` (a viewer's token, where there are tokens).
+This file is written from real expositions by `RAFTMQ_REWRITE=1 pytest tests/ops/test_alerts.py`.
+A broker's figures carry the labels `cluster`, `broker` (brokerName, the group) and `node`. Figures
+that a mode does not have (`raft_…` in classic mode, `rocketmq_ha_…` in Raft mode) are absent.
+Consumer lag is told by the leader or master only, for at most `metricsSeriesMax` pairs.
+
+| name | type | labels | meaning |
+|---|---|---|---|
+"""
+
+
+def test_the_document_has_every_metric(scraped: list[str], known: Known) -> None:
+    rows = {}
+    for text in scraped:
+        for family in text_string_to_metric_families(text):
+            name = f"{family.name}_total" if family.type == "counter" else family.name
+            labels = known.get(name) or known.get(f"{name}_bucket") or set()
+            shown = ", ".join(sorted(labels - {"cluster", "broker", "node", "le"}))
+            rows[name] = f"| `{name}` | {family.type} | {shown} | {family.documentation} |\n"
+    text = HEAD + "".join(rows[name] for name in sorted(rows))
+    if os.environ.get("RAFTMQ_REWRITE"):
+        METRICS.write_text(text)
+    assert METRICS.read_text() == text
 
 
 def rules() -> list[dict[str, object]]:

@@ -163,8 +163,8 @@ class ClusterView:
     def failovers(self, group: str) -> list[failovers.Failover]:
         return failovers.failovers(group, self._events.get(group, ()))
 
-    def _take(self, event: Event) -> None:
-        """An event of a broker."""
+    def _take(self, http_address: str, event: Event) -> None:
+        """An event of a broker. The group is the one it registered as: brokerName."""
         kind = event.get("kind")
         at = event.get("at")
         if not isinstance(kind, str) or kind == GAP or type(at) is not int:
@@ -173,7 +173,7 @@ class ClusterView:
         plain: Event = {
             "kind": kind,
             "node": str(event.get("node") or ""),
-            "group": str(event.get("group") or ""),
+            "group": next((k.group for k in self.known() if k.http_address == http_address), ""),
             "term": term if type(term) is int else 0,
             "at": at,
             "detail": dict(detail) if isinstance(detail, Mapping) else {},

@@ -99,9 +99,10 @@ class Nodes:
         query: Mapping[str, str] | None = None,
         body: bytes | None = None,
         headers: Mapping[str, str] | None = None,
-        timeout_s: float = VIEW_TIMEOUT_S,
+        timeout_s: float | None = None,
     ) -> Answer:
         """One question; `path` is percent-encoded already. Raises NodeSilent."""
+        timeout_s = timeout_s or VIEW_TIMEOUT_S
         assert self._session is not None, "not started"
         if not http_address:
             raise NodeSilent("it has told no HTTP address", sent=False)

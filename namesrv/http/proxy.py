@@ -39,7 +39,7 @@ class Proxy:
         return [RawRoute(method, PATTERN, self.handle, role_of) for method in METHODS]
 
     async def handle(self, request: web.Request, _: Caller) -> web.StreamResponse:
-        known = self._known(request)
+        known = await self._known(request)
         tail = _tail(request)
         path = f"/{tail}" if tail in OUTSIDE else f"/api/v1/{tail}"
         if tail == EVENTS:
@@ -60,9 +60,12 @@ class Proxy:
         guards = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
         return web.Response(status=answer.status, body=answer.body, headers=passed | guards)
 
-    def _known(self, request: web.Request) -> Known:
+    async def _known(self, request: web.Request) -> Known:
         group, broker = request.match_info["group"], request.match_info["broker"]
         known = self._cluster.find(group, broker)
+        if known is None:  # a name is known once its replica was asked
+            await self._cluster.look()
+            known = self._cluster.find(group, broker)
         if known is None:
             raise not_found(f"no broker {broker!r} of group {group!r} is known")
         return known

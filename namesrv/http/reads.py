@@ -26,6 +26,7 @@ from web.schema import Count, Input, TimeMs
 
 NAME_LENGTH_MAX = 255
 Name = Annotated[str, Meta(min_length=1, max_length=NAME_LENGTH_MAX)]
+MessageLimit = Annotated[int, Meta(ge=1, le=256)]  # as the node API's
 OptionalName = Annotated[str, Meta(max_length=NAME_LENGTH_MAX)]
 
 
@@ -74,14 +75,14 @@ class MessagesQuery(Input, frozen=True):
     unique_key: OptionalName = ""
     begin_ms: TimeMs | None = None
     end_ms: TimeMs | None = None
-    limit: Annotated[int, Meta(ge=1, le=1000)] = 32
+    limit: MessageLimit = 32
     group: OptionalName = ""
 
 
 class QueueMessagesQuery(Input, frozen=True):
     offset: Count | None = None
     time_ms: TimeMs | None = None
-    limit: Annotated[int, Meta(ge=1, le=1000)] = 32
+    limit: MessageLimit = 32
     group: OptionalName = ""
 
 

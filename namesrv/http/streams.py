@@ -28,9 +28,9 @@ Event = dict[str, Any]
 
 
 class Streams:
-    """`follow(addresses)` says whom to listen to; `take(event)` is called for each event."""
+    """`follow(addresses)` says whom to listen to; `take(address, event)` hears each event."""
 
-    def __init__(self, nodes: Nodes, take: Callable[[Event], None]) -> None:
+    def __init__(self, nodes: Nodes, take: Callable[[str, Event], None]) -> None:
         self._nodes = nodes
         self._take = take
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -66,7 +66,7 @@ class Streams:
                         raise aiohttp.ClientPayloadError(f"it answers {response.status}")
                     async for event_id, event in events_of(_lines(response)):
                         last_id, retry_s = event_id or last_id, RETRY_S_MIN
-                        self._take(event)
+                        self._take(address, event)
             except (aiohttp.ClientError, TimeoutError, ValueError) as error:
                 LOG.debug("events_lost broker=%s error=%r", address, error)
             await asyncio.sleep(retry_s)

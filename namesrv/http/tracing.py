@@ -69,7 +69,7 @@ def progress_of(name: str, view: Mapping[str, Any], message: Mapping[str, Any]) 
         if same and queue.get("queueId") == message.get("queueId"):
             at = queue.get("consumerOffset")
             if type(at) is not int or type(offset) is not int or at < 0:
-                return {"name": name, "state": "unknown", "consumerOffset": at}
+                return {"name": name, "state": "never", "consumerOffset": None}
             ahead = max(0, offset - at)
             return {
                 "name": name,

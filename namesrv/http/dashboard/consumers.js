@@ -10,7 +10,7 @@ import { longList, searchBox } from "/dashboard/topics.js";
 const REFRESH_MS = 3000;
 
 const sumOf = (groups, field) => groups.reduce((sum, one) => sum + (typeof one[field] === "number" ? one[field] : 0), 0);
-const clientsOf = (groups) => Math.max(0, ...groups.map((one) => one.clientCount ?? one.clients?.length ?? (typeof one.clients === "number" ? one.clients : 0)));
+const clientsOf = (groups) => Math.max(0, ...groups.map((one) => one.clientCount ?? 0)); // a client is at every leader
 
 export function consumersPage(app) {
   const list = longList(app, { path: "/consumer-groups", nameOf: (item) => item.name });
@@ -69,7 +69,7 @@ export function consumerPage(app, name) {
     render() {
       const { view, error } = state;
       const locked = app.me.role === "viewer";
-      const paused = view?.consumeEnable === false || view?.paused === true;
+      const paused = view?.consumeEnable === false;
       return [
         back("consumers", "Consumer groups"),
         head(name, view && h("div", { class: "buttons" },
@@ -114,7 +114,7 @@ function queues(rows) {
 function clients(rows) {
   if (!rows.length) return empty("Nobody is connected.");
   return table("Clients", [["Client", ""], ["Address", ""], ["Language", ""], ["Version", ""]],
-    rows.map((one) => [h("span", { class: "mono" }, one.clientId ?? "–"), h("span", { class: "mono" }, one.address ?? one.clientAddr ?? "–"), String(one.language ?? "–"), String(one.version ?? "–")]));
+    rows.map((one) => [h("span", { class: "mono" }, one.clientId ?? "–"), h("span", { class: "mono" }, one.address ?? "–"), String(one.language ?? "–"), String(one.version ?? "–")]));
 }
 
 async function reset(name, view) {
@@ -129,13 +129,14 @@ async function reset(name, view) {
       h("label", null, "To", h("select", { name: "to" },
         h("option", { value: "time" }, "a time"), h("option", { value: "earliest" }, "the earliest message there is"), h("option", { value: "latest" }, "the latest: skip what waits"))),
       h("label", null, "Time (this browser's zone)", h("input", { name: "time", type: "datetime-local", step: "1", value: local(Date.now() - 3600_000) })),
+      h("label", { class: "choice" }, h("input", { type: "checkbox", name: "force" }), "although consumers are online (they may commit over it)"),
     ],
     action: "Reset offsets",
     danger: true,
   });
   if (!given) return;
   const to = given.to === "time" ? { timeMs: new Date(given.time).getTime() } : { position: given.to };
-  await attempt(`Reset of ${name}`, () => call("POST", `/consumer-groups/${seg(name)}/reset`, { body: { topic: given.topic, to } }));
+  await attempt(`Reset of ${name}`, () => call("POST", `/consumer-groups/${seg(name)}/reset`, { body: { topic: given.topic, to, force: Boolean(given.force) } }));
 }
 
 async function hold(name, deed, title, words) {

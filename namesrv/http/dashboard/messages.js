@@ -17,10 +17,10 @@ const WAYS = [
   ["time", "time"],
 ];
 
-export const idOf = (message) => message.offsetMsgId ?? message.messageId ?? message.msgId ?? "";
-const uniqueOf = (message) => message.uniqueKey ?? message.properties?.UNIQ_KEY ?? "";
-const keysOf = (message) => message.keys ?? message.properties?.KEYS ?? "";
-const tagsOf = (message) => message.tags ?? message.properties?.TAGS ?? "";
+const idOf = (message) => message.offsetMsgId;
+const uniqueOf = (message) => message.msgId ?? "";
+const keysOf = (message) => message.keys ?? "";
+const tagsOf = (message) => message.tags ?? "";
 
 export function messagesPage(app, _, parameters) {
   const given = Object.fromEntries(parameters);
@@ -134,15 +134,8 @@ function results({ items, errors = [] }) {
 
 const preview = (message) => (bodyOf(message).text ?? `${bytes(message.bodySize)} of data`).slice(0, 160);
 
-/** {text} or {data: base64}. */
-function bodyOf(message) {
-  const { body, bodyText, bodyBase64 } = message;
-  if (typeof bodyText === "string") return { text: bodyText };
-  if (typeof bodyBase64 === "string") return { data: bodyBase64 };
-  if (typeof body === "string") return { text: body };
-  if (body && typeof body.text === "string") return { text: body.text };
-  return { data: body?.base64 ?? "" };
-}
+/** {text} or {data: base64}; a list leaves large bodies out. */
+const bodyOf = ({ text, body }) => (typeof text === "string" ? { text } : { data: body ?? "" });
 
 export function messagePage(app, id) {
   const state = { trace: null, error: "" };
@@ -177,7 +170,7 @@ export function messagePage(app, id) {
           ["Topic", h("a", { href: `#/topics/${seg(message.topic)}` }, message.topic)],
           ["Queue", `${number(message.queueId)} of ${group}`],
           ["Queue offset", number(message.queueOffset)],
-          ["Log offset", number(message.commitLogOffset ?? message.physicalOffset)],
+          ["Log offset", number(message.commitLogOffset)],
           ["Tags", tagsOf(message) || "–"],
           ["Keys", keysOf(message) || "–"],
           ["Born", [moment(message.bornTimestamp), h("span", { class: "muted" }, ` ${message.bornHost ?? ""}`)]],
@@ -219,7 +212,7 @@ function steps({ message, replicas, consumers, consumersLeftOut, consumersError 
         const link = h("a", { href: `#/consumers/${seg(one.name)}` }, one.name);
         if (one.state === "consumed") return step("good", "now", ["Had by ", link], `it is at offset ${number(one.consumerOffset)}`);
         if (one.state === "waiting") return step("warn", "now", ["Waits for ", link], `${plural(one.messagesBefore, "message")} before it${one.clients ? "" : "; nobody is connected"}`);
-        return step("bad", "now", link, one.error ?? "nothing consumed yet");
+        return step(one.error ? "bad" : "", "now", link, one.error ?? "has consumed nothing of this queue");
       })),
     consumersError && problem(`Consumer groups are not known: ${consumersError}`),
     !consumers.length && !consumersError && h("p", { class: "muted" }, "No consumer group reads this queue."),

@@ -130,7 +130,7 @@ def test_who_had_a_message() -> None:
     assert of(11)["state"] == "consumed"
     assert (of(10)["state"], of(10)["messagesBefore"]) == ("waiting", 0)
     assert of(4)["messagesBefore"] == 6
-    assert of(-1)["state"] == "unknown"
+    assert of(-1)["state"] == of(None)["state"] == "never"
     assert of(11, "U") is None
 
 

@@ -13,7 +13,7 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -24,10 +24,12 @@ from broker.clients import ClientTable
 from broker.commits import CommitService
 from broker.config import BrokerConfig
 from broker.configfiles import ConfigFiles, delay_offsets
+from broker.construction import free_port, store_config, template_topic
 from broker.engine import Engine, make_engine
 from broker.errors import EngineError, OutcomeUnknown, Refused
 from broker.groups import SubscriptionGroup
 from broker.housekeeping import Chore, Housekeeper
+from broker.http.api import NodeApi
 from broker.installation import RAFT_DIRECTORY, Source
 from broker.keeper import ClassicKeeper, Keeper, RaftKeeper
 from broker.keyquery import KeyQueries
@@ -44,10 +46,11 @@ from broker.runtime import runtime_info
 from broker.send import NOT_LEADER, SendPath
 from broker.sendrequest import SendRules
 from broker.state import BrokerState, announce, put_group, put_topic
-from broker.topics import DEFAULT_TOPIC, RETRY_PREFIX, TopicConfig, retry_topic
+from broker.topics import RETRY_PREFIX, retry_topic
 from dledger.errors import Busy, NotLeader, RaftError
 from dledger.errors import OutcomeUnknown as CommandOutcomeUnknown
 from dledger.messages import Role, RoleEvent
+from ops.logs import set_level
 from remoting.address import format_address
 from remoting.codec import FRAME_SIZE_BYTES_MAX
 from remoting.codes import RequestCode, ResponseCode
@@ -57,13 +60,10 @@ from remoting.errors import RemotingError
 from remoting.registration import DataVersion
 from remoting.registration import TopicConfig as RegisteredTopic
 from remoting.server import RemotingServer
-from store.config import StoreConfig, StoreMode, hot_span_bytes
 from store.disk import Disk
 from store.frame import HEADER_SIZE_BYTES
-from store.indexfile import IndexLimits
 from store.messagestore import MessageStore
 from store.record import BLANK_SIZE_BYTES, pack_host
-from store.retention import RetentionPolicy
 
 log = logging.getLogger("broker")
 
@@ -90,7 +90,7 @@ class Broker:
         self.disk = disk
         self.state = BrokerState()
         self.roles = RoleView(config, self.state)
-        self.store = MessageStore(disk, _store_config(config))
+        self.store = MessageStore(disk, store_config(config))
         self.failed: asyncio.Future[str] | None = None
         self._replication_socket = replication_socket
         self.wall_ms = wall_ms
@@ -99,6 +99,8 @@ class Broker:
         self._started = False
         self.begins_anew = False  # it "failed" only to be started again at once
         self._recovered = False  # the log is open: only then is there anything to flush
+        self._closed = False  # and here it is not any more
+        self.stop_wanted = asyncio.Event()  # somebody asked this process to end
         self._creating_groups: set[str] = set()
         self._stopping = False
         self._handing_over = False  # on request, or because this replica stops
@@ -107,14 +109,17 @@ class Broker:
         self.put_rates = Rates(clock_ms(), self._today())
         self.get_rates = Rates(clock_ms(), self._today())
         self.metrics = BrokerMetrics(self)
+        self.http = NodeApi(self)
 
     # ---- life -----------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Raises ConfigError, EngineError, StoreError, RaftError, StateError, OSError."""
+        """Raises ConfigError, EngineError, StoreError, RaftError, StateError, WebConfigError,
+        OSError."""
         loop = asyncio.get_running_loop()
         self.failed = loop.create_future()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="broker-disk")
+        await loop.run_in_executor(self._pool, self.http.prepare)
         self.keeper: Keeper
         self.engine: Engine
         if self.config.is_classic and self.disk.exists(RAFT_DIRECTORY):
@@ -130,10 +135,11 @@ class Broker:
         await loop.run_in_executor(self._pool, self.keeper.prepare)
         await loop.run_in_executor(self._pool, self.store.open)
         await loop.run_in_executor(self._pool, self.keeper.load)
-        self.port = self.config.listen_port or _free_port()
+        self.port = self.config.listen_port or free_port()
         self.address = format_address(self.config.broker_ip1, self._public_port)
         self._build(await self._store_host())
         self._started = True
+        await self.http.start()  # a start that waits for its peers is seen to
         await self.engine.start()  # before anybody can ask about it
         self._recovered = True
         await self.server.start(self.config.bind_address, self.port)
@@ -175,6 +181,8 @@ class Broker:
             self.sends.close()
             self.pulls.holds.release_all()
             await self.server.stop()
+            self._closed = True
+            await self.http.stop()
             await self.keeper.settle()
         loop = asyncio.get_running_loop()
         assert self.failed is not None
@@ -202,6 +210,21 @@ class Broker:
         log.info("stopping successor=%s", successor)
         self._linger_s = LINGER_S
         return True
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether its parts can be asked: its log is open."""
+        return self._recovered and not self._closed
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._stopping
+
+    def live_changed(self, changed: Mapping[str, object]) -> None:
+        """Live keys have new values in the configuration: for who does not look there."""
+        if "logLevel" in changed:
+            set_level("root", str(changed["logLevel"]))
+        log.info("config_changed keys=%s", ",".join(changed))
 
     def abandon(self, reason: str) -> None:
         """Fall silent at once, as a crash would: no hand-over, nothing flushed. `stop` after."""
@@ -260,7 +283,7 @@ class Broker:
             config,
             state,
             rules,
-            queue_end=self._queue_end,
+            queue_end=self.queue_end,
             request_cut=lambda at_once: self.engine.request_cut(at_once),
             propose=self._propose_then,
             leader_address=lambda: self.roles.leader_address,
@@ -372,17 +395,7 @@ class Broker:
     def _build_edges(self) -> None:
         """What talks to the outside: handlers, server, registration, chores."""
         config = self.config
-        template = (
-            TopicConfig(
-                DEFAULT_TOPIC,
-                config.default_topic_queue_nums,
-                config.default_topic_queue_nums,
-                config.broker_permission | 1,
-            )
-            if config.auto_create_topic_enable
-            else None
-        )
-        self._template = template
+        self._template = template = template_topic(config)
         queries = Queries(
             config,
             self.state,
@@ -394,7 +407,7 @@ class Broker:
             self.clock_ms,
             self.store.config.hot_span_bytes,
         )
-        admin = Admin(
+        self.admin = Admin(
             config,
             self.state,
             self.clients,
@@ -408,7 +421,7 @@ class Broker:
         self.key_queries = KeyQueries(config, self.store)
         handlers: dict[int, Handler] = {
             **queries.handlers(),
-            **admin.handlers(),
+            **self.admin.handlers(),
             **self.key_queries.handlers(),
         }
         for code in (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE):
@@ -427,6 +440,7 @@ class Broker:
             broker_name=config.broker_name,
             address=lambda: self.address,
             ha_address=self._ha_address,
+            http_address=lambda: self.http.address,
             identity=lambda: self.roles.identity,
             topics=self._registered_topics,
             on_master=self.roles.hint_master,
@@ -502,7 +516,7 @@ class Broker:
         """What slaves are told; a Raft replica has no such listener."""
         return self.classic.master.address if self.config.is_classic else self.address
 
-    def _queue_end(self, topic: str, queue_id: int) -> int:
+    def queue_end(self, topic: str, queue_id: int) -> int:
         queue = self.store.queues.queue(topic, queue_id)
         return 0 if queue is None else queue.max_offset
 
@@ -562,6 +576,7 @@ class Broker:
         before = self.roles.identity
         self.metrics.role_changed(event)
         self.roles.change(event)
+        self.http.role_changed(event)
         leading = self.roles.leading
         self.sends.leadership(event.term, leading, self._leader_is_awaited(event))
         if was_leading and not leading:
@@ -589,7 +604,8 @@ class Broker:
             if error is not None:
                 log.info("announce_failed: %s", error)
 
-        self._propose_then(announce(self.config.dleger_self_id, self.address), done)
+        own = announce(self.config.dleger_self_id, self.address, self.http.address)
+        self._propose_then(own, done)
 
     def _notify_enabled(self, group: str) -> bool:
         config = self.state.groups.get(group)
@@ -658,6 +674,7 @@ class Broker:
         if bool(text) != bool(self.sends.disk_full):
             log.warning("disk_full=%s percent=%d", full, percent)
         self.sends.disk_full = text
+        self.http.look_at_disk()
 
 
 def _translated(error: RaftError) -> RemotingError:
@@ -669,28 +686,3 @@ def _translated(error: RaftError) -> RemotingError:
     if isinstance(error, CommandOutcomeUnknown):
         return OutcomeUnknown(str(error))
     return Refused(ResponseCode.SYSTEM_ERROR, str(error))
-
-
-def _store_config(config: BrokerConfig) -> StoreConfig:
-    return StoreConfig(
-        mode=StoreMode.CLASSIC if config.is_classic else StoreMode.RAFT,
-        hot_span_bytes=hot_span_bytes(config.access_message_in_memory_max_ratio / 100),
-        segment_size_bytes=config.mapped_file_size_commit_log,
-        units_per_file=config.mapped_file_size_consume_queue // 20,
-        index_enable=config.message_index_enable,
-        index_limits=IndexLimits(config.max_hash_slot_num, config.max_index_num),
-        cold_count_max=config.max_transfer_count_on_message_in_disk,
-        cold_bytes_max=config.max_transfer_bytes_on_message_in_disk,
-        retention=RetentionPolicy(
-            reserved_hours=config.file_reserved_time,
-            delete_when=frozenset(int(hour) for hour in config.delete_when.split(";")),
-            disk_ratio_max=config.disk_max_used_space_ratio / 100,
-        ),
-    )
-
-
-def _free_port() -> int:
-    """A port nobody listens on right now; for listenPort=0."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

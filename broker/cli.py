@@ -30,6 +30,7 @@ from ops.logs import set_up
 from remoting.errors import RemotingError
 from store.disk import Disk, OsDisk
 from store.errors import StoreError
+from web.auth import WebConfigError
 
 log = logging.getLogger("broker.cli")
 
@@ -45,6 +46,7 @@ START_ERRORS = (
     RemotingError,
     StateError,
     StoreError,
+    WebConfigError,
 )
 
 
@@ -168,17 +170,19 @@ async def _run_one(
         log.critical("start_failed %s: %s", type(error).__name__, error)
         click.echo(f"mqbroker: cannot start: {error}", err=True)
         await broker.stop()
-        return 2 if isinstance(error, EngineError) else 1
+        return 2 if isinstance(error, EngineError | WebConfigError) else 1
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
     click.echo(f"mqbroker {config.broker_name}/{config.node_name} listens on {broker.address}")
     sys.stdout.flush()
     assert broker.failed is not None
-    ends: list[asyncio.Future[Any]] = [stopping, broker.failed]
+    asked = asyncio.ensure_future(broker.stop_wanted.wait())
+    ends: list[asyncio.Future[Any]] = [stopping, broker.failed, asked]
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     reason = broker.failed.result() if broker.failed.done() else ""
-    log.info("stopping reason=%s", reason or "signal")
+    log.info("stopping reason=%s", reason or ("asked" if asked.done() else "signal"))
+    asked.cancel()
     await broker.stop()
     if broker.begins_anew and not stopping.done():
         return None

@@ -5,14 +5,17 @@ are the single source: files, environment and command line are read by them (ops
 checked against them (ops.options), and docs/configuration.md is written from them.
 
 The sections are TOML's tables; broker.conf in Apache's format has the same keys without sections.
-Not done here: reloading.
+Keys
+declared live may be changed while the broker runs (`change_live`): who reads them asks anew each
+time. Not done here: reloading files.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from ops.options import (
     BYTES,
@@ -117,7 +120,8 @@ class BrokerConfig:
     disk_max_used_space_ratio: int = option("store", "diskMaxUsedSpaceRatio", 75,
         "Disk use above which expired segments go at any hour.", unit=PERCENT, low=10, high=95)
     disk_space_warning_level_ratio: int = option("store", "diskSpaceWarningLevelRatio", 90,
-        "Disk use from which on sends are refused (`[DISK_FULL]`).", unit=PERCENT, low=10, high=100)
+        "Disk use from which on sends are refused (`[DISK_FULL]`).", unit=PERCENT,
+        low=10, high=100, live=True)
     message_index_enable: bool = option("store", "messageIndexEnable", True,
         "Keep the index for queries by key.")
     max_hash_slot_num: int = option("store", "maxHashSlotNum", 5_000_000,
@@ -137,13 +141,13 @@ class BrokerConfig:
     auto_create_topic_enable: bool = option("topics", "autoCreateTopicEnable", True,
         "A send to an unknown topic creates it.")
     auto_create_subscription_group: bool = option("topics", "autoCreateSubscriptionGroup", True,
-        "An unknown consumer group is created when it is first used.")
+        "An unknown consumer group is created when it is first used.", live=True)
     default_topic_queue_nums: int = option("topics", "defaultTopicQueueNums", 8,
         "Queues of a topic that a send creates, at most.", low=1, high=65536)
     broker_permission: int = option("topics", "brokerPermission", 6,
         "4: may be read, 2: may be written.", low=0, high=7)
     topics_max: int = option("topics", "topicsMax", 200_000,
-        "Topics; above, none is created by a send.", low=1)
+        "Topics; above, none is created by a send.", low=1, live=True)
 
     # [messages]
     max_message_size: int = option("messages", "maxMessageSize", 4 * MIB,
@@ -151,20 +155,21 @@ class BrokerConfig:
     waiting_bytes_max: int = option("messages", "waitingBytesMax", 64 * MIB,
         "Sends waiting or under way; above, they are refused (`[BUSY]`).", unit=BYTES, low=16 * KIB)
     outcome_timeout_ms: int = option("messages", "outcomeTimeoutMs", 3_000,
-        "A send whose fate is open for longer is answered `[OUTCOME_UNKNOWN]`.", unit=MS, low=50)
+        "A send whose fate is open for longer is answered `[OUTCOME_UNKNOWN]`.",
+        unit=MS, low=50, live=True)
     trace_on: bool = option("messages", "traceOn", True, "TRACE_ON in the answers to sends.")
     long_polling_enable: bool = option("messages", "longPollingEnable", True,
-        "Hold a pull that finds nothing for as long as it asks.")
+        "Hold a pull that finds nothing for as long as it asks.", live=True)
     short_polling_time_mills: int = option("messages", "shortPollingTimeMills", 1000,
-        "Without long polling: how long an empty pull is held.", unit=MS, low=1)
+        "Without long polling: how long an empty pull is held.", unit=MS, low=1, live=True)
     held_pulls_max: int = option("messages", "heldPullsMax", 100_000,
         "Pulls held; above, they are answered at once.", low=0)
     max_transfer_count_on_message_in_memory: int = option(
         "messages", "maxTransferCountOnMessageInMemory", 32,
-        "Messages of one pull.", low=1, high=4096)
+        "Messages of one pull.", low=1, high=4096, live=True)
     max_transfer_bytes_on_message_in_memory: int = option(
         "messages", "maxTransferBytesOnMessageInMemory", 256 * KIB,
-        "Bytes of one pull.", unit=BYTES, low=1 * KIB, high=8 * MIB)
+        "Bytes of one pull.", unit=BYTES, low=1 * KIB, high=8 * MIB, live=True)
     max_transfer_count_on_message_in_disk: int = option(
         "messages", "maxTransferCountOnMessageInDisk", 8,
         "Messages of one pull of cold data.", low=1, high=4096)
@@ -172,9 +177,9 @@ class BrokerConfig:
         "messages", "maxTransferBytesOnMessageInDisk", 64 * KIB,
         "Bytes of one pull of cold data.", unit=BYTES, low=1 * KIB, high=8 * MIB)
     max_msgs_num_batch: int = option("messages", "maxMsgsNumBatch", 64,
-        "Messages of one query by key.", low=1, high=64)
+        "Messages of one query by key.", low=1, high=64, live=True)
     default_query_max_num: int = option("messages", "defaultQueryMaxNum", 32,
-        "The same, where the query names no number.", low=1, high=64)
+        "The same, where the query names no number.", low=1, high=64, live=True)
     offset_commit_interval_ms: int = option("messages", "offsetCommitIntervalMs", 150,
         "Consumer offsets are gathered so long before they go into the log.",
         unit=MS, low=1, high=5_000)
@@ -381,6 +386,35 @@ def _build(settings: Iterable[Setting]) -> Loaded[BrokerConfig]:
     config = BrokerConfig(**values)
     _check_together(config, places)
     return Loaded(config, places)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """New values by key: of live keys, and of those that a running broker cannot change."""
+
+    live: dict[str, Any]
+    fixed: dict[str, Any]
+
+
+def parse_live(changes: Mapping[str, object]) -> Wanted:
+    """Raises ConfigError for an unknown key or a wrong value."""
+    found = Wanted({}, {})
+    for key, value in changes.items():
+        setting = Setting(key, value, "change")
+        values, _ = parse_settings(OPTIONS, [setting])
+        kind = found.live if OPTIONS[key].live else found.fixed
+        kind[key] = values[OPTIONS[key].name]
+    return found
+
+
+def change_live(config: BrokerConfig, values: Mapping[str, Any]) -> None:
+    """Change the configuration in effect, all of `values` or nothing: the one place where a
+    configuration is not frozen. Raises ConfigError for values that do not go together."""
+    named = {OPTIONS[key].name: value for key, value in values.items()}
+    assert all(OPTIONS[key].live for key in values), values
+    _check_together(replace(config, **named), dict.fromkeys(named, "change"))
+    for name, value in named.items():
+        object.__setattr__(config, name, value)
 
 
 def parse_peers(text: str) -> tuple[Peer, ...]:

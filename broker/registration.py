@@ -57,6 +57,7 @@ class Registrar:
         broker_name: str,
         address: Callable[[], str],
         ha_address: Callable[[], str],
+        http_address: Callable[[], str] = lambda: "",
         identity: Callable[[], Identity],
         topics: Callable[[], tuple[DataVersion, list[TopicConfig]]],
         on_master: Callable[[str, str], None],
@@ -71,6 +72,7 @@ class Registrar:
         self._broker_name = broker_name
         self._address = address
         self._ha_address = ha_address
+        self._http_address = http_address
         self._needs_master = needs_master
         self._identity = identity
         self._topics = topics
@@ -163,6 +165,7 @@ class Registrar:
             body_crc=body_crc(body),
             raft_term=identity.term or None,
             raft_role=identity.role or None,
+            http_address=self._http_address(),
         )
         return RemotingCommand.request(RequestCode.REGISTER_BROKER, header.to_ext(), body)
 

@@ -55,6 +55,7 @@ def runtime_info(broker: Broker) -> dict[str, str]:
         "pullThreadPoolQueueCapacity": str(config.held_pulls_max),
         "pullThreadPoolQueueHeadWaitTimeMills": "0",
         "clientCount": str(broker.clients.count),
+        "httpAddress": broker.http.address,
     }
     if config.is_classic:
         return info | _classic(broker)

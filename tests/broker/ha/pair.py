@@ -26,6 +26,7 @@ class Classic(Group):
             "brokerName": "group-a",
             "brokerClusterName": "TestCluster",
             "listenPort": "0",
+            "httpPort": "0",
             "brokerRole": self.role if number == 0 else "SLAVE",
             "brokerId": str(number),
             "flushDiskType": "SYNC_FLUSH",

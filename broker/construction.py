@@ -1,0 +1,44 @@
+"""Parts of a broker that follow from its configuration alone."""
+
+from __future__ import annotations
+
+import socket
+
+from broker.config import BrokerConfig
+from broker.topics import DEFAULT_TOPIC, TopicConfig
+from store.config import StoreConfig, StoreMode, hot_span_bytes
+from store.indexfile import IndexLimits
+from store.retention import RetentionPolicy
+
+
+def store_config(config: BrokerConfig) -> StoreConfig:
+    return StoreConfig(
+        mode=StoreMode.CLASSIC if config.is_classic else StoreMode.RAFT,
+        hot_span_bytes=hot_span_bytes(config.access_message_in_memory_max_ratio / 100),
+        segment_size_bytes=config.mapped_file_size_commit_log,
+        units_per_file=config.mapped_file_size_consume_queue // 20,
+        index_enable=config.message_index_enable,
+        index_limits=IndexLimits(config.max_hash_slot_num, config.max_index_num),
+        cold_count_max=config.max_transfer_count_on_message_in_disk,
+        cold_bytes_max=config.max_transfer_bytes_on_message_in_disk,
+        retention=RetentionPolicy(
+            reserved_hours=config.file_reserved_time,
+            delete_when=frozenset(int(hour) for hour in config.delete_when.split(";")),
+            disk_ratio_max=config.disk_max_used_space_ratio / 100,
+        ),
+    )
+
+
+def template_topic(config: BrokerConfig) -> TopicConfig | None:
+    """What topics are created from when something is sent to them; None: they are not."""
+    if not config.auto_create_topic_enable:
+        return None
+    count = config.default_topic_queue_nums
+    return TopicConfig(DEFAULT_TOPIC, count, count, config.broker_permission | 1)
+
+
+def free_port() -> int:
+    """A port nobody listens on right now; for listenPort=0."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,188 @@
+"""The node API of one broker: its operations on one server, and the hub of its events.
+
+The broker owns one `NodeApi`, started before the engine (a start that waits for peers can be
+watched) and stopped after it (a hand-over can be seen to its end). While the engine is not up yet
+only health and metrics are answered; everything else is 503 STARTING.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+from broker.config import BrokerConfig
+from broker.http.consumers import ConsumerOperations
+from broker.http.local import Local
+from broker.http.messages import MessageOperations
+from broker.http.node import STARTING, VERSION, NodeOperations
+from broker.http.settings import SettingOperations
+from broker.http.tables import TableOperations
+from dledger.messages import Role as RaftRole
+from dledger.messages import RoleEvent
+from web.app import WebServer
+from web.auth import Access, WebSettings
+from web.events import EventHub
+from web.operation import Call, Handler, Operation
+from web.problem import unavailable
+
+if TYPE_CHECKING:
+    from broker.broker import Broker
+
+log = logging.getLogger("broker.http")
+
+PORT_ABOVE = 4  # the default httpPort is so much above listenPort
+
+
+def web_settings(config: BrokerConfig, listen_port: int) -> WebSettings:
+    """`listen_port`: where the broker really listens."""
+    port = config.http_port
+    if port < 0:
+        port = config.listen_port and listen_port + PORT_ABOVE
+    return WebSettings(
+        enabled=config.http_enable,
+        bind_address=config.http_bind_address,
+        port=port,
+        advertised=config.http_advertised_address,
+        tokens_file=config.http_tokens_file,
+    )
+
+
+class NodeApi:
+    """See the module. With httpEnable=false it has no server, and no address."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._access: Access | None = None  # None: httpEnable=false
+        self._server: WebServer | None = None
+        self.address = ""  # host:port that others are told
+        self.hub = EventHub(broker.wall_ms)
+        self._was: RoleEvent | None = None
+        self._disk = ("ok", "")
+
+    @property
+    def leader_address(self) -> str:
+        """Where the leader's node API is; "" when that is not known."""
+        broker = self._broker
+        if broker.roles.leading:
+            return self.address
+        leader = broker.roles.leader
+        return "" if leader is None else broker.state.http_addresses.get(leader, "")
+
+    def prepare(self) -> None:
+        """Read the tokens. Blocking. Raises WebConfigError."""
+        config = self._broker.config
+        if config.http_enable:
+            self._access = Access.of(web_settings(config, config.listen_port))
+
+    async def start(self) -> None:
+        """Listen. Raises OSError."""
+        if self._access is None:
+            return
+        broker = self._broker
+        settings = web_settings(broker.config, broker.port)
+        local = Local(broker, lambda: self.leader_address)
+        self._server = WebServer(
+            settings,
+            self._access,
+            self._operations(local),
+            title=f"Broker {broker.config.broker_name}/{broker.config.node_name}: node API",
+            version=VERSION,
+            translate=local.translate,
+            closing=self.hub.close,
+            on_broken=lambda error: broker.fail(f"broken invariant: {error!r}"),
+        )
+        try:
+            port = await self._server.start()
+        except OSError as error:
+            where = f"httpBindAddress={settings.bind_address} httpPort={settings.port}"
+            raise OSError(error.errno, f"{where}: {error.strerror}") from error
+        self.address = settings.advertised_address(broker.config.broker_ip1, port)
+        log.info("http_listening address=%s port=%d", self.address, port)
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            await self._server.stop()
+
+    def _operations(self, local: Local) -> list[Operation]:
+        broker = self._broker
+        node = NodeOperations(broker, local).operations()
+        rest = [
+            *TableOperations(broker, broker.admin).operations(),
+            *ConsumerOperations(broker, broker.admin, local).operations(),
+            *MessageOperations(broker, local).operations(),
+            *SettingOperations(broker).operations(),
+        ]
+        always = [one for one in node if one.role is None] + [self._metrics()]
+        later = [one for one in node if one.role is not None] + rest
+        return [*always, *self._once_serving(later), self.hub.operation()]
+
+    def _once_serving(self, operations: Sequence[Operation]) -> list[Operation]:
+        """The same, refused while the broker has no log yet, or no more."""
+
+        def guarded(handler: Handler) -> Handler:
+            async def handle(call: Call) -> Any:
+                if not self._broker.is_serving:
+                    raise unavailable("the broker is starting or stopping", STARTING)
+                return await handler(call)
+
+            return handle
+
+        return [
+            replace(one, handler=guarded(one.handler), problems=(*one.problems, 503))
+            for one in operations
+        ]
+
+    def _metrics(self) -> Operation:
+        return Operation("GET", "/metrics", "getMetrics", "Figures in Prometheus' format.",
+                         self.metrics, media="text/plain", problems=(503,))  # fmt: skip
+
+    async def metrics(self, call: Call) -> web.Response:
+        if not self._broker.is_serving:
+            raise unavailable("the broker is starting or stopping", STARTING)
+        body, kind = self._broker.metrics.render(call.request.headers.get("Accept", ""))
+        return web.Response(body=body, headers={"Content-Type": kind})
+
+    # ---- events ---------------------------------------------------------------------------
+
+    def tell(self, kind: str, detail: dict[str, Any], term: int | None = None) -> None:
+        """An event of this node."""
+        config = self._broker.config
+        self.hub.publish(
+            kind,
+            node=config.node_name,
+            group=config.group_name,
+            term=self._broker.roles.term if term is None else term,
+            detail=detail,
+        )
+
+    def role_changed(self, event: RoleEvent) -> None:
+        """Every role event, in order."""
+        was, self._was = self._was, event
+        same = was is not None and (was.role, was.term) == (event.role, event.term)
+        if event.role is RaftRole.CANDIDATE and not same:
+            self.tell("electionStarted", {"reason": event.reason}, event.term)
+        role: str = event.role.value
+        if self._broker.config.is_classic:
+            role = "slave" if self._broker.config.is_slave else "master"
+        detail = {
+            "role": role,
+            "ready": event.leader_ready,
+            "leader": event.leader,
+            "reason": event.reason,
+        }
+        self.tell("roleChanged", detail, event.term)
+
+    def look_at_disk(self) -> None:
+        """A chore: tell when the disk's state changed."""
+        status = self._broker.engine.status()
+        state = str(status.get("disk_state") or "ok")
+        reason = str(status.get("disk_reason") or "")
+        if state == "ok" and self._broker.sends.disk_full:
+            state, reason = "full", self._broker.sends.disk_full
+        if state != self._disk[0]:
+            self.tell("diskState", {"state": state, "was": self._disk[0], "reason": reason})
+        self._disk = (state, reason)

@@ -1,0 +1,276 @@
+"""Consumer groups: who is connected, how far each is behind, reset, pause; producers, too."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from msgspec import UNSET
+
+from broker.admin import Admin
+from broker.clients import Member
+from broker.groups import SubscriptionGroup
+from broker.http.local import Local
+from broker.http.tables import QUEUES_PER_TURN, store_time_ms
+from broker.http.views import (
+    ClientView,
+    ConnectionItem,
+    ConnectionsView,
+    ConsumerGroupItem,
+    ConsumerGroupPage,
+    ConsumerGroupView,
+    ConsumerQueueView,
+    GroupPath,
+    PausedView,
+    ResetBody,
+    ResetQueueView,
+    ResetTo,
+    ResetView,
+)
+from broker.state import entry_version
+from remoting.codes import LanguageCode, RequestCode
+from web.operation import Call, Operation, Role
+from web.paging import PageQuery, page
+from web.problem import ApiProblem, conflict, invalid, not_found
+from web.versions import Condition
+
+if TYPE_CHECKING:
+    from broker.broker import Broker
+
+QUEUES_MAX = 4_096  # of one group in one answer, and of one reset
+CONNECTION_GROUPS_MAX = 1_000  # of one answer
+CLIENTS_PER_GROUP_MAX = 1_000
+PAUSE_TRIES = 4  # against others who change the group at the same time
+
+
+class ConsumerOperations:
+    """See the module."""
+
+    def __init__(self, broker: Broker, admin: Admin, local: Local) -> None:
+        self._broker = broker
+        self._admin = admin
+        self._local = local
+
+    def operations(self) -> list[Operation]:
+        base = "/api/v1/consumer-groups"
+        one = f"{base}/{{group}}"
+        write: dict[str, Any] = {
+            "role": Role.OPERATOR, "parameters": GroupPath, "problems": (404, 409, 503, 504),
+        }  # fmt: skip
+        return [
+            Operation("GET", base, "listConsumerGroups", "Groups that consume or have consumed.",
+                      self.groups, query=PageQuery, answer=ConsumerGroupPage),
+            Operation("GET", one, "getConsumerGroup", "Its clients, and how far it is behind.",
+                      self.group, parameters=GroupPath, answer=ConsumerGroupView,
+                      problems=(404,)),
+            Operation("POST", f"{one}/reset", "resetOffsets",
+                      "Set its offsets in a topic, by time, offset or position.", self.reset,
+                      body=ResetBody, answer=ResetView, **write),
+            Operation("POST", f"{one}/pause", "pauseConsumerGroup", "Refuse its pulls.",
+                      self.pause, answer=PausedView, **write),
+            Operation("POST", f"{one}/resume", "resumeConsumerGroup", "Serve its pulls again.",
+                      self.resume, answer=PausedView, **write),
+            Operation("GET", "/api/v1/connections", "listConnections",
+                      "Producers and consumers that are connected, by group.",
+                      self.connections, answer=ConnectionsView),
+        ]  # fmt: skip
+
+    # ---- reading --------------------------------------------------------------------------
+
+    async def groups(self, call: Call) -> dict[str, Any]:
+        topics: dict[str, list[str]] = {}
+        for topic, group in self._broker.state.offsets.offsets:
+            topics.setdefault(group, []).append(topic)
+        names = {*topics, *self._broker.clients.consumers, *self._broker.state.groups.entries}
+        found = page(names, str, str, call.query)
+        items = []
+        for number, name in enumerate(found["items"], start=1):
+            items.append(self._item(name, sorted(topics.get(name, ()))))
+            if number % QUEUES_PER_TURN == 0:
+                await asyncio.sleep(0)
+        return {**found, "items": items}
+
+    def _item(self, name: str, topics: list[str]) -> ConsumerGroupItem:
+        broker = self._broker
+        lag = 0
+        for topic in topics:
+            for queue_id, offset in broker.state.offsets.offsets[topic, name].items():
+                lag += max(0, broker.queue_end(topic, queue_id) - offset)
+        online = broker.clients.consumers.get(name)
+        return ConsumerGroupItem(
+            name=name,
+            client_count=len(online.members) if online else 0,
+            consume_enable=_enabled(broker.state.groups.get(name)),
+            lag=lag,
+            topics=topics,
+        )
+
+    async def group(self, call: Call) -> ConsumerGroupView:
+        name: str = call.parameters.group
+        broker = self._broker
+        config = broker.state.groups.get(name)
+        online = broker.clients.consumers.get(name)
+        subscribed = {} if online is None else dict(online.subscriptions)
+        members = [] if online is None else list(online.members.values())
+        keys = self._queues(name, subscribed)
+        if config is None and online is None and not keys:
+            raise not_found(f"no consumer group {name} is known here")
+        queues = []
+        for number, (topic, queue_id) in enumerate(keys[:QUEUES_MAX], start=1):
+            queues.append(self._queue(name, topic, queue_id))
+            if number % QUEUES_PER_TURN == 0:
+                await asyncio.sleep(0)
+        return ConsumerGroupView(
+            name=name,
+            consume_enable=_enabled(config),
+            consume_type=None if online is None else online.consume_type,
+            message_model=None if online is None else online.message_model,
+            subscriptions={topic: s.expression for topic, s in subscribed.items()},
+            clients=_clients(members),
+            queues=queues,
+            queues_left_out=max(0, len(keys) - QUEUES_MAX),
+            lag=sum(queue.lag for queue in queues),
+        )
+
+    def _queues(self, group: str, subscribed: Iterable[str]) -> list[tuple[str, int]]:
+        """Where it committed something, and all queues of what it subscribes to."""
+        state = self._broker.state
+        found = {
+            (topic, queue_id)
+            for (topic, name), queues in state.offsets.offsets.items()
+            if name == group
+            for queue_id in queues
+        }
+        for name in subscribed:
+            topic = state.topics.get(name)
+            if topic is not None:
+                found |= {(name, queue_id) for queue_id in range(topic.read_queue_count)}
+        return sorted(found)
+
+    def _queue(self, group: str, topic: str, queue_id: int) -> ConsumerQueueView:
+        broker = self._broker
+        queue = broker.store.queues.queue(topic, queue_id)
+        low, high = (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
+        committed = broker.state.offsets.get(topic, group, queue_id)
+        through = -1 if committed is None else committed - 1
+        return ConsumerQueueView(
+            topic=topic,
+            queue_id=queue_id,
+            consumer_offset=committed,
+            broker_offset=high,
+            lag=max(0, high - (low if committed is None else committed)),
+            last_time_ms=store_time_ms(broker, topic, queue_id, through),
+        )
+
+    async def connections(self, _: Call) -> ConnectionsView:
+        clients = self._broker.clients
+        producers = heapq.nsmallest(CONNECTION_GROUPS_MAX, clients.producers)
+        consumers = heapq.nsmallest(CONNECTION_GROUPS_MAX, clients.consumers)
+        shown = len(producers) + len(consumers)
+        return ConnectionsView(
+            producers=[_connected(name, clients.producers[name]) for name in producers],
+            consumers=[_connected(name, clients.consumers[name].members) for name in consumers],
+            left_out=len(clients.producers) + len(clients.consumers) - shown,
+        )
+
+    # ---- changing -------------------------------------------------------------------------
+
+    async def reset(self, call: Call) -> ResetView:
+        """Through the log, as a consumer's own commit (15)."""
+        body: ResetBody = call.body
+        group: str = call.parameters.group
+        target = _target(body.to)
+        broker = self._broker
+        topic = broker.state.topics.get(body.topic)
+        if topic is None:
+            raise not_found(f"there is no topic {body.topic}")
+        if group in broker.clients.consumers and not body.force:
+            raise conflict(
+                f"{group} has consumers online, which would commit over it: stop them, pause the "
+                "group, or say force",
+                "CONSUMERS_ONLINE",
+            )
+        chosen = range(topic.read_queue_count) if body.queue_ids is None else body.queue_ids
+        queue_ids = sorted(set(chosen))
+        if len(queue_ids) > QUEUES_MAX:
+            raise invalid([("queueIds", f"not more than {QUEUES_MAX} at once")])
+        if queue_ids and queue_ids[-1] >= topic.queue_count:
+            raise invalid([("queueIds", f"{body.topic} has {topic.queue_count} queues")])
+        done = []
+        for number, queue_id in enumerate(queue_ids, start=1):
+            offset = target(broker, body.topic, queue_id)
+            before = broker.state.offsets.get(body.topic, group, queue_id)
+            done.append(ResetQueueView(queue_id=queue_id, before=before, offset=offset))
+            if number % QUEUES_PER_TURN == 0:
+                await asyncio.sleep(0)
+        await asyncio.gather(*(self._commit(group, body.topic, one) for one in done))
+        return ResetView(topic=body.topic, queues=done)
+
+    async def _commit(self, group: str, topic: str, queue: ResetQueueView) -> None:
+        ext = {
+            "consumerGroup": group,
+            "topic": topic,
+            "queueId": str(queue.queue_id),
+            "commitOffset": str(queue.offset),
+        }
+        await self._local.ask(RequestCode.UPDATE_CONSUMER_OFFSET, ext)
+
+    async def pause(self, call: Call) -> PausedView:
+        return await self._enable(call.parameters.group, False)
+
+    async def resume(self, call: Call) -> PausedView:
+        return await self._enable(call.parameters.group, True)
+
+    async def _enable(self, name: str, enable: bool) -> PausedView:
+        for left in reversed(range(PAUSE_TRIES)):
+            config = self._broker.state.groups.get(name)
+            if config is None:
+                raise not_found(f"there is no subscription group {name}")
+            wanted = replace(config, consume_enable=enable)
+            try:
+                await self._admin.change_group(wanted, Condition((entry_version(config),)))
+                break
+            except ApiProblem as problem:  # somebody changed the group meanwhile: look again
+                if problem.status != 412 or not left:
+                    raise
+        return PausedView(name=name, consume_enable=enable)
+
+
+def _target(to: ResetTo) -> Callable[[Broker, str, int], int]:
+    """Which offset a queue gets. Raises ApiProblem."""
+    if sum(part is not UNSET for part in (to.time_ms, to.offset, to.position)) != 1:
+        raise invalid([("to", "say one of timeMs, offset, position")])
+
+    def of(broker: Broker, topic: str, queue_id: int) -> int:
+        queue = broker.store.queues.queue(topic, queue_id)
+        low, high = (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
+        if isinstance(to.offset, int):
+            return min(max(to.offset, low), high)
+        if isinstance(to.time_ms, int):
+            return broker.store.offset_by_time(topic, queue_id, to.time_ms)
+        return low if to.position == "earliest" else high
+
+    return of
+
+
+def _enabled(config: SubscriptionGroup | None) -> bool:
+    return config is None or config.consume_enable
+
+
+def _connected(name: str, members: dict[str, Member]) -> ConnectionItem:
+    return ConnectionItem(name=name, clients=_clients(list(members.values())))
+
+
+def _clients(members: list[Member]) -> list[ClientView]:
+    return [
+        ClientView(
+            client_id=member.client_id,
+            address=member.connection.peer_address,
+            language=LanguageCode(member.language).name,
+            version=member.version,
+        )
+        for member in members[:CLIENTS_PER_GROUP_MAX]
+    ]

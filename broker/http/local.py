@@ -1,0 +1,142 @@
+"""Requests to this broker's own handlers, as if a client had sent them over the wire.
+
+So HTTP and mqadmin cannot differ: the same checks, the same commands, the same refusals. Only the
+words around them change: `problem_of` says a refused response as a problem.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+from broker.errors import OutcomeUnknown, Refused, StateError
+from dledger.errors import Busy, NotLeader, RaftError
+from dledger.errors import OutcomeUnknown as CommandOutcomeUnknown
+from remoting.codec import FRAME_SIZE_BYTES_MAX, FrameReader, decode_command
+from remoting.codes import RequestCode, ResponseCode
+from remoting.command import JSON, RemotingCommand
+from remoting.connection import Connection, Handler
+from remoting.errors import RemotingError
+from remoting.headers import SendHeader
+from store.record import pack_host
+from web.problem import (
+    ApiProblem,
+    busy,
+    conflict,
+    invalid,
+    not_found,
+    not_leader,
+    outcome_unknown,
+    unavailable,
+)
+
+if TYPE_CHECKING:
+    from broker.broker import Broker
+
+SEND_CODE = int(RequestCode.SEND_MESSAGE_V2)
+BORN_HOST = pack_host(("127.0.0.1", 0))
+# The tags that remarks begin with (docs/architecture.md, "Errors on the wire").
+UNAVAILABLE_TAGS = ("DISK_FULL", "DISK_ERROR", "HELD")
+
+
+class Local:
+    """See the module. `leader_http`: where the leader's node API is, as far as is known."""
+
+    def __init__(self, broker: Broker, leader_http: Callable[[], str]) -> None:
+        self._broker = broker
+        self._leader_http = leader_http
+
+    async def ask(
+        self, code: int, ext: Mapping[str, str] | None = None, body: bytes = b""
+    ) -> RemotingCommand:
+        """The response of the handler of `code`. Raises ApiProblem for one that is no success."""
+        response = await self.response(code, ext, body)
+        if response.code != ResponseCode.SUCCESS:
+            raise self.problem_of(response.code, response.remark or "")
+        return response
+
+    async def response(
+        self, code: int, ext: Mapping[str, str] | None = None, body: bytes = b""
+    ) -> RemotingCommand:
+        """As `ask`, whatever the response says."""
+        handlers: Mapping[int, Handler] = self._broker.processor.handlers
+        request = RemotingCommand.request(code, dict(ext or {}), body)
+        # The handlers asked here look at the request alone.
+        answer: Any = handlers[int(code)](cast(Connection, _NoConnection()), request)
+        response = answer if isinstance(answer, RemotingCommand) else await answer
+        assert isinstance(response, RemotingCommand), response
+        return response
+
+    async def send(self, header: SendHeader, body: bytes) -> dict[str, str]:
+        """Store a message; the ext fields of the answer. Raises ApiProblem."""
+        catcher = _Catcher()
+        sends = self._broker.sends
+        sender = (catcher, 0, 0, JSON)
+        sends.receive(sender, header.to_ext(SEND_CODE), body, BORN_HOST, SEND_CODE)
+        sends.wake()
+        response = await catcher.answer
+        if response.code != ResponseCode.SUCCESS:
+            raise self.problem_of(response.code, response.remark or "")
+        return dict(response.ext or {})
+
+    def problem_of(self, code: int, remark: str) -> ApiProblem:
+        """What a response that is no success means here."""
+        tag = remark[1:].partition("]")[0] if remark.startswith("[") else ""
+        if tag == "NOT_LEADER":
+            return not_leader(self._leader_http(), remark)
+        if tag == "OUTCOME_UNKNOWN":
+            return outcome_unknown(remark)
+        if tag == "BUSY":
+            return busy(remark)
+        if tag in UNAVAILABLE_TAGS:
+            return unavailable(remark, tag)
+        if code in (ResponseCode.TOPIC_NOT_EXIST, ResponseCode.QUERY_NOT_FOUND):
+            return not_found(remark)
+        if code == ResponseCode.SERVICE_NOT_AVAILABLE:
+            return unavailable(remark)
+        return conflict(remark or f"refused with code {code}", "REFUSED")
+
+    def translate(self, error: Exception) -> ApiProblem | None:
+        """The rooms below refuse with exceptions of theirs; None: it is none of those."""
+        if isinstance(error, CommandOutcomeUnknown | OutcomeUnknown):
+            return outcome_unknown(str(error))
+        if isinstance(error, NotLeader):
+            return not_leader(self._leader_http())
+        if isinstance(error, Busy):
+            return busy(str(error))
+        if isinstance(error, Refused):
+            return self.problem_of(error.code, error.remark)
+        if isinstance(error, StateError):
+            return invalid([("", str(error))])
+        if isinstance(error, RaftError):
+            return unavailable(str(error))
+        if isinstance(error, RemotingError):
+            return self.problem_of(error.code, str(error))
+        return None
+
+
+class _NoConnection:
+    """Stands where a client's connection would."""
+
+    peer_address = "127.0.0.1:0"
+    attachment: bytes | None = None
+
+
+class _Catcher:
+    """The connection of one send: keeps the answer that is written to it."""
+
+    def __init__(self) -> None:
+        self.answer: asyncio.Future[RemotingCommand] = asyncio.get_running_loop().create_future()
+
+    def write(self, data: bytes) -> bool:
+        reader = FrameReader(FRAME_SIZE_BYTES_MAX)
+        reader.receive_data(data)
+        frame = reader.next_frame()
+        assert frame is not None, "an answer is written whole"
+        if not self.answer.done():  # else who asked has left
+            self.answer.set_result(decode_command(frame))
+        return True
+
+    def write_many(self, frames: list[bytes]) -> bool:
+        return self.write(b"".join(frames))

@@ -1,0 +1,227 @@
+"""This node: its own view of itself and its group, health, hand-over, planned stop."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from broker.health import why_not
+from broker.http.local import Local
+from broker.http.views import (
+    DiskView,
+    LiveView,
+    LogView,
+    MemberView,
+    NodeView,
+    PeerView,
+    RatesView,
+    ReadyView,
+    StopBody,
+    StopView,
+    TransferBody,
+    TransferView,
+)
+from broker.runtime import runtime_info
+from remoting.codes import RequestCode
+from store.errors import StoreError
+from web.operation import Call, Operation, Reply, Role
+from web.problem import unavailable
+
+if TYPE_CHECKING:
+    from broker.broker import Broker
+
+VERSION = "0.1.0"
+STARTING = "STARTING"
+
+
+class NodeOperations:
+    """See the module. `publish(kind, detail)` tells of what was asked for here."""
+
+    def __init__(self, broker: Broker, local: Local) -> None:
+        self._broker = broker
+        self._local = local
+
+    def operations(self) -> list[Operation]:
+        return [
+            Operation("GET", "/health/live", "getLive", "The process answers.", self.live,
+                      role=None, answer=LiveView),
+            Operation("GET", "/health/ready", "getReady",
+                      "It serves: leads and is ready, or follows; 503 says why not.", self.ready,
+                      role=None, answer=ReadyView, problems=(503,)),
+            Operation("GET", "/api/v1/node", "getNode", "This replica's own view.", self.node,
+                      answer=NodeView),
+            Operation("POST", "/api/v1/node/transfer", "transferLeadership",
+                      "Begin to hand leadership over: to target, or to who has most.",
+                      self.transfer, role=Role.OPERATOR, body=TransferBody, answer=TransferView,
+                      status=202, problems=(409, 503)),
+            Operation("POST", "/api/v1/node/stop", "stopNode",
+                      "Planned stop: leadership is handed over, then the process ends.",
+                      self.stop, role=Role.ADMIN, body=StopBody, answer=StopView, status=202,
+                      problems=(409,)),
+        ]  # fmt: skip
+
+    async def live(self, _: Call) -> LiveView:
+        return LiveView()
+
+    async def ready(self, _: Call) -> ReadyView:
+        broker = self._broker
+        if not broker.is_serving or broker.is_stopping:
+            raise unavailable("the broker is starting or stopping", STARTING)
+        reason = why_not(runtime_info(broker))
+        if reason:
+            raise unavailable(reason, "NOT_READY")
+        return ReadyView(role=role_of(broker))
+
+    async def node(self, _: Call) -> NodeView:
+        return node_view(self._broker)
+
+    async def transfer(self, call: Call) -> Reply:
+        ext = {"target": call.body.target} if call.body.target else {}
+        answer = await self._local.ask(RequestCode.TRANSFER_LEADERSHIP, ext)
+        target = (answer.ext or {}).get("target", "")
+        broker = self._broker
+        broker.http.tell("transfer", {"to": target, "by": call.caller.name})
+        return Reply(TransferView(target=target), status=202)
+
+    async def stop(self, _: Call) -> Reply:
+        self._broker.stop_wanted.set()
+        return Reply(StopView(), status=202)
+
+
+def role_of(broker: Broker) -> str:
+    """leader, follower, candidate, … ; master or slave."""
+    if broker.config.is_classic:
+        return "slave" if broker.config.is_slave else "master"
+    return str(broker.engine.status().get("role"))
+
+
+def node_view(broker: Broker) -> NodeView:
+    """Reads a few figures of the disk; what it cannot read is -1."""
+    config, roles = broker.config, broker.roles
+    status = broker.engine.status()
+    clock_ms = broker.clock_ms()
+    log = broker.store.commitlog
+    classic = config.is_classic
+    return NodeView(
+        name=config.node_name,
+        group=config.group_name,
+        cluster=config.broker_cluster_name,
+        broker_id=roles.identity.broker_id,
+        mode="classic" if classic else "raft",
+        engine="classic" if classic else config.engine,
+        version=VERSION,
+        address=broker.address,
+        http_address=broker.http.address,
+        boot_time_ms=broker.boot_ms,
+        pid=os.getpid(),
+        role=role_of(broker),
+        term=roles.term,
+        leader=roles.leader,
+        leader_address=roles.leader_address,
+        leader_http_address=broker.http.leader_address,
+        leader_ready=roles.leading,
+        voted_for=_text(status.get("voted_for")),
+        whole=bool(status.get("whole", True)),
+        recovering=_text(status.get("recovering")),
+        commit_index=_number(status.get("commit_index")),
+        applied_index=_number(status.get("applied_index")),
+        last_index=_number(status.get("last_index")),
+        durable_index=_number(status.get("durable_index")),
+        first_index=_number(status.get("first_index")),
+        commit_log=LogView(
+            min_offset=log.min_offset,
+            max_offset=log.max_offset,
+            durable_offset=log.durable_offset,
+        ),
+        disk=_disk(broker, status),
+        peers=_peers(broker, status),
+        rates=RatesView(
+            sends_per_s=_rate(broker.put_rates.text(clock_ms, broker.sends.put_count)),
+            pulls_per_s=_rate(broker.get_rates.text(clock_ms, broker.pulls.get_count)),
+        ),
+        members=_members(broker),
+    )
+
+
+def _disk(broker: Broker, status: dict[str, object]) -> DiskView:
+    state, reason = str(status.get("disk_state") or "ok"), str(status.get("disk_reason") or "")
+    total, free, ratio = -1, -1, -1.0
+    try:
+        total, free = broker.disk.usage()
+        ratio = round(1 - free / total, 4) if total else 0.0
+    except (OSError, StoreError) as error:
+        reason = reason or str(error)
+    if broker.sends.disk_full and state == "ok":
+        state, reason = "full", broker.sends.disk_full
+    return DiskView(
+        state=state, reason=reason, total_bytes=total, free_bytes=free, used_ratio=ratio
+    )
+
+
+def _peers(broker: Broker, status: dict[str, object]) -> list[PeerView]:
+    if broker.config.is_classic:
+        return _slaves(broker)
+    last = _number(status.get("last_index"))
+    told: Any = status.get("peers") or {}
+    return [
+        PeerView(
+            id=peer,
+            address=broker.state.addresses.get(peer, ""),
+            voter=bool(seen.get("voter", True)),
+            connected=bool(seen.get("connected")),
+            match_index=_number(seen.get("match")),
+            lag_frames=_behind(last, _number(seen.get("match"))),
+            lag_bytes=_number(seen.get("behind_bytes")),
+            frames_in_flight=int(seen.get("inflight") or 0),
+            state=_text(seen.get("state")),
+            error=_text(seen.get("error")),
+        )
+        for peer, seen in sorted(told.items())
+    ]
+
+
+def _slaves(broker: Broker) -> list[PeerView]:
+    """Of a classic master: its slaves, as their links show them."""
+    engine = broker.classic
+    if engine.is_slave:
+        return []
+    return [
+        PeerView(
+            id=str(link["addr"]),
+            address=str(link["addr"]),
+            voter=False,
+            connected=True,
+            match_index=None,
+            lag_frames=None,
+            lag_bytes=_number(link["diff"]),
+            frames_in_flight=0,
+            state="inSync" if link["inSync"] else "behind",
+            error=None,
+        )
+        for link in engine.master.status()
+    ]
+
+
+def _members(broker: Broker) -> list[MemberView]:
+    if broker.config.is_classic:
+        return []
+    addresses = {peer.node_id: f"{peer.host}:{peer.port}" for peer in broker.config.peers}
+    return [
+        MemberView(id=name, address=address, role="voter") for name, address in addresses.items()
+    ]
+
+
+def _behind(last: int | None, match: int | None) -> int | None:
+    return None if last is None or match is None else max(0, last - match)
+
+
+def _rate(text: str) -> float:
+    return float(text.split()[0])
+
+
+def _number(value: object) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+def _text(value: object) -> str | None:
+    return None if value in (None, "") else str(value)

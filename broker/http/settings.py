@@ -1,0 +1,114 @@
+"""Configuration, log levels and figures of this node.
+
+What may be changed while the broker runs is declared with the keys (broker.config, `live=True`);
+a change lasts until the process ends: broker.conf is the operator's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from broker.config import OPTIONS, change_live, parse_live
+from broker.http.views import (
+    ChangedView,
+    Changes,
+    ConfigView,
+    LevelBody,
+    LevelsView,
+    LevelView,
+    LoggerPath,
+    SendResultView,
+    SettingView,
+    StatisticsView,
+)
+from broker.runtime import runtime_info
+from ops import logs
+from ops.options import ConfigError
+from web.operation import Call, Operation, Reply, Role
+from web.problem import invalid, not_found
+from web.versions import version_of
+
+if TYPE_CHECKING:
+    from broker.broker import Broker
+
+
+class SettingOperations:
+    """See the module."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    def operations(self) -> list[Operation]:
+        levels = "/api/v1/log-levels"
+        return [
+            Operation("GET", "/api/v1/config", "getConfig", "Every key, in effect and by default.",
+                      self.config, answer=ConfigView),
+            Operation("PATCH", "/api/v1/config", "changeConfig",
+                      "Change live keys until the broker is started anew; all of them or none.",
+                      self.change, role=Role.ADMIN, body=Changes, answer=ChangedView,
+                      conditional=True),
+            Operation("GET", levels, "getLogLevels", "Of every logger there is.", self.levels,
+                      answer=LevelsView),
+            Operation("PUT", f"{levels}/{{logger}}", "setLogLevel", "\"root\": of all others.",
+                      self.set_level, role=Role.ADMIN, parameters=LoggerPath, body=LevelBody,
+                      answer=LevelView, problems=(404,)),
+            Operation("GET", "/api/v1/statistics", "getStatistics", "Counters and figures.",
+                      self.statistics, answer=StatisticsView),
+        ]  # fmt: skip
+
+    async def config(self, _: Call) -> Reply:
+        return Reply(self._view(), version=self._version())
+
+    def _view(self) -> ConfigView:
+        config = self._broker.config
+        return ConfigView(
+            items=[
+                SettingView(
+                    key=option.key,
+                    section=option.section,
+                    value=getattr(config, option.name),
+                    default=option.default,
+                    live=option.live,
+                    unit=option.unit,
+                    doc=option.doc,
+                )
+                for option in OPTIONS.values()
+            ]
+        )
+
+    def _version(self) -> str:
+        config = self._broker.config
+        return version_of({key: getattr(config, o.name) for key, o in OPTIONS.items()})
+
+    async def change(self, call: Call) -> Reply:
+        """No await between the check of the version and the change."""
+        call.condition.check(self._version())
+        try:
+            wanted = parse_live(call.body)
+            change_live(self._broker.config, wanted.live)
+        except ConfigError as error:
+            raise invalid([("", str(error))]) from error
+        self._broker.live_changed(wanted.live)
+        view = ChangedView(applied=wanted.live, needs_restart=sorted(wanted.fixed))
+        return Reply(view, version=self._version())
+
+    async def levels(self, _: Call) -> LevelsView:
+        return LevelsView(levels=logs.levels())
+
+    async def set_level(self, call: Call) -> LevelView:
+        name, level = call.parameters.logger, call.body.level
+        try:
+            logs.set_level(name, level)
+        except KeyError as error:
+            raise not_found(f"there is no logger {name}") from error
+        return LevelView(logger=name, level=level)
+
+    async def statistics(self, _: Call) -> StatisticsView:
+        results = sorted(self._broker.sends.results.items())
+        return StatisticsView(
+            runtime=runtime_info(self._broker),
+            sends=[
+                SendResultView(code=code, reason=reason, count=count)
+                for (code, reason), count in results
+            ],
+        )

@@ -1,0 +1,238 @@
+"""Topics and subscription groups. Every replica lists what it has applied; changes go through the
+log, where their If-Match is compared (broker.state)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from broker.admin import Admin
+from broker.groups import SubscriptionGroup
+from broker.http.views import (
+    GroupDeleteQuery,
+    GroupPath,
+    QueuePage,
+    QueueView,
+    SubscriptionGroupBody,
+    SubscriptionGroupPage,
+    SubscriptionGroupView,
+    TopicBody,
+    TopicPage,
+    TopicPath,
+    TopicView,
+)
+from broker.state import entry_version
+from broker.topics import SYSTEM_TOPICS, TopicConfig, topic_problem
+from broker.versioned import Entry
+from store.record import store_timestamp_at
+from web.operation import Call, Operation, Reply, Role
+from web.paging import PageQuery, page
+from web.problem import invalid, not_found
+from web.versions import Condition
+
+if TYPE_CHECKING:
+    from broker.broker import Broker
+
+RECORD_HEAD_BYTES = 128  # of a record, with the store time; every record is longer than it needs
+QUEUES_PER_TURN = 64  # looked up in files before the loop has another turn
+_WRITE = (409, 503, 504)
+
+
+class TableOperations:
+    """See the module."""
+
+    def __init__(self, broker: Broker, admin: Admin) -> None:
+        self._broker = broker
+        self._admin = admin
+
+    def operations(self) -> list[Operation]:
+        topic, topics = "/api/v1/topics/{topic}", "/api/v1/topics"
+        group, groups = "/api/v1/subscription-groups/{group}", "/api/v1/subscription-groups"
+        admin = Role.ADMIN
+        return [
+            Operation("GET", topics, "listTopics", "All topics.", self.topics, query=PageQuery,
+                      answer=TopicPage),
+            Operation("GET", topic, "getTopic", "A topic.", self.topic, parameters=TopicPath,
+                      answer=TopicView, problems=(404,)),
+            Operation("PUT", topic, "putTopic", "Create or change a topic.", self.put_topic,
+                      role=admin, parameters=TopicPath, body=TopicBody, answer=TopicView,
+                      conditional=True, problems=_WRITE),
+            Operation("DELETE", topic, "deleteTopic", "Delete a topic and its offsets.",
+                      self.delete_topic, role=admin, parameters=TopicPath, status=204,
+                      conditional=True, problems=_WRITE),
+            Operation("GET", f"{topic}/queues", "listQueues", "A topic's queues.", self.queues,
+                      parameters=TopicPath, query=PageQuery, answer=QueuePage, problems=(404,)),
+            Operation("GET", groups, "listSubscriptionGroups", "All subscription groups.",
+                      self.groups, query=PageQuery, answer=SubscriptionGroupPage),
+            Operation("GET", group, "getSubscriptionGroup", "A subscription group.", self.group,
+                      parameters=GroupPath, answer=SubscriptionGroupView, problems=(404,)),
+            Operation("PUT", group, "putSubscriptionGroup", "Create or change it.",
+                      self.put_group, role=admin, parameters=GroupPath,
+                      body=SubscriptionGroupBody, answer=SubscriptionGroupView,
+                      conditional=True, problems=_WRITE),
+            Operation("DELETE", group, "deleteSubscriptionGroup", "Delete it.",
+                      self.delete_group, role=admin, parameters=GroupPath,
+                      query=GroupDeleteQuery, status=204, conditional=True, problems=_WRITE),
+        ]  # fmt: skip
+
+    # ---- topics ---------------------------------------------------------------------------
+
+    async def topics(self, call: Call) -> dict[str, Any]:
+        table = self._broker.state.topics.entries
+        return page(table.values(), lambda t: t.name, topic_view, call.query)
+
+    async def topic(self, call: Call) -> Reply:
+        return _versioned(self._topic(call.parameters.topic), topic_view)
+
+    def _topic(self, name: str) -> TopicConfig:
+        found = self._broker.state.topics.get(name)
+        if found is None:
+            raise not_found(f"there is no topic {name}")
+        return found
+
+    async def put_topic(self, call: Call) -> Reply:
+        wanted = topic_of(call.parameters.topic, call.body)
+        problem = topic_problem(wanted)
+        if problem:
+            raise invalid([("", problem)])
+        await self._admin.change_topic(wanted, call.condition)
+        return _versioned(wanted, topic_view)
+
+    async def delete_topic(self, call: Call) -> Reply:
+        await self._admin.remove_topic(call.parameters.topic, call.condition)
+        return Reply(status=204)
+
+    async def queues(self, call: Call) -> dict[str, Any]:
+        topic = self._topic(call.parameters.topic)
+        found = page(range(topic.queue_count), "{:05d}".format, int, call.query)
+        views = []
+        for number, queue_id in enumerate(found["items"], start=1):
+            views.append(self._queue(topic.name, queue_id))
+            if number % QUEUES_PER_TURN == 0:
+                await asyncio.sleep(0)
+        return {**found, "items": views}
+
+    def _queue(self, topic: str, queue_id: int) -> QueueView:
+        queue = self._broker.store.queues.queue(topic, queue_id)
+        low, high = (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
+        return QueueView(
+            queue_id=queue_id,
+            min_offset=low,
+            max_offset=high,
+            last_store_time_ms=store_time_ms(self._broker, topic, queue_id, high - 1),
+        )
+
+    # ---- subscription groups --------------------------------------------------------------
+
+    async def groups(self, call: Call) -> dict[str, Any]:
+        table = self._broker.state.groups.entries
+        return page(table.values(), lambda g: g.name, group_view, call.query)
+
+    async def group(self, call: Call) -> Reply:
+        return _versioned(self._group(call.parameters.group), group_view)
+
+    def _group(self, name: str) -> SubscriptionGroup:
+        found = self._broker.state.groups.get(name)
+        if found is None:
+            raise not_found(f"there is no subscription group {name}")
+        return found
+
+    async def put_group(self, call: Call) -> Reply:
+        name = call.parameters.group
+        before = self._broker.state.groups.get(name)
+        wanted = group_of(name, call.body, before)
+        await self._admin.change_group(wanted, _pinned(call.condition, before))
+        return _versioned(wanted, group_view)
+
+    async def delete_group(self, call: Call) -> Reply:
+        await self._admin.remove_group(
+            call.parameters.group, offsets=call.query.offsets, condition=call.condition
+        )
+        return Reply(status=204)
+
+
+def _pinned(condition: Condition, before: SubscriptionGroup | None) -> Condition:
+    """Fields that this API does not show are kept from `before`, so the group has to be that one
+    still where the change is applied."""
+    if before is None or not before.extra or not condition.met_by(entry_version(before)):
+        return condition
+    return Condition((entry_version(before),))
+
+
+def _versioned(entry: Any, view: Any) -> Reply:
+    return Reply(view(entry), version=entry_version(entry))
+
+
+def store_time_ms(broker: Broker, topic: str, queue_id: int, offset: int) -> int | None:
+    """When the message at a queue offset was stored; None if it is not there."""
+    queue, log = broker.store.queues.queue(topic, queue_id), broker.store.commitlog
+    if queue is None or not queue.min_offset <= offset < queue.max_offset:
+        return None
+    position = queue.unit(offset)[0]
+    if not log.min_offset <= position < log.max_offset:
+        return None  # retention was there first
+    return store_timestamp_at(log.read(position, RECORD_HEAD_BYTES), 0)
+
+
+def topic_of(name: str, body: TopicBody) -> TopicConfig:
+    return TopicConfig(
+        name,
+        body.read_queue_nums,
+        body.write_queue_nums,
+        body.perm,
+        body.filter_type,
+        body.sys_flag,
+        body.order,
+    )
+
+
+def topic_view(topic: TopicConfig) -> TopicView:
+    return TopicView(
+        topic=topic.name,
+        read_queue_nums=topic.read_queue_count,
+        write_queue_nums=topic.write_queue_count,
+        perm=topic.perm,
+        order=topic.order,
+        filter_type=topic.filter_type,
+        sys_flag=topic.sys_flag,
+        system=topic.name in SYSTEM_TOPICS,
+        version=_version(topic),
+    )
+
+
+def group_of(
+    name: str, body: SubscriptionGroupBody, before: SubscriptionGroup | None
+) -> SubscriptionGroup:
+    return SubscriptionGroup(
+        name,
+        body.consume_enable,
+        body.consume_from_min_enable,
+        body.consume_broadcast_enable,
+        body.consume_message_orderly,
+        body.retry_queue_nums,
+        body.retry_max_times,
+        body.broker_id,
+        body.which_broker_when_consume_slowly,
+        body.notify_consumer_ids_changed_enable,
+        {} if before is None else before.extra,
+    )
+
+
+def group_view(group: SubscriptionGroup) -> SubscriptionGroupView:
+    return SubscriptionGroupView(
+        name=group.name,
+        consume_enable=group.consume_enable,
+        consume_from_min_enable=group.consume_from_min_enable,
+        consume_broadcast_enable=group.consume_broadcast_enable,
+        consume_message_orderly=group.consume_message_orderly,
+        retry_queue_nums=group.retry_queue_count,
+        retry_max_times=group.retry_times_max,
+        broker_id=group.broker_id,
+        which_broker_when_consume_slowly=group.slow_broker_id,
+        notify_consumer_ids_changed_enable=group.notify_enable,
+        version=_version(group),
+    )
+
+
+def _version(entry: Entry) -> str:
+    return entry_version(entry)

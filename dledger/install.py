@@ -15,7 +15,8 @@ stranded. The follower asks for a chunk, and for the next one when it has come: 
 flight. The first question has number 0; the leader then makes a *parcel*, one for all, and its
 chunks name that parcel. A parcel that is gone (another leader, retention went on, too old) is
 answered by an empty chunk: the follower begins anew with the next offer. The whole has a
-checksum besides the ones of the messages.
+checksum besides the ones of the messages. The leader need not be ready for that: the majority that
+its first no-op waits for may be one with the stranded replica.
 
 Why the follower may throw its own log away for it. All that an installation says is committed:
 retention takes only applied frames, the state is of applied frames, and what is committed once is

@@ -117,7 +117,7 @@ class Installer:
         core = self._core
         if self._source is None or self._installing:
             return
-        if core.role is Role.LEADER and core.leader_ready:
+        if core.role is Role.LEADER:  # ready or not: its own no-op may wait for who is stranded
             progress = core.progress.values()
             stranded = [p.peer for p in progress if p.state is PeerState.STRANDED]
             for offer in self._donor.offers(stranded, core.term, self._log.index, now_ms):
@@ -145,7 +145,7 @@ class Installer:
             return
         now_ms = self._clock_ms()
         if isinstance(message, InstallRequest):
-            if core.role is Role.LEADER and core.leader_ready and message.sender in core.progress:
+            if core.role is Role.LEADER and message.sender in core.progress:
                 chunk = self._donor.step(message, self._log.index, now_ms)
                 if chunk is not None:
                     self._send(chunk)

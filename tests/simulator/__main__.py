@@ -1,5 +1,6 @@
 """Run seeds: `python -m tests.simulator --seeds N --start S [--jobs J]`, or replay one with its
-whole trace: `--verbose SEED`. Exit status 1 if any seed fails."""
+whole trace: `--verbose SEED`. With `--refill` worlds in which logs lose their beginning and
+replicas are refilled. Exit status 1 if any seed fails."""
 
 from __future__ import annotations
 
@@ -9,7 +10,9 @@ import time
 import traceback
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 
+from tests.simulator.refill import RefillWorld
 from tests.simulator.world import World
 
 
@@ -19,16 +22,18 @@ def main() -> int:
     parser.add_argument("--start", type=int, default=0, help="the first seed")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--verbose", type=int, metavar="SEED", help="replay one seed, traced")
+    parser.add_argument("--refill", action="store_true", help="worlds with retention")
     arguments = parser.parse_args()
+    world_class = RefillWorld if arguments.refill else World
     if arguments.verbose is not None:
-        print(World(arguments.verbose, trace=print).run())
+        print(world_class(arguments.verbose, trace=print).run())
         return 0
     began = time.perf_counter()
     seeds = range(arguments.start, arguments.start + arguments.seeds)
     totals: Counter[str] = Counter()
     failed = 0
     with ProcessPoolExecutor(arguments.jobs) as pool:
-        played = pool.map(play, seeds, chunksize=10)
+        played = pool.map(partial(play, world_class), seeds, chunksize=10)
         for seed, (numbers, failure) in zip(seeds, played, strict=True):
             totals.update(numbers)
             if failure:
@@ -39,10 +44,10 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def play(seed: int) -> tuple[dict[str, int], str]:
+def play(world_class: type[World], seed: int) -> tuple[dict[str, int], str]:
     """One seed: (numbers, failure as text or "")."""
     try:
-        return World(seed).run(), ""
+        return world_class(seed).run(), ""
     except Exception:
         return {}, traceback.format_exc()
 

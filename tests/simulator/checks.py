@@ -53,7 +53,7 @@ class Checker:
         world = self._world
         raise CheckFailed(
             f"seed {world.seed} at {world.now_ms:.2f} ms: {reason}\n"
-            f"replay: python -m tests.simulator --verbose {world.seed}"
+            f"replay: python -m tests.simulator{world.flags} --verbose {world.seed}"
         )
 
     # -- logs -------------------------------------------------------------------------------------
@@ -82,6 +82,8 @@ class Checker:
             self._kept_by[node.name] = 0
         index = node.log.index
         for frame in self._committed[: self._kept_by.get(node.name, 0)]:
+            if frame.index < index.first_index:
+                continue  # retention took it
             if frame.index > index.last_index or index.term_at(frame.index) != frame.term:
                 self.fail(f"{node.name} had {frame} durable, is without it, and is whole")
 
@@ -190,7 +192,7 @@ class Checker:
     def _holds_durably(self, node: SimNode, frame: Frame) -> bool:
         """Ground truth: the bytes are on the platter (or in the page cache, with async flush), or
         were when it acknowledged them, and rotted since."""
-        if self._world.damage.lacks(node, frame):
+        if self._world.damage.lacks(node, frame) or node.has_let_go(frame):
             return True
         return node.holds(frame, durable=self._world.profile.durable)
 

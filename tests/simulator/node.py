@@ -86,12 +86,13 @@ class SimNode:
         """Boot: recover the log, which may take a while (mender.py), then take part."""
         self.incarnation += 1
         try:
+            self.before_open()
             self.checkpoint = Checkpoint(self.disk, "checkpoint")
             self.checkpoint.open(verify=True)
             self.commitlog = CommitLog(self.disk, "commitlog", SEGMENT_SIZE_BYTES, self.checkpoint)
             self.commitlog.open(restore=True)
             cache_bytes_max = 2_000 if self.world.rots else 1 << 20  # damage is met in the file
-            self.log = RaftLog(self.commitlog, cache_bytes_max=cache_bytes_max)
+            self.log = self.make_log(cache_bytes_max)
             self.promises = self.make_promises()
             self.mending = True
             self.mender = self.mender_class(self)
@@ -111,12 +112,13 @@ class SimNode:
             hard_state,
             world.rng,
             world.now_ms,
+            self.recovered_index(),
             incarnation=self.incarnation,
         )
         self.up = True
         self.paused = False
         self.stalled = self.full = False
-        self.applied = 0
+        self.applied = self.recovered_index()
         self._proposals = {}
         self._reads = {}
         self._confirmed = []
@@ -128,6 +130,16 @@ class SimNode:
         world.checker.started(self)
         self.votes_lost = False
         self._work()
+
+    def before_open(self) -> None:
+        """What a start does first. Raises SimCrash."""
+
+    def make_log(self, cache_bytes_max: int) -> RaftLog:
+        return RaftLog(self.commitlog, cache_bytes_max=cache_bytes_max)
+
+    def recovered_index(self) -> int:
+        """Where applying starts: here nothing is kept of what was applied."""
+        return 0
 
     def make_promises(self) -> Promises:
         return Promises(self.disk, "raft", unsynced=not self.world.profile.durable)
@@ -483,6 +495,10 @@ class SimNode:
         if index is not None:
             self.core.durable(index)
         self._work()
+
+    def has_let_go(self, frame: Frame) -> bool:
+        """Whether retention took it: then it was committed."""
+        return False
 
     def holds(self, frame: Frame, durable: bool) -> bool:
         """Whether the frame's bytes stand in the file, read past everything of ours."""

@@ -78,6 +78,9 @@ class Profile:
 class World:
     """See the module's docstring. `core_class` is replaced by tests that plant a break."""
 
+    checker_class: type[Checker] = Checker
+    flags = ""  # of the command that replays a seed of it
+
     def __init__(
         self,
         seed: int,
@@ -106,7 +109,7 @@ class World:
             inflight_messages_max=self.profile.window,
             uncommitted_bytes_max=16_384,
         )
-        self.checker = Checker(self)
+        self.checker = self.checker_class(self)
         self.damage = Damage(self)
         self.rots = self.damage.rng.random() < 0.5
         self.unit_ms = self.config.heartbeat_ms

@@ -21,7 +21,7 @@ from rich.table import Table
 
 from chaos.checks.verdict import Verdict
 from chaos.cluster.cli import parse_settings
-from chaos.cluster.clusterfile import ClusterError
+from chaos.cluster.clusterfile import COMPOSE, PROCESSES, ClusterError
 from chaos.cluster.topology import MODES, REPLICAS_MAX, Shape
 from chaos.faults.catalogue import rows
 from chaos.history.events import HistoryError
@@ -172,6 +172,13 @@ def directory_option(command: Callable[..., None]) -> Callable[..., None]:
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Torment this running cluster (of mqcluster) instead of a new one.",
 )
+@click.option(
+    "--on",
+    type=click.Choice([PROCESSES, COMPOSE]),
+    default=PROCESSES,
+    help="compose: torment the containers that `docker compose up` has brought up.",
+)
+@click.option("--project", default="", help="Of docker compose, where several are up.")
 @load_options
 def run(
     scenario: str,
@@ -181,6 +188,8 @@ def run(
     groups: int | None,
     replicas: int | None,
     existing: Path | None,
+    on: str,
+    project: str,
     seed: int,
     repeats: int | None,
     workloads: tuple[str, ...],
@@ -204,6 +213,8 @@ def run(
         Shape(mode, groups, replicas),
         DEFAULT_SETTINGS | parse_settings(settings),
         existing,
+        on,
+        project,
     )
     log_to(directory)
     console = make_console()

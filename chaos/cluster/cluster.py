@@ -98,6 +98,21 @@ class Cluster:
         """What cluster.json says now."""
         return load_state(self.directory)
 
+    def process_state(self, node: Node) -> str:
+        """ "running", "stopped" (frozen) or "dead", of a node that `state` has just told of."""
+        return "dead" if node.process is None else state(node.process)
+
+    def is_alive(self, name: str) -> bool:
+        return self.process_state(self.state().node(name)) != "dead"
+
+    def store_of(self, node: Node) -> Path:
+        """The broker's store directory."""
+        return launch.node_directory(self.directory, node) / "store"
+
+    def collect_logs(self) -> dict[str, Path]:
+        """Every node's log."""
+        return {node.name: launch.log_path(self.directory, node) for node in self.state().nodes}
+
     async def up(
         self,
         shape: Shape | None = None,
@@ -132,7 +147,7 @@ class Cluster:
     async def status(self) -> list[NodeStatus]:
         """Every process, the name servers first."""
         found = self.state()
-        alive = {node.name: _state_of(node) for node in found.nodes}
+        alive = {node.name: self.process_state(node) for node in found.nodes}
         asked = [node for node in found.brokers if alive[node.name] == "running"]
         views = await self._views(found, asked)
         view_of = {node.name: view for node, view in zip(asked, views, strict=True)}
@@ -244,7 +259,7 @@ class Cluster:
             why = await self._not_serving(everybody)
             if why is None:
                 return
-            dead = [node for node in self.state().nodes if _state_of(node) == "dead"]
+            dead = [node for node in self.state().nodes if self.process_state(node) == "dead"]
             if dead and everybody:
                 names = ", ".join(node.name for node in dead)
                 raise ClusterError(f"ended by itself: {names}\n{self.log_tails(dead)}")
@@ -364,7 +379,3 @@ def _signal_quietly(process: ProcessId, number: signal.Signals) -> None:
         send_signal(process, number)
     except ProcessLookupError:
         pass  # it ended in the meantime, which is what we want
-
-
-def _state_of(node: Node) -> str:
-    return "dead" if node.process is None else state(node.process)

@@ -20,6 +20,7 @@ from chaos.cluster.process import ProcessId
 
 FILE_VERSION = 3
 NAMESRV = "namesrv"  # the kind of name servers, and the first one's node name
+PROCESSES, COMPOSE = "processes", "compose"  # what a cluster runs on
 PROXY = "proxy"  # the kind and the name of the process that carries a cluster's traffic
 
 
@@ -69,6 +70,7 @@ class ClusterState:
     faultable: bool = False  # brokers run over the fault layer
     link_ports: dict[str, int] = field(default_factory=dict)  # link's name → its proxy's port
     netns: str = ""  # name of its network namespaces (chaos.cluster.namespaces); "": none
+    on: str = PROCESSES  # of this machine, or COMPOSE: containers (never in a file)
 
     @property
     def brokers(self) -> tuple[Node, ...]:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from chaos.cluster.clusterfile import ClusterError, ClusterState
-from chaos.faults import clock, damage, disk, names, netns, network, process
+from chaos.cluster.clusterfile import COMPOSE, ClusterError, ClusterState
+from chaos.faults import clock, compose, damage, disk, names, netns, network, process
 from chaos.faults.base import FAMILIES, Context, Factory, Fault, Kind, Need, Planned
 from chaos.faults.plan import Want
 
@@ -56,6 +56,9 @@ def unavailable(kind: Kind, state: ClusterState | None = None) -> str | None:
     """
     if state is not None and kind.modes is not None and state.mode not in kind.modes:
         return f"not in mode {state.mode}: it is for {', '.join(sorted(kind.modes))}"
+    on_containers = state is not None and state.on == COMPOSE
+    if on_containers and (kind.name in compose.MADE_BY or compose.why_not(kind)):
+        return compose.why_not(kind)
     for name in sorted(kind.needs):
         reason = NEEDS[name](state)
         if reason is not None:
@@ -66,9 +69,12 @@ def unavailable(kind: Kind, state: ClusterState | None = None) -> str | None:
 def make(planned: Planned, context: Context) -> Fault:
     """The planned fault for this cluster. Raises ClusterError where it cannot be done."""
     kind = find(planned.kind)
-    reason = unavailable(kind, context.cluster.state())
+    state = context.cluster.state()
+    reason = unavailable(kind, state)
     if reason is not None:
         raise ClusterError(f"{kind.name}: {reason}")
+    if state.on == COMPOSE and kind.name in compose.MADE_BY:
+        return compose.MADE_BY[kind.name](planned, context)
     return REGISTRY[kind.name][1](planned, context)
 
 

@@ -32,7 +32,9 @@ class Kill(Deed):
         processes = []
         cluster = self.context.cluster
         for node in hit.nodes:
-            if alive(node) or len(hit.nodes) == 1:  # of several some may be down already
+            if (
+                cluster.is_alive(node.name) or len(hit.nodes) == 1
+            ):  # of several some may be down already
                 processes.append(cluster.signal(node.name, self.number))
                 self._taken.append(node.name)
         if not processes:
@@ -47,7 +49,7 @@ class Kill(Deed):
         """Start those that this fault took down and that are down still."""
         cluster = self.context.cluster
         for name in list(self._taken):
-            if not alive(cluster.state().node(name)):
+            if not cluster.is_alive(name):
                 cluster.start(name)
             self._taken.remove(name)
 
@@ -75,7 +77,7 @@ class Pause(Deed):
 
     async def undo(self, hit: Hit) -> None:
         for name in hit.names:
-            if alive(self.context.cluster.state().node(name)):
+            if self.context.cluster.is_alive(name):
                 self.context.cluster.signal(name, signal.SIGCONT)
 
     def describe(self) -> str:

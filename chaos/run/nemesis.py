@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 
 from chaos.cluster.clusterfile import ClusterError
 from chaos.cluster.probe import ReplicaView
-from chaos.cluster.process import state
 from chaos.cluster.whole import WHOLE_TIMEOUT_S, wait_whole
 from chaos.faults.base import Context, Fault, Planned
 from chaos.faults.catalogue import make
@@ -98,7 +97,7 @@ class Nemesis:
     async def _make_whole(self, words: str) -> None:
         cluster = self._context.cluster
         for node in cluster.state().nodes:
-            if node.process is None or state(node.process) != "dead":
+            if node.process is None or cluster.is_alive(node.name):
                 continue
             self._context.say(f"  {node.name} ended by itself; starting it")
             try:

@@ -23,9 +23,9 @@ from pathlib import Path
 from chaos.checks.logs import write_findings
 from chaos.checks.stores import write_replicas
 from chaos.cluster.cluster import Cluster
-from chaos.cluster.clusterfile import ClusterError
-from chaos.cluster.launch import log_path, node_directory
-from chaos.cluster.topology import Shape
+from chaos.cluster.clusterfile import COMPOSE, PROCESSES, ClusterError
+from chaos.cluster.compose import ComposeCluster
+from chaos.cluster.topology import RAFT, Shape
 from chaos.cluster.whole import WHOLE_TIMEOUT_S
 from chaos.faults.base import Context, Planned
 from chaos.faults.links import Links
@@ -48,7 +48,8 @@ RUNNER = "runner"
 class RunConfig:
     """One run. `repeats`: rounds of all the scenario's faults; None: as many as the time holds.
 
-    `workloads` makes the run's own; `existing` is a cluster that runs: it is left running. After
+    `workloads` makes the run's own; `existing` is a cluster that runs: it is left running, as are
+    containers (`on` COMPOSE; `project`: of docker compose, empty: the only one). After
     `whole_timeout_s` a run does not wait longer for a cluster to be whole again: that is noted, and
     the next fault comes."""
 
@@ -61,6 +62,8 @@ class RunConfig:
     shape: Shape = field(default_factory=Shape)
     settings: Mapping[str, str] = field(default_factory=dict)
     existing: Path | None = None
+    on: str = PROCESSES
+    project: str = ""
     whole_timeout_s: float = WHOLE_TIMEOUT_S
 
 
@@ -89,7 +92,7 @@ async def run_scenario(config: RunConfig, command: str, say: Say) -> RunResult:
                 note(history, f"not done: {words}")
             inflicted = await _torment(config, plan, cluster, history, say)
             committed = await _committed(cluster)
-            if config.existing is None:
+            if config.existing is None and config.on == PROCESSES:
                 say("stopping the cluster")
                 await cluster.down()
             await asyncio.to_thread(_write_evidence, cluster, history, committed)
@@ -183,20 +186,29 @@ async def _committed(cluster: Cluster) -> dict[str, int]:
 def _write_evidence(cluster: Cluster, history: HistoryWriter, committed: dict[str, int]) -> None:
     """What the nodes left behind: their logs searched, each group's stores compared. Blocking."""
     state = cluster.state()
-    write_findings(history, {n.name: log_path(cluster.directory, n) for n in state.nodes})
+    write_findings(history, cluster.collect_logs())
     for group in state.groups:
         members = state.members(group)
         if len(members) > 1:
-            stores = {n.name: node_directory(cluster.directory, n) / "store" for n in members}
+            stores = {n.name: cluster.store_of(n) for n in members}
             write_replicas(history, group, stores, committed.get(group))
+
+
+def _running(config: RunConfig) -> Cluster:
+    """The cluster that somebody else has started and will stop."""
+    if config.on == COMPOSE:
+        mode = config.shape.mode or RAFT
+        return ComposeCluster(config.directory / "containers", config.project, mode)
+    assert config.existing is not None
+    return Cluster(config.existing)
 
 
 async def _cluster(
     config: RunConfig, scenario: Scenario, stack: AsyncExitStack, say: Say
 ) -> Cluster:
     """The cluster to torment; one that was started here is stopped when the stack unwinds."""
-    if config.existing is not None:
-        cluster = Cluster(config.existing)
+    if config.on == COMPOSE or config.existing is not None:
+        cluster = _running(config)
         stack.push_async_callback(cluster.close)
         await cluster.wait_serving()
         return cluster

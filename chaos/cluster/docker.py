@@ -1,0 +1,120 @@
+"""What is needed of a container engine, over its HTTP API: no docker program has to be installed.
+
+`unix:///path` and `tcp://host:port` (without TLS) are understood, as DOCKER_HOST names them. Calls
+block for some milliseconds. Paths carry no API version: the engine takes its own.
+"""
+
+from __future__ import annotations
+
+import http.client
+import socket
+from typing import Any
+from urllib.parse import quote, urlencode, urlsplit
+
+import orjson
+
+from chaos.cluster.clusterfile import ClusterError
+
+DEFAULT_HOST = "unix:///var/run/docker.sock"
+TIMEOUT_S = 30.0
+STREAM_HEADER_BYTES = 8  # of a log's pieces: stream, three zeros, length (4)
+
+
+class Docker:
+    """One engine. Methods raise ClusterError with the engine's own words."""
+
+    def __init__(self, host: str = "") -> None:
+        self.host = host or DEFAULT_HOST
+
+    def containers(self, label: str) -> list[dict[str, Any]]:
+        """All that have the label, running or not."""
+        filters = orjson.dumps({"label": [label]}).decode()
+        found = self._json("GET", "/containers/json", all="1", filters=filters)
+        return list(found)
+
+    def inspect(self, container: str) -> dict[str, Any]:
+        return dict(self._json("GET", f"/containers/{container}/json"))
+
+    def start(self, container: str) -> None:
+        self._call("POST", f"/containers/{container}/start")
+
+    def kill(self, container: str, signal: str) -> None:
+        self._call("POST", f"/containers/{container}/kill", signal=signal)
+
+    def pause(self, container: str) -> None:
+        self._call("POST", f"/containers/{container}/pause")
+
+    def unpause(self, container: str) -> None:
+        self._call("POST", f"/containers/{container}/unpause")
+
+    def disconnect(self, network: str, container: str) -> None:
+        body = {"Container": container, "Force": True}
+        self._call("POST", f"/networks/{network}/disconnect", body)
+
+    def connect(self, network: str, container: str, aliases: list[str]) -> None:
+        body = {"Container": container, "EndpointConfig": {"Aliases": aliases}}
+        self._call("POST", f"/networks/{network}/connect", body)
+
+    def logs(self, container: str, since_s: int) -> bytes:
+        """Both streams of a container's log from that time on (seconds since 1970)."""
+        query = {"stdout": "1", "stderr": "1", "since": str(since_s)}
+        return unframed(self._call("GET", f"/containers/{container}/logs", **query))
+
+    def _json(self, method: str, path: str, **query: str) -> Any:
+        return orjson.loads(self._call(method, path, **query))
+
+    def _call(self, method: str, path: str, body: Any = None, **query: str) -> bytes:
+        target = quote(path) + (f"?{urlencode(query)}" if query else "")
+        data = b"" if body is None else orjson.dumps(body)
+        connection = _connection(self.host)
+        try:
+            connection.request(method, target, data, {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            content = answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise ClusterError(f"no container engine answers at {self.host}: {error}") from error
+        finally:
+            connection.close()
+        if answer.status >= 400:
+            raise ClusterError(f"{method} {path}: {answer.status} {_words(content)}")
+        return content
+
+
+class _Unix(http.client.HTTPConnection):
+    """HTTP over a Unix socket."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost", timeout=TIMEOUT_S)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(TIMEOUT_S)
+        self.sock.connect(self._path)
+
+
+def _connection(host: str) -> http.client.HTTPConnection:
+    parts = urlsplit(host)
+    if parts.scheme == "unix":
+        return _Unix(parts.path)
+    if parts.scheme == "tcp" and parts.hostname:
+        return http.client.HTTPConnection(parts.hostname, parts.port or 2375, timeout=TIMEOUT_S)
+    raise ClusterError(f"a container engine at {host!r}? it must be unix://PATH or tcp://HOST:PORT")
+
+
+def unframed(data: bytes) -> bytes:
+    """A log's pieces without their headers; a torn last piece as far as it goes."""
+    pieces, at = [], 0
+    while at + STREAM_HEADER_BYTES <= len(data):
+        size = int.from_bytes(data[at + 4 : at + STREAM_HEADER_BYTES], "big")
+        at += STREAM_HEADER_BYTES
+        pieces.append(data[at : at + size])
+        at += size
+    return b"".join(pieces)
+
+
+def _words(content: bytes) -> str:
+    try:
+        return str(orjson.loads(content)["message"])
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return content[:200].decode("utf-8", "replace")

@@ -1,0 +1,60 @@
+"""What can be done to containers, and why the rest cannot. A cut is made by taking a container off
+its networks: nobody reaches it, by name, by address or at its published port.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from chaos.cluster.clusterfile import ClusterError
+from chaos.cluster.compose import ComposeCluster
+from chaos.faults.base import Context, Deed, Factory, Hit, Kind, Planned
+
+_BY_FAMILY = {
+    "process": "",
+    "names": "",
+    "network": "a container's links have no proxies: it can only be cut off from everybody",
+    "disk": "a container's broker runs over its disk, not over the fault layer",
+    "damage": "a container's volume is the engine's: nobody else writes into it",
+    "clock": "containers have the machine's clock",
+}
+_CAN = {"cut-node"}  # of the families above that cannot
+_CANNOT = {"namesrv-cut": "clients and brokers reach name servers without proxies"}
+
+
+def why_not(kind: Kind) -> str | None:
+    """Why a kind is not to be had on containers; None if it is."""
+    if kind.name in _CAN:
+        return None
+    return _CANNOT.get(kind.name) or _BY_FAMILY[kind.family] or None
+
+
+class CutContainers(Deed):
+    """Off all networks, and back with the same names."""
+
+    def __init__(self, planned: Planned, context: Context) -> None:
+        super().__init__(planned, context)
+        self._networks: dict[str, list[tuple[str, list[str]]]] = {}
+
+    @property
+    def cluster(self) -> ComposeCluster:
+        cluster = self.context.cluster
+        if not isinstance(cluster, ComposeCluster):
+            raise ClusterError("these are no containers")
+        return cluster
+
+    async def do(self, hit: Hit) -> None:
+        for name in hit.names:
+            self._networks[name] = await asyncio.to_thread(self.cluster.networks_of, name)
+            await asyncio.to_thread(self.cluster.cut_off, name, self._networks[name])
+
+    async def undo(self, hit: Hit) -> None:
+        for name, networks in list(self._networks.items()):
+            await asyncio.to_thread(self.cluster.join, name, networks)
+            del self._networks[name]
+
+    def describe(self) -> str:
+        return f"{self.targets()}: off its networks"
+
+
+MADE_BY: dict[str, Factory] = {"cut-node": CutContainers}

@@ -113,7 +113,10 @@ class Mender:
     def _decided(self, verdict: Patch | GiveUp) -> None:
         self.world.note(f"{self.node.name} {verdict}")
         if isinstance(verdict, Patch):
-            self._go_on(self.mend(verdict))
+            wanted = self.mend(verdict)
+            if not verdict.proven and self.world.plan.kills_in_doubt(self.node):
+                return
+            self._go_on(wanted)
         else:
             self.give_up(verdict.reason)
             self._take_part()

@@ -8,7 +8,9 @@ for too long: `PeerState.STRANDED`) cannot be brought on by appends. It gets an 
   is byte for byte the leader's;
 - the application's state (broker.installation: tables, and where every queue begins) as of an
   applied index X >= F - 1. Frames F..X are applied again: tables skip what they reflect already;
-- the configuration in force before F (opaque here; empty: that of the configuration file).
+- the newest configuration known to be committed, which is not older than the one in force before
+  F, and the index of its frame, as they stand in a replica's file of them (configurationfile.py);
+  empty while nobody ever changed it: then broker.conf's is in force.
 
 Who asks what. The leader offers where its log begins, again and again, while a follower is
 stranded. The follower asks for a chunk, and for the next one when it has come: one chunk in
@@ -48,6 +50,7 @@ from dataclasses import dataclass
 
 from google_crc32c import value as crc32c
 
+from dledger.configuration import Configuration, encode_configuration
 from dledger.index import LogIndex
 from dledger.messages import NodeId
 
@@ -59,6 +62,9 @@ _VERSION = 1
 # magic, version, first index, previous term, position, applied index, segment size,
 # bytes of the configuration, bytes of the state
 _HEAD = struct.Struct(">4sBqqqqqiq")
+
+
+_INDEX = struct.Struct(">q")
 
 
 class InstallationDamaged(Exception):
@@ -110,6 +116,11 @@ def decode_installation(data: bytes) -> Installation:
     if first < 1 or applied < first - 1 or segment <= 0 or position < 0 or position % segment:
         raise InstallationDamaged(f"frame {first} at {position}, state of frame {applied}")
     return Installation(first, term, position, applied, segment, data[_HEAD.size : at], data[at:-4])
+
+
+def configuration_part(index: int, configuration: Configuration) -> bytes:
+    """What an installation says of the configuration in frame `index`; 0: the founding one."""
+    return _INDEX.pack(index) + encode_configuration(configuration) if index else b""
 
 
 def lacks(log: LogIndex, commit_index: int, first_index: int, previous_term: int) -> bool:

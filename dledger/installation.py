@@ -80,21 +80,14 @@ def begin_log(
     """Make the log an empty one that begins where the installation says. Durable on return; may
     be repeated. `commitlog`: its directory, `checkpoint`: that file. Blocking. Raises OSError."""
     _remove_files(disk, commitlog)
-    slots = SlotFile(disk, f"{directory}/trim")
-    try:
-        _load(slots)
-        slots.save(
-            trim_note(installation.first_index, installation.previous_term, installation.position)
-        )
-    finally:
-        slots.close()
+    first, previous_term = installation.first_index, installation.previous_term
+    _save(disk, f"{directory}/trim", trim_note(first, previous_term, installation.position))
+    if installation.configuration:
+        _save(disk, f"{directory}/configuration", installation.configuration)
+    else:
+        _remove(disk, directory, "configuration")
     _reset_checkpoint(disk, checkpoint, installation.position)
-    installed = SlotFile(disk, f"{directory}/installed")
-    try:
-        _load(installed)
-        installed.save(_INSTALLED.pack(installation.applied_index))
-    finally:
-        installed.close()
+    _save(disk, f"{directory}/installed", _INSTALLED.pack(installation.applied_index))
 
 
 def begin_nothing(disk: Disk, directory: str, commitlog: str, checkpoint: str) -> None:
@@ -110,11 +103,8 @@ def begin_nothing(disk: Disk, directory: str, commitlog: str, checkpoint: str) -
     finally:
         votes.close()
     _remove_files(disk, commitlog)
-    for name in ("trim", "installed"):
-        path = f"{directory}/{name}"
-        if disk.exists(path):
-            disk.remove(path)
-    disk.sync_directory(directory)
+    for name in ("trim", "installed"):  # the configuration noted is a committed one, old or new
+        _remove(disk, directory, name)
     _reset_checkpoint(disk, checkpoint, 0)
 
 
@@ -133,6 +123,21 @@ def installed_index(disk: Disk, directory: str) -> int:
     finally:
         slots.close()
     return 0 if content is None else int(_INSTALLED.unpack(content)[0])
+
+
+def _save(disk: Disk, path: str, content: bytes) -> None:
+    slots = SlotFile(disk, path)
+    try:
+        _load(slots)
+        slots.save(content)
+    finally:
+        slots.close()
+
+
+def _remove(disk: Disk, directory: str, name: str) -> None:
+    if disk.exists(f"{directory}/{name}"):
+        disk.remove(f"{directory}/{name}")
+    disk.sync_directory(directory)
 
 
 def _load(slots: SlotFile) -> bytes | None:

@@ -33,6 +33,7 @@ from dledger.install import (
     InstallOffer,
     InstallRequest,
     Receiver,
+    configuration_part,
     decode_installation,
     lacks,
 )
@@ -188,6 +189,8 @@ class Installer:
             return
         assert first > index.last_index or index.position_of(first) == position, (index, position)
 
+        configuration = configuration_part(*self._core.configurations.settled)
+
         def encode() -> bytes:
             return Installation(
                 first,
@@ -195,7 +198,7 @@ class Installer:
                 position,
                 captured.applied_index,
                 commitlog.segment_size_bytes,
-                b"",
+                configuration,
                 captured.encode(),
             ).encode()
 

@@ -28,6 +28,7 @@ from dledger.install import (
     InstallRequest,
     InstallTiming,
     Receiver,
+    configuration_part,
     decode_installation,
     lacks,
 )
@@ -182,7 +183,7 @@ class Refiller:
             commitlog.min_offset,
             node.machine.tables_index,
             commitlog.segment_size_bytes,
-            b"",
+            configuration_part(*node.core.configurations.settled),
             node.machine.capture(),
         )
         for chunk in self.donor.made(parcel.encode(), index, index.first_index, self.world.now_ms):
@@ -387,12 +388,13 @@ class RefillWorld(World):
         return self.unit_ms * self.own.uniform(4, 16)
 
     def _retain(self) -> None:
-        """Snapshots and retention, at whoever is up."""
-        if self.healed:
-            return
+        """Snapshots and retention, at whoever is up; in the end only where a damaged frame is that
+        nobody else may have any more."""
         self.after(self._beats * self.unit_ms * self.own.uniform(0.5, 1.5), self._retain)
         for node in self.nodes.values():
             assert isinstance(node, RefilledNode)
+            if self.healed and not (node.up and len(node.mender.frames)):
+                continue
             if node.up and not node.paused and not node.stalled and self.own.random() < 0.8:
                 node.may_die(node.snapshot)
             if node.up and not node.paused and not node.stalled and self.own.random() < 0.6:

@@ -25,6 +25,7 @@ from tests.ops.test_metrics import well_named
 ROOT = Path(__file__).parent.parent.parent
 ALERTS = ROOT / "deploy" / "prometheus" / "alerts.yml"
 SCRAPES = ROOT / "deploy" / "prometheus" / "prometheus.yml"
+PROVISIONING = ROOT / "deploy" / "grafana" / "provisioning"
 DASHBOARD = ROOT / "deploy" / "grafana" / "dashboard.json"
 RUNBOOKS = ROOT / "docs" / "runbooks"
 METRICS = ROOT / "docs" / "metrics.md"
@@ -211,6 +212,13 @@ def test_runbooks_speak_of_what_there_is(known: Known) -> None:
             for event in re.findall(r"`([a-z]+_[a-z_]+)", events):
                 if not METRIC.fullmatch(event):
                     assert event in sources, f"{path.name}: no event {event}"
+
+
+def test_what_grafana_is_given_reads() -> None:
+    sources = yaml.safe_load((PROVISIONING / "datasources" / "raftmq.yml").read_text())
+    assert [source["type"] for source in sources["datasources"]] == ["prometheus"]
+    boards = yaml.safe_load((PROVISIONING / "dashboards" / "raftmq.yml").read_text())
+    assert boards["providers"][0]["options"]["path"].startswith("/var/lib/grafana")
 
 
 def test_scrapes_and_rules_belong_together() -> None:

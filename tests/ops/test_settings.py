@@ -1,15 +1,17 @@
 """Configuration files: TOML and properties, units, the environment; what wrong ones are told."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
+import click
 import pytest
+from click.testing import CliRunner, Result
 
 from broker import config as broker_config
+from broker.cli import main as mqbroker
 from broker.config import BrokerConfig, load
 from namesrv import config as namesrv_config
+from namesrv.cli import main as mqnamesrv
 from ops.options import ConfigError
 from ops.show import effective, tables
 
@@ -131,25 +133,17 @@ def test_what_is_shown_reads_back(tmp_path: Path) -> None:
 
 
 def test_commands_show_and_check(tmp_path: Path) -> None:
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, *arguments],
-            capture_output=True,
-            text=True,
-            cwd=ROOT,
-            env=os.environ | {"RAFTMQ_LISTEN_PORT": "7"},
-            timeout=60,
-            check=False,
-        )
+    def run(command: click.Command, *arguments: str) -> Result:
+        return CliRunner(env={"RAFTMQ_LISTEN_PORT": "7"}).invoke(command, arguments)
 
     path = written(tmp_path, GOOD)
-    shown = run("-m", "broker.cli", "-c", path, "config", "show")
-    assert shown.returncode == 0
+    shown = run(mqbroker, "-c", path, "config", "show")
+    assert shown.exit_code == 0
     assert 'brokerName = "broker-x"  # ' + f"{path}:3\n" in shown.stdout
     assert "listenPort = 7  # env RAFTMQ_LISTEN_PORT\n" in shown.stdout
-    assert run("-m", "broker.cli", "config", "check", path).returncode == 0
-    wrong = run("-m", "namesrv.cli", "config", "check", path)
-    assert wrong.returncode == 2
+    assert run(mqbroker, "config", "check", path).exit_code == 0
+    wrong = run(mqnamesrv, "config", "check", path)
+    assert wrong.exit_code == 2
     assert f"mqnamesrv: {path}:2: unknown section [identity]" in wrong.stderr
 
 

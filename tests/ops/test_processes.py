@@ -1,0 +1,107 @@
+"""A cluster of real processes as an operator sees it: scraped over HTTP, its logs as JSON lines."""
+
+import asyncio
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import aiohttp
+import orjson
+from prometheus_client.parser import text_string_to_metric_families
+
+from chaos.cluster.cluster import Cluster
+from chaos.cluster.clusterfile import Node
+from chaos.cluster.launch import log_path
+from client import Message, Producer
+from tests.ops.test_metrics import well_named
+
+PATIENCE_S = 30.0
+SETTINGS = {
+    "logFormat": "json",
+    "flushDiskType": "SYNC_FLUSH",
+    "mappedFileSizeCommitLog": "8MiB",
+    "diskSpaceWarningLevelRatio": "100%",
+}
+
+
+class Scrape:
+    """One exposition, fetched; figures added up by name and labels."""
+
+    def __init__(self, text: str) -> None:
+        well_named(text)
+        self.samples = [
+            (sample.name, sample.labels, sample.value)
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+        ]
+
+    def sum(self, name: str, **labels: str) -> float:
+        found = [
+            value
+            for known, its, value in self.samples
+            if known == name and labels.items() <= its.items()
+        ]
+        assert found, f"no series {name} {labels}"
+        return sum(found)
+
+
+async def scrape(session: aiohttp.ClientSession, node: Node) -> Scrape:
+    async with session.get(f"http://{node.http}/metrics") as answer:
+        assert answer.status == 200, await answer.text()
+        assert answer.headers["Content-Type"].startswith("text/plain; version=")
+        return Scrape(await answer.text())
+
+
+async def scraped_until(
+    session: aiohttp.ClientSession, node: Node, condition: Callable[[Scrape], bool]
+) -> Scrape:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition(found := await scrape(session, node)):  # noqa: ASYNC110 (no event)
+            await asyncio.sleep(0.05)
+    return found
+
+
+async def test_a_leader_is_killed(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path / "c")
+    try:
+        state = await cluster.up(settings=SETTINGS)
+        leader = await cluster.find("leader")
+        survivors = [node for node in state.brokers if node.name != leader.name]
+        (namesrv,) = state.name_servers
+        async with aiohttp.ClientSession() as session, Producer("p", state.namesrv) as producer:
+            await producer.send(Message("T", b"one"))
+            old = await scraped_until(
+                session, leader, lambda s: s.sum("rocketmq_sends_total", code="SUCCESS") >= 1
+            )
+            assert old.sum("raft_role", role="leader", node=leader.name) == 1
+            assert old.sum("rocketmq_commitlog_fsync_duration_seconds_count") > 0
+            assert old.sum("process_cpu_seconds_total") > 0
+            routes = await scraped_until(
+                session, namesrv, lambda s: s.sum("rocketmq_namesrv_brokers") == 3
+            )
+            assert routes.sum("rocketmq_namesrv_brokers", role="leader") == 1
+            assert routes.sum("rocketmq_namesrv_registrations_total", result="accepted") >= 3
+            before = {node.name: await scrape(session, node) for node in survivors}
+
+            await cluster.wait_dead(cluster.signal(leader.name, signal.SIGKILL))
+            await cluster.wait_serving()
+            heir = await cluster.find("leader")
+            await producer.send(Message("T", b"two"))
+            after = await scraped_until(
+                session, heir, lambda s: s.sum("raft_peer_connected", peer=leader.name) == 0
+            )
+            for figure in ("raft_term", "raft_elections_total", "raft_leader_changes_total"):
+                assert after.sum(figure) > before[heir.name].sum(figure), figure
+            assert after.sum("rocketmq_leading") == 1
+            assert before[heir.name].sum("rocketmq_leading") == 0
+            assert after.sum("rocketmq_sends_total", code="SUCCESS") >= 1
+            await scraped_until(session, namesrv, lambda s: s.sum("rocketmq_namesrv_brokers") == 2)
+
+        lines = log_path(cluster.directory, heir).read_text().splitlines()
+        events = [orjson.loads(line) for line in lines if line.startswith("{")]
+        elected = [e for e in events if e["event"] == "role_changed" and e["role"] == "leader"]
+        assert elected[-1]["term"] == after.sum("raft_term")
+        assert {"time", "level", "logger", "node", "group", "service"} <= elected[-1].keys()
+    finally:
+        await cluster.down()
+        await cluster.close()

@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 SEEDS ?= 20000
 START ?= 1
 
-.PHONY: venv demo test lint bench simulate clean
+.PHONY: venv demo test screenshots lint bench simulate clean
 
 venv: $(VENV)/.ready
 
@@ -23,7 +23,10 @@ demo: $(VENV)/.demo-ready
 	@JAVA_HOME="$$(tools/find-java.sh)" && export JAVA_HOME && exec $(BIN)/python -m demo.flights $(DEMO_ARGS)
 
 test: $(VENV)/.demo-ready
-	@JAVA_HOME="$$(tools/find-java.sh)" && export JAVA_HOME && exec $(BIN)/python -m pytest $(PYTEST_ARGS)
+	@JAVA_HOME="$$(tools/find-java.sh)" && CHROMIUM="$$(tools/find-chromium.sh)" && export JAVA_HOME CHROMIUM && exec $(BIN)/python -m pytest $(PYTEST_ARGS)
+
+screenshots: $(VENV)/.ready
+	@CHROMIUM="$$(tools/find-chromium.sh)" && export CHROMIUM && exec $(BIN)/python -m tests.browser.screenshots
 
 lint: $(VENV)/.ready
 	@$(BIN)/ruff check .

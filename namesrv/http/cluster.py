@@ -173,11 +173,16 @@ class ClusterView:
         plain: Event = {
             "kind": kind,
             "node": str(event.get("node") or ""),
-            "group": next((k.group for k in self.known() if k.http_address == http_address), ""),
+            "group": "",
             "term": term if type(term) is int else 0,
             "at": at,
             "detail": dict(detail) if isinstance(detail, Mapping) else {},
         }
+        for known in self.known():
+            if known.http_address == http_address:
+                plain["group"] = known.group
+                if plain["node"]:
+                    self._names[known.address] = plain["node"]
         if kind != "routeChanged":  # that is for name servers to say
             self._remember(plain)
         self._publish(plain)

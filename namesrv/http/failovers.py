@@ -129,7 +129,9 @@ class _Reader:
     def _route(self, event: Event, leader: str) -> None:
         last = self.found[-1] if self.found else None
         if not leader:
-            if self.leader_address and (last is None or last.routed or not _has(last, _LOST)):
+            # An old leader that registers as a follower, once the new one is elected, is no loss.
+            known = last is not None and not last.routed and (last.term or _has(last, _LOST))
+            if self.leader_address and not known:
                 self._mark(self._open(start=True), _LOST, event, self.leader_address)
         elif leader != self.leader_address or (last is not None and not last.routed):
             failover = self._open()

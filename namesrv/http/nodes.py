@@ -7,6 +7,7 @@ is an `Answer` like any other.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -178,5 +179,6 @@ def _lower(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def _plain(error: aiohttp.ClientConnectorError) -> str:
-    cause = error.os_error
-    return cause.strerror or str(cause)
+    """asyncio puts its own words about addresses where the system's should stand."""
+    number = error.os_error.errno
+    return os.strerror(number).lower() if number else str(error.os_error)

@@ -23,7 +23,8 @@ export function rate(value) {
 
 export function span(ms) {
   if (typeof ms !== "number") return "–";
-  if (ms < 10000) return `${whole.format(Math.round(ms))} ms`;
+  if (ms < 2000) return `${whole.format(Math.round(ms))} ms`;
+  if (ms < 10000) return `${(ms / 1000).toFixed(1)} s`;
   const seconds = Math.round(ms / 1000);
   if (seconds < 120) return `${seconds} s`;
   if (seconds < 7200) return `${Math.round(seconds / 60)} min`;
@@ -34,7 +35,7 @@ export function span(ms) {
 export function ago(ms, now = Date.now()) {
   if (!ms) return "–";
   const passed = now - ms;
-  return passed < 1500 ? "just now" : `${passed < 10000 ? `${Math.round(passed / 1000)} s` : span(passed)} ago`;
+  return passed < 2000 ? "just now" : `${passed < 10000 ? `${Math.round(passed / 1000)} s` : span(passed)} ago`;
 }
 
 const pad = (value, digits = 2) => String(value).padStart(digits, "0");

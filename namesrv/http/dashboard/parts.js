@@ -30,7 +30,7 @@ export const bar = (share, kind = "") =>
 export function sparkline(values, label) {
   const width = 160;
   const height = 36;
-  const most = Math.max(1, ...values);
+  const most = Math.max(1, ...values) * 1.15;
   const step = width / Math.max(1, values.length - 1);
   const points = values.map((value, at) => `${(at * step).toFixed(1)},${(height - 3 - (value / most) * (height - 6)).toFixed(1)}`);
   return svg("svg", { class: "spark", viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", role: "img", "aria-label": label },

@@ -67,6 +67,8 @@ def test_a_leader_that_is_cut_off_and_one_that_hands_over() -> None:
     cut = [*START, *KILLED[1:]]  # its connection to the name server stays
     assert next(m.what for m in failovers("g", cut)[1].marks) == "electionStarted"
     planned = [*START, event("transfer", 900, "n0", 1, target="n2"), *KILLED[1:]]
+    planned.insert(-1, route(1055, None, 2))  # n0 registers as a follower before n2 as the leader
+    assert len(failovers("g", planned)) == 2
     last = failovers("g", planned)[1].as_fields()
     assert last["planned"]
     assert (last["marks"][0]["what"], last["durationMs"]) == ("transfer", 160)

@@ -1,0 +1,96 @@
+"""The dashboard in a real browser, over a real cluster whose leader dies while it is looked at."""
+
+from pathlib import Path
+
+from tests.browser.chromium import Browser, Page
+from tests.browser.cluster import Running, running
+
+PAGES = ("cluster", "topics", "consumers", "messages", "events")
+NASTY = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
+LEADER = "document.querySelector('.replica.leader strong')?.textContent"
+
+
+async def test_the_dashboard(tmp_path: Path) -> None:
+    async with running(tmp_path / "cluster") as cluster, Browser(tmp_path) as browser:
+        await cluster.topic("Orders")
+        sent = await cluster.send("Orders", NASTY, keys="key-1", properties={"note": NASTY})
+        page = await browser.open(f"{cluster.url}/")
+        await page.until(f"document.querySelectorAll('.replica').length == 3 && {LEADER}")
+        await page.until("document.getElementById('live').textContent == 'live'")
+        await finds_a_message(page, sent["offsetMsgId"])
+        await shows_the_new_leader(page, cluster)
+        await transfers_with_a_question_first(page)
+        await fits_a_phone(browser, cluster.url, sent["offsetMsgId"])
+        assert page.errors == []
+
+
+async def finds_a_message(page: Page, message_id: str) -> None:
+    """By key; whatever the message says stays text."""
+    await page.click("#nav a[href='#/messages']")
+    await page.until("document.querySelector('form [name=key]')")
+    await page.type("form [name=topic]", "Orders")
+    await page.type("form [name=key]", "key-1")
+    await page.click("form button[type=submit]")
+    await page.until("document.querySelector('.messages .row .name')?.textContent == 'key-1'")
+    await page.click(".messages .row")
+    body = await page.until("document.querySelector('pre.body')?.textContent")
+    assert body == NASTY
+    await page.until("document.querySelectorAll('.trace .good').length >= 5")  # made, stored, on 3
+    assert message_id in await page.js("location.hash")
+    assert await page.js("document.title.includes('owned')") is False
+    assert await page.js("document.querySelectorAll('main img, main script').length") == 0
+
+
+async def shows_the_new_leader(page: Page, cluster: Running) -> None:
+    """The leader is killed while the page is open: the new one, and how it came to that."""
+    await page.click("#nav a[href='#/cluster']")
+    await page.until(LEADER)
+    killed = await cluster.kill_leader()
+    await page.until(f"{LEADER} && {LEADER} != '{killed}'")
+    silent = "document.querySelector('.replica.silent strong')?.textContent"
+    await page.until(f"{silent} == '{killed}'")
+    await page.until("document.getElementById('health').className.includes('bad')")
+    lead = "document.querySelector('.failover .lead')?.textContent"
+    await page.until(f"{lead}?.startsWith('{killed} → ') && /\\d ms/.test({lead})")
+    marks = "[...document.querySelectorAll('.failover .marks .what')].map(e => e.textContent)"
+    shown = await page.until(f"{marks}.some(text => text == 'Clients told') && {marks}")
+    assert [text for text in shown if text.startswith("Leader")] == [
+        "Leader lost", "Leader elected", "Leader ready"
+    ]  # fmt: skip
+    cluster.cluster.start(killed)
+    await page.until("!document.querySelector('.replica.silent')")
+    await page.until("document.querySelector('.note.good')")  # all replicas agree
+
+
+async def transfers_with_a_question_first(page: Page) -> None:
+    before = await page.until(LEADER)
+    await page.click("[data-do=transfer]")
+    await page.until("document.querySelector('dialog[open]')")
+    said = await page.js("document.querySelector('dialog').textContent")
+    assert f"{before} stops taking sends" in said
+    await page.key("Escape")
+    await page.until("!document.querySelector('dialog[open]')")
+    assert await page.js(LEADER) == before
+    await page.click("[data-do=transfer]")
+    await page.click("dialog button[type=submit]")
+    await page.until(f"{LEADER} && {LEADER} != '{before}'")
+
+
+async def fits_a_phone(browser: Browser, url: str, message_id: str) -> None:
+    """No page is wider than the screen; everything can be reached by keyboard, and has a name."""
+    phone = await browser.open(f"{url}/", width=380, height=780)
+    for name in (*PAGES, "topics/Orders", f"messages/{message_id}"):
+        await phone.goto(f"{url}/#/{name}")
+        await phone.until(
+            "document.querySelector('main h1') && !document.querySelector('.loading')"
+        )
+        width = await phone.js("document.scrollingElement.scrollWidth")
+        assert width <= 380, f"{name} is {width} px wide"
+        unnamed = await phone.js(
+            "[...document.querySelectorAll('a, button, input, select, textarea')].filter("
+            "e => !(e.textContent.trim() || e.ariaLabel || e.labels?.length || e.value)).length"
+        )
+        assert unnamed == 0, f"{name}: {unnamed} controls have no name"
+    await phone.key("Tab")
+    assert await phone.js("document.activeElement.className") == "skip"
+    assert phone.errors == []

@@ -494,8 +494,9 @@ class StartRepair:
                 return GiveUp(f"{peer} leads: {response.outcome.name.lower()}")
         if not self.asker.unanimous:
             return None
-        standings = [response.standing for response in answers.values()]
-        if Standing.LEADS in standings or standings.count(Standing.WHOLE) >= majority(self._voters):
+        # A leader of an earlier term than this replica's is one that may not commit any more.
+        whole = [r for r in answers.values() if r.standing in (Standing.WHOLE, Standing.LEADS)]
+        if any(map(self._governs, whole)) or len(whole) >= majority(self._voters):
             self._hopeless_since_ms = None  # there is a leader, or there will be one
             return None
         if self._hopeless_since_ms is None:

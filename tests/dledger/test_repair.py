@@ -459,6 +459,7 @@ def test_a_leader_whose_own_copy_is_damaged_says_nothing() -> None:
     [
         ((Standing.WHOLE, Standing.WHOLE), False),  # they will elect a leader
         ((Standing.WHOLE, Standing.LEADS), False),
+        ((Standing.LEADS, Standing.RECOVERS), True),  # in an earlier term: it may never commit
         ((Standing.WHOLE, Standing.REPAIRS), True),
         ((Standing.WHOLE, Standing.RECOVERS), True),
         ((Standing.REPAIRS, Standing.REPAIRS), True),

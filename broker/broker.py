@@ -34,6 +34,7 @@ from broker.installation import RAFT_DIRECTORY, Source
 from broker.keeper import ClassicKeeper, Keeper, RaftKeeper
 from broker.keyquery import KeyQueries
 from broker.metrics import BrokerMetrics
+from broker.operators import Operators
 from broker.processor import Processor
 from broker.pull import PullService
 from broker.queries import Queries, not_leader
@@ -46,6 +47,7 @@ from broker.runtime import runtime_info
 from broker.send import NOT_LEADER, SendPath
 from broker.sendrequest import SendRules
 from broker.state import BrokerState, announce, put_group, put_topic
+from broker.stats import SAMPLE_MS as GROUP_SAMPLE_MS
 from broker.topics import RETRY_PREFIX, retry_topic
 from dledger.errors import Busy, NotLeader, RaftError
 from dledger.errors import OutcomeUnknown as CommandOutcomeUnknown
@@ -419,10 +421,12 @@ class Broker:
             self._hand_over,
         )
         self.key_queries = KeyQueries(config, self.store)
+        self.operators = Operators(self, self._propose, self._propose_then, self._barrier)
         handlers: dict[int, Handler] = {
             **queries.handlers(),
             **self.admin.handlers(),
             **self.key_queries.handlers(),
+            **self.operators.handlers(),
         }
         for code in (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE):
             handlers[int(code)] = self.pulls.handle
@@ -461,6 +465,7 @@ class Broker:
             Chore("held_sends", 0, self.sends.release_overdue),
             Chore("disk_usage", 1_000, self._look_at_disk),
             Chore("rates", SAMPLE_MS, self._sample_rates),
+            Chore("group_rates", GROUP_SAMPLE_MS, self.operators.rates.sample),
         ]
         self._housekeeper = Housekeeper(self.clock_ms, quick, self.keeper.chores(), self.fail)
 
@@ -578,6 +583,7 @@ class Broker:
         self.roles.change(event)
         self.http.role_changed(event)
         leading = self.roles.leading
+        self.operators.resets.leadership_changed()
         self.sends.leadership(event.term, leading, self._leader_is_awaited(event))
         if was_leading and not leading:
             self.commits.leadership_lost()

@@ -35,6 +35,8 @@ class ClientConnection(Protocol):
 
     def invoke_oneway(self, command: RemotingCommand) -> None: ...
 
+    async def invoke(self, command: RemotingCommand, timeout_ms: float) -> RemotingCommand: ...
+
 
 @dataclass(slots=True)
 class Member:

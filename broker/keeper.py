@@ -49,6 +49,10 @@ class Keeper(Protocol):
         """What is done by the clock; these may block the housekeeper's slow task."""
         ...
 
+    def retain(self, *, at_once: bool = False) -> None:
+        """A chore: let old segments go; `at_once`: whatever the hour. Raises OSError."""
+        ...
+
     async def settle(self) -> None:
         """Return when nothing is being written any more."""
         ...
@@ -127,7 +131,7 @@ class RaftKeeper:
         )
         self.fallback_index = before
 
-    def retain(self) -> None:
+    def retain(self, *, at_once: bool = False) -> None:
         """Let old segments go, as far as snapshots cover them, the .bak files among them. While a
         replica is refilled from here what it needs stays, unless the disk is too full for that."""
         engine, store = self._engine(), self._store
@@ -135,7 +139,7 @@ class RaftKeeper:
         if refilled and not self._retention.disk_is_full:
             log.info("retention_waits for=%s", ",".join(refilled))
             return
-        position = self._retention.expired_before()
+        position = self._retention.expired_before(at_once=at_once)
         index = engine.log_index
         covered = min(self.fallback_index, index.last_index)
         if position <= store.commitlog.min_offset or covered < index.first_index:
@@ -194,11 +198,11 @@ class ClassicKeeper:
     async def _flush(self) -> None:
         await flush_queues(self._store, self._pool)
 
-    def retain(self) -> None:
+    def retain(self, *, at_once: bool = False) -> None:
         """Let old segments go."""
         store = self._store
         before = store.commitlog.min_offset
-        position = self._retention.expired_before()
+        position = self._retention.expired_before(at_once=at_once)
         if position > before and self._engine().delete_before(position) > before:
             log.info("log_trimmed from=%d to=%d", before, store.commitlog.min_offset)
 

@@ -2,7 +2,11 @@
 
 `OffsetTable` is changed only by applied command frames. `OffsetCommits` gathers what consumers
 commit until the next command frame is due: the last commit of a (topic, group, queue) wins, as it
-would if each were a frame of its own. Offsets may go back: Apache's broker accepts that (a reset).
+would if each were a frame of its own. Offsets may go back: Apache's broker accepts that.
+
+A *reset* (222) sets an offset and leaves a mark: until the group's consumer has gone there
+(broker.resets), what it commits is of before the reset and changes nothing. The mark is part of
+the table, so a new leader knows it too. A queue has one mark at most.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ class OffsetTable:
 
     def __init__(self) -> None:
         self.offsets: dict[tuple[str, str], dict[int, int]] = {}
+        self.resets: dict[tuple[str, str], dict[int, int]] = {}  # marks
         self.applied_index = 0
         self.counter = 0  # of changes; the data version that Apache's slaves ask for
 
@@ -31,36 +36,65 @@ class OffsetTable:
     def commit(self, commits: Iterable[Commit]) -> None:
         self.counter += 1
         for topic, group, queue_id, offset in commits:
+            if self.resets and self.reset_of(topic, group, queue_id) is not None:
+                continue
             self.offsets.setdefault((topic, group), {})[queue_id] = offset
 
+    def reset(self, resets: Iterable[Commit]) -> None:
+        """Set offsets, and mark them."""
+        self.counter += 1
+        for topic, group, queue_id, offset in resets:
+            self.offsets.setdefault((topic, group), {})[queue_id] = offset
+            self.resets.setdefault((topic, group), {})[queue_id] = offset
+
+    def reset_of(self, topic: str, group: str, queue_id: int) -> int | None:
+        """Where the group still has to go in this queue; None: nowhere."""
+        marks = self.resets.get((topic, group))
+        return None if marks is None else marks.get(queue_id)
+
+    def reset_taken(self, topic: str, group: str, queue_id: int, offset: int) -> None:
+        """The group went to `offset`; another reset may have come since."""
+        marks = self.resets.get((topic, group))
+        if marks is not None and marks.get(queue_id) == offset:
+            self.counter += 1
+            del marks[queue_id]
+            if not marks:
+                del self.resets[topic, group]
+
     def delete_topic(self, topic: str) -> None:
-        for key in [key for key in self.offsets if key[0] == topic]:
-            del self.offsets[key]
+        for table in (self.offsets, self.resets):
+            for key in [key for key in table if key[0] == topic]:
+                del table[key]
 
     def delete_group(self, group: str) -> None:
-        for key in [key for key in self.offsets if key[1] == group]:
-            del self.offsets[key]
+        for table in (self.offsets, self.resets):
+            for key in [key for key in table if key[1] == group]:
+                del table[key]
+
+    def own(self) -> None:
+        """Stop sharing anything with the table this one was copied from."""
+        self.offsets = {key: dict(queues) for key, queues in self.offsets.items()}
+        self.resets = {key: dict(queues) for key, queues in self.resets.items()}
 
     def groups_of(self, topic: str) -> list[str]:
         return sorted(group for name, group in self.offsets if name == topic)
 
     def to_json(self) -> dict[str, Any]:
-        """Apache's consumerOffset.json; queue ids are written quoted, which fastjson reads too."""
-        table = {
-            topic + TOPIC_GROUP_SEPARATOR + group: {str(q): o for q, o in sorted(queues.items())}
-            for (topic, group), queues in sorted(self.offsets.items())
-        }
+        """Apache's consumerOffset.json; queue ids are written quoted, which fastjson reads too.
+        `resetTable`, ours, only where there are marks."""
         version = {"counter": self.counter, "stateVersion": 0, "timestamp": 0}
-        return {"dataVersion": version, "offsetTable": table}
+        value = {"dataVersion": version, "offsetTable": _table_to_json(self.offsets)}
+        if self.resets:
+            value["resetTable"] = _table_to_json(self.resets)
+        return value
 
     def load(self, value: Mapping[str, Any], applied_index: int) -> None:
         """Become what a snapshot says; unchanged when that raises."""
-        loaded = {}
-        for name, queues in value["offsetTable"].items():
-            topic, _, group = name.partition(TOPIC_GROUP_SEPARATOR)
-            loaded[topic, group] = {int(q): int(o) for q, o in queues.items()}
+        loaded = _table_from_json(value["offsetTable"])
+        resets = _table_from_json(value.get("resetTable") or {})
         self.counter = int((value.get("dataVersion") or {}).get("counter", 0))
         self.offsets = loaded
+        self.resets = resets
         self.applied_index = applied_index
 
     def merge(self, value: Mapping[str, Any]) -> None:
@@ -69,6 +103,7 @@ class OffsetTable:
         told.load(value, 0)
         for key, queues in told.offsets.items():
             self.offsets.setdefault(key, {}).update(queues)
+        self.resets = told.resets
         self.counter = max(self.counter + 1, told.counter)
 
 
@@ -96,3 +131,18 @@ class OffsetCommits:
         """Remove and return up to `count_max` commits, oldest key first."""
         keys = list(self._commits)[:count_max]
         return [(*key, self._commits.pop(key)) for key in keys]
+
+
+def _table_to_json(table: Mapping[tuple[str, str], Mapping[int, int]]) -> dict[str, Any]:
+    return {
+        topic + TOPIC_GROUP_SEPARATOR + group: {str(q): o for q, o in sorted(queues.items())}
+        for (topic, group), queues in sorted(table.items())
+    }
+
+
+def _table_from_json(value: Mapping[str, Any]) -> dict[tuple[str, str], dict[int, int]]:
+    loaded = {}
+    for name, queues in value.items():
+        topic, _, group = name.partition(TOPIC_GROUP_SEPARATOR)
+        loaded[topic, group] = {int(q): int(o) for q, o in queues.items()}
+    return loaded

@@ -24,6 +24,7 @@ from broker.errors import Refused
 from broker.filters import TAG, Codes, parse_tags
 from broker.hold import HoldTable
 from broker.reads import ReadPolicy
+from broker.resets import Wait
 from broker.state import BrokerState
 from remoting.codec import encode_command
 from remoting.codes import ResponseCode
@@ -55,6 +56,9 @@ CODES = {
     "OFFSET_TOO_SMALL": ResponseCode.PULL_OFFSET_MOVED,
     "OFFSET_RESET": ResponseCode.PULL_OFFSET_MOVED,
 }
+OFFSET_RESET = "OFFSET_RESET"
+# (topic, group, queue id, offset, again): see broker.resets.
+JudgeReset = Callable[[str, str, int, int, Callable[[], None]], int | Wait | None]
 EMPTY_QUEUE = ("NO_MESSAGE_IN_QUEUE", "NO_MATCHED_LOGIC_QUEUE")
 
 
@@ -106,6 +110,7 @@ class PullService:
         self._on_read_failed = on_read_failed
         self._clock_ms = clock_ms
         self.holds: HoldTable[Pull] = HoldTable(config.held_pulls_max, self._again)
+        self.judge_reset: JudgeReset = lambda *_: None  # broker.resets
         self.get_count = 0  # messages
         self.results: dict[int, int] = {}  # pulls answered, by code
 
@@ -194,8 +199,16 @@ class PullService:
 
     def _run(self, pull: Pull, may_hold: bool) -> RemotingCommand | None:
         header = pull.header
+        moved: int | Wait | None = None
+        if self._state.offsets.resets:
+            where = (header.topic, header.consumer_group, header.queue_id, header.queue_offset)
+            moved = self.judge_reset(*where, lambda: self._again(pull))
+        if isinstance(moved, Wait):
+            return None
         result = self._read(pull)
         code, next_offset = self._decide(header, result)
+        if moved is not None:
+            code, next_offset, may_hold = ResponseCode.PULL_OFFSET_MOVED, moved, False
         if code == ResponseCode.PULL_NOT_FOUND and may_hold and self._hold(pull):
             return None
         self._count(code)
@@ -206,7 +219,8 @@ class PullService:
             result.min_offset,
             result.max_offset,
         ).to_ext()
-        response = RemotingCommand.response_to(pull.request, code, result.status.name, ext)
+        remark = result.status.name if moved is None else OFFSET_RESET
+        response = RemotingCommand.response_to(pull.request, code, remark, ext)
         if code != ResponseCode.SUCCESS:
             return response
         self._write_found(pull, response, result)

@@ -106,6 +106,12 @@ class Queries:
         await self.commits.commit_and_wait(
             header.topic, header.consumer_group, header.queue_id, offset
         )
+        mark = self.state.offsets.reset_of(header.topic, header.consumer_group, header.queue_id)
+        if mark is not None and mark != offset:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                f"[RESET_PENDING] the group was moved to {mark} and has not gone there yet",
+            )
         # A classic slave says so: its word proves no leadership.
         ext = {"brokerRole": "SLAVE"} if self.config.is_slave else None
         return RemotingCommand.response_to(request, ext=ext)

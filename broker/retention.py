@@ -27,8 +27,9 @@ class Retention:
         self._clock_ms = clock_ms
         self._steady = SteadyClock(wall_ms(), clock_ms())
 
-    def expired_before(self) -> int:
-        """The CommitLog offset below which segments shall go. Raises OSError."""
+    def expired_before(self, *, at_once: bool = False) -> int:
+        """The CommitLog offset below which segments shall go; `at_once`: as at the hour at which
+        they do. Raises OSError."""
         wall_ms, clock_ms = self._wall_ms(), self._clock_ms()
         jump_ms = self._steady.look(wall_ms, clock_ms)
         if jump_ms:
@@ -38,6 +39,9 @@ class Retention:
                 CLOCK_STEADY_MS // 1000,
             )
         steady = self._steady.held_ms(clock_ms) == 0
+        if at_once:
+            hour = min(self._store.config.retention.delete_when)
+            return self._store.expired_before(wall_ms, hour=hour, by_age=steady)
         return self._store.expired_before(wall_ms, by_age=steady)
 
     @property

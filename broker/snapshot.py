@@ -79,7 +79,7 @@ def capture(state: BrokerState) -> Snapshot:
         if isinstance(twin, TopicTable | GroupTable):
             twin.own_entries()
         else:
-            twin.offsets = {key: dict(queues) for key, queues in twin.offsets.items()}
+            twin.own()
         copies.append((name, twin))
     return Snapshot(tuple(copies))
 

@@ -7,6 +7,8 @@ A command frame's payload is one JSON object; `op` says which:
     {"op":"put_group","group":SubscriptionGroupConfig,"if_absent":bool}
     {"op":"delete_group","group":name,"offsets":bool}  `offsets`: forget the group's offsets too
     {"op":"commit_offsets","commits":[[topic,group,queue_id,offset],…]}
+    {"op":"reset_offsets","resets":[[topic,group,queue_id,offset],…]}   see broker.offsets
+    {"op":"reset_taken","reset":[topic,group,queue_id,offset]}
     {"op":"announce","node":id,"address":host:port,"http":host:port}
                                                        a new leader says where clients reach it, and
                                                        its HTTP API (may be absent or ""); in no
@@ -107,6 +109,15 @@ class BrokerState:
         if op == "commit_offsets":
             if offsets_due:
                 self.offsets.commit((t, g, int(q), int(o)) for t, g, q, o in command["commits"])
+            return NOTHING
+        if op == "reset_offsets":
+            if offsets_due:
+                self.offsets.reset((t, g, int(q), int(o)) for t, g, q, o in command["resets"])
+            return NOTHING
+        if op == "reset_taken":
+            if offsets_due:
+                topic_name, group_name, queue_id, offset = command["reset"]
+                self.offsets.reset_taken(topic_name, group_name, int(queue_id), int(offset))
             return NOTHING
         if op == "announce":
             node = str(command["node"])
@@ -223,6 +234,14 @@ def forget_offsets(*, topic: str = "", group: str = "") -> bytes:
 
 def announce(node: str, address: str, http: str = "") -> bytes:
     return orjson.dumps({"op": "announce", "node": node, "address": address, "http": http})
+
+
+def reset_offsets(resets: list[Commit]) -> bytes:
+    return orjson.dumps({"op": "reset_offsets", "resets": resets})
+
+
+def reset_taken(reset: Commit) -> bytes:
+    return orjson.dumps({"op": "reset_taken", "reset": reset})
 
 
 def commit_offsets(commits: list[Commit]) -> bytes:

@@ -32,6 +32,7 @@ from store.record import RecordError
 logger = logging.getLogger(__name__)
 
 SUSPEND_FLAG = 0x2
+OFFSET_RESET = "OFFSET_RESET"  # remark of a 21 that is no accident
 SUBSCRIPTION_FLAG = 0x4
 PAUSE_MS_FIRST = 10.0
 PAUSE_MS_MAX = 1000.0
@@ -259,7 +260,11 @@ class QueueWorker:
         elif code == ResponseCode.PULL_NOT_FOUND or code == ResponseCode.PULL_RETRY_IMMEDIATELY:
             self._nothing_new(process_queue, response)
         elif code == ResponseCode.PULL_OFFSET_MOVED:
-            await self._offset_moved(process_queue, PullResponseHeader.parse(response.ext))
+            answer = PullResponseHeader.parse(response.ext)
+            if response.remark == OFFSET_RESET:
+                self._reset_by_broker(answer.next_offset)
+            else:
+                await self._offset_moved(process_queue, answer)
         elif code == ResponseCode.SERVICE_NOT_AVAILABLE:
             directory = self._instance.directory
             directory.doubt(self._replicas, self._pull_address, leader_hint(response))
@@ -308,6 +313,14 @@ class QueueWorker:
             self._back_off()
         else:
             self._pause_ms = 0.0
+
+    def _reset_by_broker(self, offset: int) -> None:
+        """An administrator moved the group: what is cached here is not wanted any more."""
+        logger.info("offset_reset queue=%s to=%d", self.queue, offset)
+        self._good_answer()
+        self.process_queue = ProcessQueue(offset, self._config.limits)
+        self._room.set()
+        self._owner.rewound(self.queue, offset)
 
     async def _offset_moved(self, process_queue: ProcessQueue, header: PullResponseHeader) -> None:
         requested = process_queue.next_pull

@@ -1,0 +1,106 @@
+"""Requests to a consumer that an administrator sends through its broker: 307, 309; and 223, which
+asks consumers with 221. The client is reached over its own connection and answers within
+TIMEOUT_MS, or the administrator hears that it did not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from broker.clients import ClientTable, Member
+from broker.errors import Refused
+from remoting.admin_headers import ConsumeDirectlyHeader, RunningInfoHeader
+from remoting.codes import RequestCode, ResponseCode
+from remoting.command import RemotingCommand
+from remoting.connection import Connection, Handler
+from remoting.errors import RemotingError
+from remoting.fastjson import dumps, loads_object
+from remoting.fields import text, text_or
+from store.record import decode_offset_message_id
+
+TIMEOUT_MS = 10_000  # as Apache's broker
+
+
+@dataclass(frozen=True, slots=True)
+class Relay:
+    """The handlers. `message_at(commit log offset)` is a record, or None."""
+
+    clients: ClientTable
+    broker_name: str
+    message_at: Callable[[int], bytes | None]
+
+    def handlers(self) -> dict[int, Handler]:
+        code = RequestCode
+        return {
+            int(code.GET_CONSUMER_RUNNING_INFO): self.running_info,
+            int(code.CONSUME_MESSAGE_DIRECTLY): self.consume_directly,
+            int(code.INVOKE_BROKER_TO_GET_CONSUMER_STATUS): self.consumer_status,
+        }
+
+    async def running_info(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """307."""
+        header = RunningInfoHeader.parse(request.ext)
+        member = self._member(header.consumer_group, header.client_id)
+        return await self._relay(member, request, request.body)
+
+    async def consume_directly(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """309: the message is of this broker, the client of this group."""
+        header = ConsumeDirectlyHeader.parse(request.ext)
+        member = self._member(header.consumer_group, header.client_id or "")
+        try:
+            _host, position = decode_offset_message_id(header.message_id or "")
+        except ValueError as error:
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"msgId: {error}") from error
+        record = self.message_at(position)
+        if record is None:
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"no message {header.message_id} here")
+        request.ext = {**(request.ext or {}), "brokerName": self.broker_name}
+        return await self._relay(member, request, bytes(record))
+
+    async def consumer_status(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """223: where each client of the group is in the topic's queues."""
+        group, topic = text(request.ext, "group"), text(request.ext, "topic")
+        wanted = text_or(request.ext, "clientAddr")
+        found = self.clients.consumers.get(group)
+        if found is None:
+            raise Refused(ResponseCode.CONSUMER_NOT_ONLINE, f"the group[{group}] not online")
+        table: dict[str, Any] = {}
+        for member in list(found.members.values()):
+            if wanted not in ("", member.client_id):
+                continue
+            ask = RemotingCommand.request(
+                RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, {"topic": topic, "group": group}
+            )
+            answer = await self._invoke(member, ask)
+            if answer.code == ResponseCode.SUCCESS:
+                body = loads_object(answer.body)
+                table[member.client_id] = body.get("messageQueueTable") or {}
+        return RemotingCommand.response_to(request, body=dumps({"consumerTable": table}))
+
+    def _member(self, group: str, client_id: str) -> Member:
+        found = self.clients.consumers.get(group)
+        member = None if found is None else found.members.get(client_id)
+        if member is None:
+            raise Refused(
+                ResponseCode.CONSUMER_NOT_ONLINE, f"The Consumer <{group}> <{client_id}> not online"
+            )
+        return member
+
+    async def _relay(
+        self, member: Member, request: RemotingCommand, body: bytes
+    ) -> RemotingCommand:
+        ask = RemotingCommand.request(request.code, dict(request.ext or {}), body)
+        answer = await self._invoke(member, ask)
+        return RemotingCommand.response_to(
+            request, answer.code, answer.remark, answer.ext, answer.body
+        )
+
+    async def _invoke(self, member: Member, ask: RemotingCommand) -> RemotingCommand:
+        try:
+            return await member.connection.invoke(ask, TIMEOUT_MS)
+        except RemotingError as error:
+            raise Refused(
+                ResponseCode.CONSUME_MSG_TIMEOUT, f"{member.client_id} did not answer: {error}"
+            ) from error

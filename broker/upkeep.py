@@ -1,0 +1,64 @@
+"""A broker's own upkeep, asked for by an operator: live configuration (25), expired queues (306),
+expired log (329). Each replica is asked for itself; nothing of this is in the log.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from broker.config import change_live, parse_live
+from broker.errors import Refused
+from ops.options import ConfigError
+from ops.settings import parse_properties
+from remoting.codes import RequestCode, ResponseCode
+from remoting.command import RemotingCommand
+from remoting.connection import Connection, Handler
+
+if TYPE_CHECKING:
+    from broker.broker import Broker
+
+
+class Upkeep:
+    """The handlers."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    def handlers(self) -> dict[int, Handler]:
+        code = RequestCode
+        return {
+            int(code.UPDATE_BROKER_CONFIG): self.update_config,
+            int(code.CLEAN_EXPIRED_CONSUMEQUEUE): self.clean_queues,
+            int(code.DELETE_EXPIRED_COMMITLOG): self.delete_log,
+        }
+
+    def update_config(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """25: properties text; all of its keys, or, when one is wrong or not live, none. Lasts
+        until the process ends: broker.conf is the operator's."""
+        try:
+            settings = parse_properties(request.body.decode(), "the request")
+            wanted = parse_live({setting.key: setting.value for setting in settings})
+            if wanted.fixed:
+                keys = ", ".join(sorted(wanted.fixed))
+                raise ConfigError(f"{keys}: not while the broker runs; set it in broker.conf")
+            change_live(self._broker.config, wanted.live)
+        except (ConfigError, UnicodeDecodeError) as error:
+            raise Refused(ResponseCode.SYSTEM_ERROR, str(error)) from error
+        self._broker.live_changed(wanted.live)
+        return RemotingCommand.response_to(request)
+
+    def clean_queues(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """306: queues let go what the log does not have any more. Raises Refused."""
+        try:
+            self._broker.store.correct_min_offset()
+        except OSError as error:
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"queues not cleaned: {error}") from error
+        return RemotingCommand.response_to(request)
+
+    def delete_log(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """329: what retention would delete at `deleteWhen`, now. Raises Refused."""
+        try:
+            self._broker.keeper.retain(at_once=True)
+        except OSError as error:
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"log not deleted: {error}") from error
+        return RemotingCommand.response_to(request)

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
 import orjson
 
 from namesrv import views
+from namesrv.config import NameServerConfig
 from namesrv.kv import ORDER_TOPIC_CONFIG, KvConfig
 from namesrv.routes import EXPIRY_MS, LiveBroker, Registration, RegistrationRefused, RouteTable
+from namesrv.settings import Settings
+from ops.options import ConfigError
 from remoting.codes import RequestCode, ResponseCode
 from remoting.command import RemotingCommand
 from remoting.connection import Connection, Handler
@@ -36,15 +38,6 @@ TIMEOUT_MS_MAX = 600_000
 FAQ = "See https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessorConfig:
-    """Texts that 319 shows, and nothing else."""
-
-    listen_port: int = 9876
-    bind: str = "0.0.0.0"
-    store: str = ""
-
-
 class NameServerProcessor:
     """Answers requests from a RouteTable and a KvConfig.
 
@@ -57,13 +50,13 @@ class NameServerProcessor:
         kv: KvConfig,
         now_ms: Callable[[], int],
         save_kv: Callable[[bytes], Awaitable[None]],
-        config: ProcessorConfig | None = None,
+        settings: Settings | None = None,
     ) -> None:
         self.table = table
         self.kv = kv
         self._now_ms = now_ms
         self._save_kv = save_kv
-        self._config = config or ProcessorConfig()
+        self._settings = settings or Settings(NameServerConfig(), {})
         self._topic_list = b""  # encoded, of version:
         self._topic_list_version = -1
 
@@ -87,6 +80,7 @@ class NameServerProcessor:
             RequestCode.DELETE_KV_CONFIG: self.delete_kv,
             RequestCode.GET_KVLIST_BY_NAMESPACE: self.kv_list,
             RequestCode.GET_NAMESRV_CONFIG: self.show_config,
+            RequestCode.UPDATE_NAMESRV_CONFIG: self.update_config,
         }
 
     # --- brokers
@@ -261,14 +255,15 @@ class NameServerProcessor:
         return _answer(request, body=orjson.dumps({"table": dict(keys)}))
 
     def show_config(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        config = self._config
-        lines = {
-            "listenPort": config.listen_port,
-            "bindAddress": config.bind,
-            "kvConfigPath": config.store,
-        }
-        body = "".join(f"{key}={value}\n" for key, value in lines.items()).encode()
-        return _answer(request, body=body)
+        return _answer(request, body=self._settings.text().encode())
+
+    def update_config(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        try:
+            self._settings.change(request.body.decode())
+        except (ConfigError, UnicodeDecodeError) as error:
+            return _answer(request, ResponseCode.SYSTEM_ERROR, str(error))
+        LOG.info("config_changed %s", request.body.decode().strip().replace("\n", " "))
+        return _answer(request)
 
 
 def log_gone(brokers: list[LiveBroker], reason: str) -> None:

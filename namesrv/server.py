@@ -11,8 +11,9 @@ from namesrv.config import NameServerConfig
 from namesrv.http.server import ClusterApi
 from namesrv.kv import KvConfig
 from namesrv.metrics import NameServerMetrics
-from namesrv.processor import NameServerProcessor, ProcessorConfig, log_gone
+from namesrv.processor import NameServerProcessor, log_gone
 from namesrv.routes import RouteTable
+from namesrv.settings import Settings
 from remoting.connection import Connection, ConnectionLimits
 from remoting.server import RemotingServer
 
@@ -49,10 +50,9 @@ class NameServer:
         damaged: a name server that forgot its configuration would mislead; WebConfigError for an
         HTTP API that everybody could use."""
         kv = await asyncio.to_thread(self._load_kv)
-        shown = ProcessorConfig(
-            self._config.port, self._config.bind, str(self._kv_path) if self._kv_path else ""
-        )
-        processor = NameServerProcessor(self.table, kv, _now_ms, self._save_kv, shown)
+        shown = {"kvConfigPath": str(self._kv_path) if self._kv_path else ""}
+        settings = Settings(self._config, shown)
+        processor = NameServerProcessor(self.table, kv, _now_ms, self._save_kv, settings)
         self._server = RemotingServer(
             self.metrics.counted(processor.handlers()),
             limits=ConnectionLimits(frame_size_max=self._config.frame_size_max),

@@ -1,0 +1,38 @@
+"""The name server's configuration as tools see and change it (319, 318).
+
+Only keys declared live may change; a change lasts until the process ends: the file is the
+operator's.
+"""
+
+from __future__ import annotations
+
+from namesrv.config import OPTIONS, NameServerConfig
+from ops.logs import set_level
+from ops.options import ConfigError, parse_settings
+from ops.settings import parse_properties
+
+
+class Settings:
+    """See the module. `shown`: what is known only when the server runs, by key."""
+
+    def __init__(self, config: NameServerConfig, shown: dict[str, str]) -> None:
+        self._config = config
+        self._shown = shown
+
+    def text(self) -> str:
+        """Every key, as properties."""
+        values = {key: o.text(getattr(self._config, o.name)) for key, o in OPTIONS.items()}
+        return "".join(f"{key}={value}\n" for key, value in sorted((values | self._shown).items()))
+
+    def change(self, text: str) -> None:
+        """Take over properties, all of them or none. Raises ConfigError."""
+        settings = parse_properties(text, "the request")
+        values, _ = parse_settings(OPTIONS, settings)
+        fixed = sorted(setting.key for setting in settings if not OPTIONS[setting.key].live)
+        if fixed:
+            raise ConfigError(f"{', '.join(fixed)}: not while the name server runs")
+        for name, value in values.items():
+            # As in broker.config.change_live, the one place where it is not frozen.
+            object.__setattr__(self._config, name, value)
+        if "log_level" in values:
+            set_level("root", values["log_level"])

@@ -1,0 +1,42 @@
+"""What tools may change of a running name server, and what not."""
+
+import logging
+
+import pytest
+
+from namesrv.config import NameServerConfig
+from namesrv.settings import Settings
+from ops.options import ConfigError
+
+
+@pytest.fixture
+def level():
+    before = logging.getLogger().level
+    yield logging.getLogger
+    logging.getLogger().setLevel(before)
+
+
+def test_a_live_key_is_changed_and_shown(level):
+    settings = Settings(NameServerConfig(), {"kvConfigPath": "here"})
+    settings.change("logLevel=ERROR\n")
+    assert level().level == logging.ERROR
+    lines = settings.text().splitlines()
+    assert "logLevel=ERROR" in lines
+    assert "kvConfigPath=here" in lines
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("logLevel=ERROR\nlistenPort=1\n", "listenPort: not while"),
+        ("logLevel=LOUD\n", "expected one of"),
+        ("logLevle=INFO\n", "did you mean logLevel"),
+        ("nonsense\n", "expected key=value"),
+    ],
+)
+def test_all_of_a_change_or_nothing(level, text, says):
+    before = level().level
+    config = NameServerConfig()
+    with pytest.raises(ConfigError, match=says):
+        Settings(config, {}).change(text)
+    assert (config, level().level) == (NameServerConfig(), before)

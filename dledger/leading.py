@@ -239,7 +239,7 @@ class Leading(Election, Membership):
                 # an earlier round proves nothing).
                 progress.regressed(min(response.last_index, self._log.last_index))
         if progress.state is STRANDED and response.last_index >= self._log.first_index - 1:
-            progress.probe_from(max(progress.match_index, response.last_index) + 1)
+            self._try_stranded(progress, response.last_index)
         if progress.stalled(self._now_ms, response.verified_index):
             progress.back_off_resend(self.config.resend_ms_max)
             known = min(response.verified_index, self._log.last_index)
@@ -249,6 +249,16 @@ class Leading(Election, Membership):
         if progress.next_index <= self._log.last_index:
             self._appends_due = True
             self._dirty = True
+
+    def _try_stranded(self, progress: Progress, last_index: int) -> None:
+        """Its log is long enough to meet ours by now, or it is long but another one: then the
+        probe strands it again, and it is not tried before its log has changed (install.py)."""
+        if progress.tried_last == last_index:
+            return
+        progress.tried_last = last_index
+        log = self._log  # with a frame to send, so that there is an answer
+        start = max(min(last_index + 1, log.last_index), log.first_index)
+        progress.probe_from(max(progress.match_index + 1, start))
 
     def _tick_leader(self) -> None:
         now_ms = self._now_ms
@@ -387,6 +397,7 @@ class Leading(Election, Membership):
 
     def _leader_peer_opened(self, peer: NodeId) -> None:
         progress = self._progress[peer]
+        progress.tried_last = -1
         if progress.state is PROBE:
             progress.paused = False
         self._send_heartbeat(progress)

@@ -2,7 +2,7 @@
 
 PROBE: where the logs meet is not known; one request at a time. REPLICATE: it is known; requests
 are pipelined, bounded by messages and by bytes in flight. STRANDED: retention took the frames
-the follower needs; it gets heartbeats only, until its own log reaches ours again.
+the follower needs; it gets heartbeats only, until its own log reaches ours again (install.py).
 
 Invariants: match_index < next_index; what is in flight lies between them.
 """
@@ -52,6 +52,7 @@ class Progress:
         "resend_after_ms",
         "round",
         "state",
+        "tried_last",
         "verified_index",
         "voter",
         "whole_index",
@@ -75,6 +76,7 @@ class Progress:
         self.match_round = 0  # the last round sent before that match was heard of
         self.verified_index = 0  # written there, durable or not, by its last heartbeat response
         self.next_index = next_index
+        self.tried_last = -1  # STRANDED: its last index when it was last probed all the same
         self.paused = False  # PROBE: a request is out, none may follow before its answer
         self.probe_last = 0  # the last index that request proves when it succeeds
         self.inflight: deque[tuple[int, int]] = deque()  # (last index, bytes) of each request
@@ -189,6 +191,7 @@ class Progress:
         self.whole_index = 0
         self.verified_index = 0
         self.reported_index = 0
+        self.tried_last = -1
         if self.state is not STRANDED:
             self.probe_from(last_index + 1)
 

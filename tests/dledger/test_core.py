@@ -331,6 +331,31 @@ def test_a_follower_that_needs_what_retention_took_is_stranded() -> None:
     assert core.progress["b"].state is not STRANDED  # files were copied: its log reaches ours
 
 
+def test_a_long_log_of_another_leader_is_stranded_for_good_until_it_changes() -> None:
+    """Its end lies behind ours, and no frame of it is ours that we still have."""
+    group = Group()
+    group.add("b", [1] * 2 + [2] * 20, HardState(2, None))
+    for name in "ac":
+        group.add(name, [1] * 2 + [3] * 8, HardState(3, None))
+    group["b"].down = True
+    group.elect("a")
+    group["a"].core.trim(5)
+    group["b"].down = False
+    group.run(1_000)
+    core = group["a"].core
+    assert group["b"].core.last_index == 22 > core.last_index
+    assert core.progress["b"].state is STRANDED
+    said = [m for ready in group["a"].readies for m in ready.messages]
+    assert sum(isinstance(m, AppendOrder) and m.to == "b" for m in said) < 10
+    group["a"].readies.clear()
+    group.run(1_000)  # nothing is tried again
+    assert core.progress["b"].state is STRANDED
+    said = [m for ready in group["a"].readies for m in ready.messages]
+    assert not any(isinstance(m, AppendOrder) and m.to == "b" for m in said)
+    core.step(HeartbeatResponse("b", "a", core.term, core.term, core._round, 4), group.now_ms)
+    assert core.progress["b"].state is not STRANDED  # another log took its place
+
+
 def test_a_trimmed_log_boots_with_what_was_cut_as_committed() -> None:
     index = LogIndex(first_index=11, previous_term=3, start_position=1000)
     core = RaftCore(

@@ -25,6 +25,13 @@ def test_no_promise_is_broken_by_refilling() -> None:
     assert totals["acknowledged"] > 20 * SEEDS
 
 
+@pytest.mark.parametrize("seed", [2, 702, 1951, 2638])
+def test_what_failed_once_holds(seed: int) -> None:
+    """The leader's no-op waited for the stranded one; rot struck what nobody else kept; a log that
+    was long, but another one, was probed and stranded in turns, and never offered anything."""
+    RefillWorld(seed).run()
+
+
 @pytest.mark.parametrize("broken", REFILL_BREAKS, ids=lambda cls: cls.__name__)
 def test_a_broken_refill_is_caught(broken: type[RefilledNode]) -> None:
     for seed in range(SEEDS_MAX):

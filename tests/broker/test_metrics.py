@@ -32,7 +32,8 @@ class Scrape:
 
 
 async def test_a_leader_dies(tmp_path):
-    async with Group(tmp_path, 3, flushDiskType="SYNC_FLUSH") as group:
+    patience = {"electionTimeoutMinMs": 1200, "electionTimeoutMaxMs": 1500}
+    async with Group(tmp_path, 3, flushDiskType="SYNC_FLUSH", **patience) as group:
         leader = await group.leading()
         name = leader.config.dleger_self_id
         await group.create_topic(leader, "T")

@@ -1,8 +1,10 @@
-"""A cluster of real processes as an operator sees it: scraped over HTTP, its logs as JSON lines."""
+"""A cluster of real processes as an operator sees it: its metrics, logs, and runbooks' commands."""
 
 import asyncio
+import re
 import signal
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
@@ -15,8 +17,12 @@ from chaos.cluster.launch import log_path
 from client import Message, Producer
 from tests.ops.test_metrics import well_named
 
+RUNBOOKS = Path(__file__).parent.parent.parent / "docs" / "runbooks"
 PATIENCE_S = 30.0
 SETTINGS = {
+    # A busy machine shall not depose the leader before the test does; a kill is noticed at once.
+    "electionTimeoutMinMs": "1200ms",
+    "electionTimeoutMaxMs": "1500ms",
     "logFormat": "json",
     "flushDiskType": "SYNC_FLUSH",
     "mappedFileSizeCommitLog": "8MiB",
@@ -61,6 +67,67 @@ async def scraped_until(
     return found
 
 
+@dataclass(frozen=True)
+class Command:
+    """A curl of a runbook: whom it asks ($B and $LEADER: a broker, $NS: a name server), and what
+    jq is to find in the answer."""
+
+    runbook: str
+    method: str
+    server: str
+    path: str
+    wanted: frozenset[str]
+
+
+def commands() -> list[Command]:
+    """All of docs/runbooks."""
+    found = []
+    for book in sorted(RUNBOOKS.glob("*.md")):
+        for line in re.findall(r"curl ([^\n`]+)", book.read_text()):
+            for one in line.split("; curl "):
+                target = re.search(r"\$(B|NS|LEADER)(/[\w./-]+)", one)
+                if target is None:
+                    continue
+                method = re.search(r"-X ([A-Z]+)", one)
+                jq = one.partition("| jq ")[2].partition("#")[0]
+                keys = frozenset(re.findall(r"[a-z][A-Za-z]+", jq)) - {"length"}
+                whom = "NS" if target[1] == "NS" else "B"
+                verb = method[1] if method else "GET"
+                found.append(Command(book.name, verb, whom, target[2], keys))
+    return found
+
+
+def keys_of(value: object) -> set[str]:
+    """Of all objects in a JSON value."""
+    if isinstance(value, dict):
+        return set(value).union(*(keys_of(v) for v in value.values()))
+    return set().union(*(keys_of(v) for v in value)) if isinstance(value, list) else set()
+
+
+async def check_runbooks(session: aiohttp.ClientSession, broker: Node, namesrv: Node) -> None:
+    """Every command of the runbooks is an operation that there is; what only looks is done."""
+    servers = {"B": f"http://{broker.http}", "NS": f"http://{namesrv.http}"}
+    described = {}
+    for name, base in servers.items():
+        async with session.get(f"{base}/api/v1/openapi.json") as answer:
+            described[name] = (await answer.json())["paths"]
+    assert len(commands()) > 20
+    for command in commands():
+        patterns = {
+            re.sub(r"\{\w+\}", "[^/]+", path)
+            for path, methods in described[command.server].items()
+            if command.method.lower() in methods
+        }
+        assert any(re.fullmatch(pattern, command.path) for pattern in patterns), command
+        if command.method != "GET" or "consumer-groups" in command.path:
+            continue
+        path = command.path.replace("GROUP", broker.group)
+        async with session.get(servers[command.server] + path) as answer:
+            assert answer.status == 200, (command, await answer.text())
+            missing = command.wanted - keys_of(await answer.json())
+            assert not missing, (command, missing)
+
+
 async def test_a_leader_is_killed(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path / "c")
     try:
@@ -81,6 +148,7 @@ async def test_a_leader_is_killed(tmp_path: Path) -> None:
             )
             assert routes.sum("rocketmq_namesrv_brokers", role="leader") == 1
             assert routes.sum("rocketmq_namesrv_registrations_total", result="accepted") >= 3
+            await check_runbooks(session, leader, namesrv)
             before = {node.name: await scrape(session, node) for node in survivors}
 
             await cluster.wait_dead(cluster.signal(leader.name, signal.SIGKILL))

@@ -187,7 +187,9 @@ class MessageStore:
             self._open_index(confirmed)
             if not self.queues.topics() and not self.queues.damaged:
                 confirmed = 0  # never written, or deleted: then they come from the log again
-            self.dispatched_offset = max(confirmed, self.commitlog.min_offset)
+            # Not the log's beginning, even if that is later: the segments in front may be lost, and
+            # come back as the peers have them (`log_recovered`).
+            self.dispatched_offset = confirmed
         else:
             self._recover_classic()
             self.queues.correct_min_offset(self.commitlog.min_offset)
@@ -199,7 +201,7 @@ class MessageStore:
         if self.commitlog.max_offset < self.dispatched_offset:
             self.cut_back(self.commitlog.max_offset)
         self.queues.correct_min_offset(self.commitlog.min_offset)
-        # An empty log may begin late, which was not known when the store was opened.
+        # Where the log begins was not known when the store was opened.
         self.dispatched_offset = max(self.dispatched_offset, self.commitlog.min_offset)
         if not mend_queues(self.queues, self.repairs, self._dispatcher, self.dispatched_offset):
             self.dispatched_offset = self.commitlog.min_offset

@@ -18,7 +18,7 @@ from store.pointing import body_is_whole, queue_offset_at
 from store.queuemanifest import QueueExtent, read_manifest, write_manifest
 from store.queuerepair import WANTED_MAX
 from store.record import encode_record
-from store.recovery import recover_frames
+from store.recovery import FrameRecovery, recover_frames
 from tests.store.make import FrameWriter, record
 
 SEGMENT = 16384
@@ -65,7 +65,7 @@ class Filled:
     def all_units(self) -> dict[int, bytes]:
         found = {}
         for queue in self.store.queues.queues():
-            found[queue.queue_id] = queue.units(0, COUNT)
+            found[queue.queue_id] = queue.units(0, 2 * COUNT)
         return found
 
     def path(self, unit: int, queue_id: int = 0) -> Path:
@@ -227,6 +227,39 @@ def test_a_damaged_frame_in_the_way_is_waited_for(filled: Filled) -> None:
     store.close()
 
 
+def test_what_stood_in_lost_segments_is_dispatched_when_they_are_back(filled: Filled) -> None:
+    """Only the segment that was made ahead is left: the queues go on where they were, not there."""
+    store = filled.open()
+    confirmed = store.dispatched_offset
+    log = store.commitlog
+    writer = FrameWriter(log, index=filled.frames[-1].index)
+    writer.offsets = {("T", 0): COUNT}
+    for _ in range(3):
+        store.dispatch_frame(
+            writer.messages([record(body=b"." * 300, topic="T") for _ in range(30)])
+        )
+    units = filled.all_units()[0]
+    filled.kill()  # the queues have them in memory only
+    directory = filled.root / "commitlog"
+    ahead = max(int(path.name) for path in directory.iterdir()) + SEGMENT
+    shutil.rmtree(directory)
+    directory.mkdir()
+    (directory / f"{ahead:020d}").write_bytes(bytes(SEGMENT))
+    store = filled.open(recover=False)
+    store.commitlog.restore_front(0)
+    recovery = FrameRecovery(store.commitlog)
+    assert recovery.run() is not None
+    recovery.patch((*filled.frames, *writer.frames), True)
+    recovery.cut()
+    assert store.commitlog.max_offset == writer.frames[-1].end
+    store.log_recovered()
+    assert store.dispatched_offset == confirmed
+    for frame in writer.frames:
+        store.dispatch_frame(frame)
+    assert filled.all_units()[0] == units
+    store.close()
+
+
 # -- while it runs ---------------------------------------------------------------------------------
 
 
@@ -280,7 +313,7 @@ def test_a_lost_page_is_mended_whole_while_the_queue_grows(filled: Filled) -> No
     step.run()
     store.finish_queue_repair(step)
     filled.mend()
-    assert filled.all_units()[0] == filled.units[0]
+    assert filled.all_units()[0][: COUNT * UNIT_SIZE_BYTES] == filled.units[0]
     queue = store.queues.queue("T", 0)
     assert queue is not None
     assert queue.max_offset == COUNT + 1

@@ -7,6 +7,7 @@ from broker.broker import Broker
 from remoting.codes import ResponseCode
 from store.disk import OsDisk
 from tests.broker.cluster import Group, until
+from tests.broker.ha.pair import Classic
 from tests.ops.test_metrics import well_named
 
 
@@ -118,3 +119,41 @@ async def test_a_broker_that_has_not_started_can_be_scraped(tmp_path):
     assert "raft_term" not in text
     for listener in group.sockets.values():
         listener.close()
+
+
+async def test_a_master_and_its_slave(tmp_path):
+    async with Classic(tmp_path) as group:
+        await group.followed()
+        await group.create_topic(group.master, "T")
+        assert (await group.send(group.master, "T")).code == 0
+        master, slave = Scrape(group.master), Scrape(group.slave)
+        for scrape in (master, slave):
+            well_named(scrape.text)
+            assert "raft_term" not in scrape.text
+        assert (master.sum("rocketmq_leading"), slave.sum("rocketmq_leading")) == (1, 0)
+        assert master.sum("rocketmq_ha_slaves_in_sync") == 1
+        assert master.sum("rocketmq_append_duration_seconds_count") == 1
+        assert master.sum("rocketmq_sends_total", code="SUCCESS") == 1
+        assert slave.sum("rocketmq_ha_connected", node="1") == 1
+        assert slave.sum("rocketmq_ha_refused") == 0
+        assert slave.sum("rocketmq_commitlog_fsync_duration_seconds_count") > 0
+
+
+async def test_sends_that_do_not_wait_are_counted_once(tmp_path):
+    async with Classic(tmp_path, slaves=0, role="ASYNC_MASTER") as group:
+        await group.create_topic(group.master, "T")
+        properties = "WAIT\x01false\x02"
+        assert (await group.send(group.master, "T", properties=properties)).code == 0
+        await until(lambda: group.master.sends.put_count == 1)
+        scrape = Scrape(group.master)
+        assert scrape.sum("rocketmq_sends_total") == 1
+        assert scrape.sum("rocketmq_append_duration_seconds_count") == 1
+
+
+async def test_the_comparisons_engine_can_be_scraped(tmp_path):
+    async with Group(tmp_path, 1, engine="pysyncobj") as group:
+        broker = await group.leading()
+        scrape = Scrape(broker)
+        well_named(scrape.text)
+        assert scrape.sum("raft_role", role="leader") == 1
+        assert scrape.sum("rocketmq_broker_info", engine="pysyncobj") == 1

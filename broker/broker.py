@@ -408,6 +408,7 @@ class Broker:
             self._takes_commits,
             self.clock_ms,
             self.store.config.hot_span_bytes,
+            lambda *where: self.operators.resets.reset(*where),
         )
         self.admin = Admin(
             config,

@@ -224,6 +224,11 @@ class ClientTable:
         found = self.consumers.get(group)
         return found.subscriptions.get(topic) if found is not None else None
 
+    def is_consumer(self, connection: ClientConnection, group: str) -> bool:
+        """Whether a consumer of the group speaks over this connection."""
+        memberships = self._by_connection.get(connection, ())
+        return any(consumer and name == group for consumer, name, _ in memberships)
+
     def notify_all(self) -> None:
         """Tell every consumer to rebalance now: this replica has become the leader."""
         for name in list(self.consumers):

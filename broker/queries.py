@@ -43,6 +43,7 @@ class Queries:
     leading: Callable[[], bool]
     clock_ms: Callable[[], int]
     hot_bytes: int  # of the log's tail that count as in memory
+    reset: Callable[[str, str, dict[int, int]], Awaitable[None]]  # broker.resets
 
     def handlers(self) -> dict[int, Handler]:
         code = RequestCode
@@ -87,7 +88,7 @@ class Queries:
         first = int.from_bytes(queue.units(0, 1)[:8], "big", signed=True)
         return self.store.commitlog.max_offset - first <= self.hot_bytes
 
-    def update_offset(self, _: Connection, request: RemotingCommand) -> Answer:
+    def update_offset(self, connection: Connection, request: RemotingCommand) -> Answer:
         header = ConsumerOffsetHeader.parse(request.ext)
         offset = integer(request.ext, "commitOffset")
         if offset < 0 or header.queue_id < 0:
@@ -98,15 +99,24 @@ class Queries:
             return None
         if not self.leading():
             raise not_leader()
-        return self._commit_and_answer(request, header, offset)
+        return self._commit_and_answer(connection, request, header, offset)
 
     async def _commit_and_answer(
-        self, request: RemotingCommand, header: ConsumerOffsetHeader, offset: int
+        self,
+        connection: Connection,
+        request: RemotingCommand,
+        header: ConsumerOffsetHeader,
+        offset: int,
     ) -> RemotingCommand:
-        await self.commits.commit_and_wait(
-            header.topic, header.consumer_group, header.queue_id, offset
-        )
-        mark = self.state.offsets.reset_of(header.topic, header.consumer_group, header.queue_id)
+        """Where a reset is pending (broker.resets), a consumer of the group is refused, and a tool
+        resets anew: Apache's does so for a single queue."""
+        where = (header.topic, header.consumer_group, header.queue_id)
+        pending = self.state.offsets.reset_of(*where) is not None
+        if pending and not self.clients.is_consumer(connection, header.consumer_group):
+            await self.reset(header.consumer_group, header.topic, {header.queue_id: offset})
+            return RemotingCommand.response_to(request)
+        await self.commits.commit_and_wait(*where, offset)
+        mark = self.state.offsets.reset_of(*where)
         if mark is not None and mark != offset:
             raise Refused(
                 ResponseCode.SYSTEM_ERROR,

@@ -39,6 +39,7 @@ def runtime_info(broker: Broker) -> dict[str, str]:
         "msgGetTotalYesterdayMorning": str(broker.get_rates.at_midnight_before),
         "putTps": broker.put_rates.text(clock_ms, broker.sends.put_count),
         "getTransferedTps": broker.get_rates.text(clock_ms, broker.pulls.get_count),
+        "getTransferredTps": broker.get_rates.text(clock_ms, broker.pulls.get_count),  # since 5.0
         "commitLogMinOffset": str(log.min_offset),
         "commitLogMaxOffset": str(log.max_offset),
         **_from_disk(broker),

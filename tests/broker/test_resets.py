@@ -57,6 +57,13 @@ async def committed(group, broker):
     return int((await group.committed(broker, "T", 0)).ext["offset"])
 
 
+async def join(group, broker, **data):
+    """From now on our connection is a consumer's."""
+    data = {"groupName": "cg", "subscriptionDataSet": [], **data}
+    beat = orjson.dumps({"clientID": "c1", "consumerDataSet": [data]})
+    assert (await group.ask(broker, RequestCode.HEART_BEAT, None, beat)).code == 0
+
+
 def blind_commit(group, broker, offset):
     ext = ConsumerOffsetHeader("cg", "T", 0, offset).to_ext()
     command = RemotingCommand.request(RequestCode.UPDATE_CONSUMER_OFFSET, ext)
@@ -70,6 +77,7 @@ async def test_a_reset_is_followed_whatever_the_consumer_commits_until_then(grou
     assert await committed(group, broker) == 0
     await blind_commit(group, broker, 9)  # of before: the consumer has not heard yet
     assert await committed(group, broker) == 0
+    await join(group, broker)
     confirmed = await group.commit(broker, "T", 0, 9)
     assert confirmed.code == ResponseCode.SYSTEM_ERROR
     assert confirmed.remark.startswith("[RESET_PENDING]")
@@ -143,6 +151,14 @@ async def test_what_can_be_wished_for(group):
         assert answer.code == code
 
 
+async def test_a_tool_that_commits_while_a_reset_is_pending_resets_anew(group):
+    broker = await prepared(group)
+    assert (await reset(group, broker, OLDEST))[0] == 0
+    assert (await group.commit(broker, "T", 0, 7)).code == 0
+    assert await committed(group, broker) == 7
+    assert broker.state.offsets.reset_of("T", "cg", 0) == 7
+
+
 async def test_a_clone_moves_the_other_group(group):
     broker = await prepared(group)
     ext = {"srcGroup": "cg", "destGroup": "other", "topic": "T"}
@@ -156,9 +172,7 @@ async def test_those_who_broadcast_are_told_with_220(group):
     group.client.register(
         RequestCode.RESET_CONSUMER_CLIENT_OFFSET, lambda _, request: heard.set_result(request)
     )
-    data = {"groupName": "cg", "messageModel": "BROADCASTING", "subscriptionDataSet": []}
-    beat = orjson.dumps({"clientID": "c1", "consumerDataSet": [data]})
-    assert (await group.ask(broker, RequestCode.HEART_BEAT, None, beat)).code == 0
+    await join(group, broker, messageModel="BROADCASTING")
     assert (await reset(group, broker, OLDEST))[0] == 0
     async with asyncio.timeout(20):
         request = await heard

@@ -75,10 +75,21 @@ def runtime_info(broker: Broker) -> dict[str, str]:
         "whole": "raftWhole",
         "disk_state": "raftDiskState",
         "disk_reason": "raftDiskReason",
+        "behind_bytes": "raftBehindBytes",
     }
     for name, key in names.items():
         info[key] = _text(status.get(name))
+    info["raftInstalling"] = _installing(status.get("installing"))
     return info
+
+
+def _installing(state: object) -> str:
+    """How much of an installation is here (dledger.install); empty: none is under way."""
+    if not isinstance(state, dict):
+        return ""
+    if state["noted"]:
+        return f"noted, from {state['from']}"
+    return f"{state['received_bytes']} of {state['size_bytes']} bytes from {state['from']}"
 
 
 def _from_disk(broker: Broker) -> dict[str, str]:

@@ -1,0 +1,215 @@
+"""Three real processes: one loses its store while the group takes load and lets old segments go;
+it comes back by itself, votes, leads, and serves the same messages at the same queue offsets."""
+
+import asyncio
+import contextlib
+import random
+import shutil
+import signal
+import subprocess
+import sys
+
+import orjson
+
+from chaos.cluster.ports import choose_ports
+from remoting.admin_headers import TopicHeader
+from remoting.client import RemotingClient
+from remoting.codes import RequestCode
+from remoting.command import RemotingCommand
+from remoting.errors import RemotingError
+from remoting.headers import PullHeader, SendHeader
+from store.record import decode_record, walk_records
+
+KIB = 1 << 10
+SEGMENT = 256 * KIB
+PATIENCE_S = 120.0  # only a hang takes so long
+NAMES = ("n0", "n1", "n2")
+BODY = bytes(range(256)) * 32
+LANES = 4
+
+
+class Processes:
+    def __init__(self, root):
+        self.root = root
+        self.client = RemotingClient()
+        self.running = {}
+        ports = choose_ports(2 * len(NAMES), "127.0.0.1", random.Random())
+        self.ports = dict(zip(NAMES, ports, strict=False))
+        raft_ports = zip(NAMES, ports[len(NAMES) :], strict=True)
+        raft = ";".join(f"{name}-127.0.0.1:{port}" for name, port in raft_ports)
+        hours = ";".join(map(str, range(24)))
+        for name in NAMES:
+            (root / f"{name}.conf").write_text(
+                f"enableDLegerCommitLog=true\ndLegerPeers={raft}\ndLegerSelfId={name}\n"
+                f"listenPort={self.ports[name]}\nstorePathRootDir={root / name}\n"
+                f"flushDiskType=SYNC_FLUSH\nmappedFileSizeCommitLog={SEGMENT}\n"
+                f"mappedFileSizeConsumeQueue=20000\nmaxMessageSize={64 * KIB}\n"
+                f"fileReservedTime=0\ndeleteWhen={hours}\ncleanResourceInterval=100\n"
+                "snapshotIntervalMs=100\ndiskSpaceWarningLevelRatio=100\nhttpEnable=false\n"
+                "electionTimeoutMinMs=2000\nelectionTimeoutMaxMs=4000\n"
+            )
+
+    async def __aenter__(self):
+        for name in NAMES:
+            self.start(name)
+        return self
+
+    async def __aexit__(self, *_):
+        await self.client.close()
+        for name in list(self.running):
+            self.end(name, signal.SIGKILL)
+
+    def start(self, name):
+        conf, log = self.root / f"{name}.conf", self.root / f"{name}.log"
+        with log.open("ab") as err:
+            self.running[name] = subprocess.Popen(
+                [sys.executable, "-m", "broker.cli", "-c", str(conf), "--log-level", "INFO"],
+                stdout=subprocess.DEVNULL,
+                stderr=err,
+            )
+
+    def end(self, name, number):
+        process = self.running.pop(name)
+        process.send_signal(number)
+        return process.wait(timeout=60)
+
+    async def ask(self, name, code, ext=None, body=b""):
+        request = RemotingCommand.request(code, ext, body)
+        return await self.client.invoke(f"127.0.0.1:{self.ports[name]}", request, 10_000)
+
+    async def info(self, name):
+        """What it says of itself; nothing while it cannot be asked."""
+        with contextlib.suppress(RemotingError):
+            answer = await self.ask(name, RequestCode.GET_BROKER_RUNTIME_INFO)
+            return orjson.loads(answer.body)["table"]
+        return {}
+
+    async def until(self, condition):
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                infos = {name: await self.info(name) for name in self.running}
+                for name, process in self.running.items():
+                    assert process.poll() is None, f"{name} ended: {self.log(name)}"
+                if condition(infos):
+                    return infos
+                await asyncio.sleep(0.05)
+
+    async def leader(self):
+        infos = await self.until(lambda infos: any(map(leads, infos.values())))
+        return next(name for name, info in infos.items() if leads(info))
+
+    def log(self, name):
+        return (self.root / f"{name}.log").read_text()[-3000:]
+
+    async def send(self, name, topic, body, queue=0):
+        header = SendHeader("pg", topic, "TBW102", 4, queue, 0, 1_700_000_000_000, 0, "")
+        answer = await self.ask(name, RequestCode.SEND_MESSAGE_V2, header.to_ext(310), body)
+        assert answer.code == 0, answer
+        return int(answer.ext["queueOffset"])
+
+    async def ends(self, name, topic, queue):
+        header = {"topic": topic, "queueId": str(queue)}
+        low = await self.ask(name, RequestCode.GET_MIN_OFFSET, header)
+        high = await self.ask(name, RequestCode.GET_MAX_OFFSET, header)
+        return int(low.ext["offset"]), int(high.ext["offset"])
+
+    async def messages(self, name, topic, queue):
+        """Record by queue offset, of all that is there (retention may go on meanwhile)."""
+        offset, end = await self.ends(name, topic, queue)
+        found = {}
+        while offset < end:
+            header = PullHeader("cg", topic, queue, offset, 32, 0x4, 0, 0, "*", 0)
+            answer = await self.ask(name, RequestCode.PULL_MESSAGE, header.to_ext())
+            assert answer.code in (0, 21), answer
+            offset = int(answer.ext["nextBeginOffset"])
+            body = answer.body or b""
+            for at, size in walk_records(body):
+                found[decode_record(body, at).queue_offset] = body[at : at + size]
+        return found
+
+    def commitlog(self, name):
+        """Segments' bytes by name."""
+        files = sorted((self.root / name / "commitlog").iterdir())
+        return {file.name: file.read_bytes() for file in files}
+
+
+def leads(info):
+    return info.get("raftLeaderReady") == "true"
+
+
+class Load:
+    """Some lanes of sends to one leader, none of which may fail."""
+
+    def __init__(self, group, leader):
+        self.group, self.leader = group, leader
+        self.sent = 0
+        self.wanted = True
+
+    async def __aenter__(self):
+        self.lanes = [asyncio.ensure_future(self._lane(lane)) for lane in range(LANES)]
+        return self
+
+    async def __aexit__(self, *_):
+        self.wanted = False
+        await asyncio.gather(*self.lanes)
+
+    async def _lane(self, lane):
+        while self.wanted:
+            await self.group.send(self.leader, "T", BODY, queue=lane)
+            self.sent += 1
+
+    async def more(self, count):
+        goal = self.sent + count
+        async with asyncio.timeout(PATIENCE_S):
+            while self.sent < goal:
+                for lane in self.lanes:
+                    assert not lane.done(), lane
+                await asyncio.sleep(0.01)
+
+
+async def test_a_replica_without_its_store_comes_back_under_load(tmp_path):
+    async with Processes(tmp_path) as group:
+        leader = await group.leader()
+        for topic in ("T", "Gone"):
+            header = TopicHeader(topic, LANES, LANES, 6)
+            await group.ask(leader, RequestCode.UPDATE_AND_CREATE_TOPIC, header.to_ext())
+        for number in range(5):
+            assert await group.send(leader, "Gone", b"%d" % number, queue=2) == number
+        await group.until(lambda all_: all(i.get("raftWhole") == "true" for i in all_.values()))
+        name = next(n for n in NAMES if n != leader)
+        before = int((await group.info(leader))["commitLogMaxOffset"])
+        group.end(name, signal.SIGKILL)
+        shutil.rmtree(tmp_path / name)
+        async with Load(group, leader) as load:
+            await group.until(
+                lambda all_: all(int(i["commitLogMinOffset"]) > before for i in all_.values() if i)
+            )
+            group.start(name)
+            await group.until(lambda all_: all_[name].get("raftWhole") == "true")
+            await load.more(50)
+        infos = await group.until(same_ends)
+        assert leads(infos[leader])  # nobody had to take over meanwhile
+        assert "installed first=" in group.log(name)
+        assert group.commitlog(name)
+        want = [await group.messages(leader, "T", lane) for lane in range(LANES)]
+        answer = await group.ask(leader, RequestCode.TRANSFER_LEADERSHIP, {"target": name})
+        assert answer.code == 0, answer
+        await group.until(lambda all_: leads(all_[name]))
+        for lane in range(LANES):
+            found = await group.messages(name, "T", lane)
+            both = found.keys() & want[lane].keys()
+            assert both and max(found) == max(want[lane])
+            assert [found[offset] for offset in both] == [want[lane][offset] for offset in both]
+        assert await group.ends(name, "Gone", 2) == (5, 5)
+        assert await group.send(name, "Gone", b"next", queue=2) == 5
+        await group.until(same_ends)
+        logs = [group.commitlog(n) for n in NAMES]
+        common = set.intersection(*map(set, logs))
+        assert common
+        for segment in common:
+            assert logs[0][segment] == logs[1][segment] == logs[2][segment], segment
+
+
+def same_ends(infos):
+    keys = ("commitLogMaxOffset", "raftAppliedIndex")
+    return len({tuple(info.get(key) for key in keys) for info in infos.values()}) == 1

@@ -41,6 +41,7 @@ REASONS = (
     ("fdatasync of the log failed", "disk_failed"),
     ("writing failed", "disk_failed"),
     ("saving term and vote failed", "disk_failed"),
+    ("removed from the group", "removed"),
     ("asks for votes", "higher_term"),  # a transfer ends so, too
     ("is ahead", "higher_term"),
     ("leads", "higher_term"),
@@ -352,6 +353,10 @@ class BrokerMetrics:
         progress = {}
         if isinstance(engine, RaftEngine) and "commit_index" in status:
             progress = engine.core.progress
+            families.gauge(
+                "raft_voters", "Members that count, as this one knows.", len(engine.core.voters)
+            )
+            families.gauge("raft_is_voter", "0 for a learner.", float(engine.core.is_voter))
         last = status.get("last_index")
         followers = [(name, p) for name, p in peers.items() if p.get("match") is not None]
         families.gauges(

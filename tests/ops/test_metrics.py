@@ -83,6 +83,7 @@ async def test_the_loops_lag_is_seen() -> None:
         ("n1 asks for votes", "higher_term"),
         ("n1 is ahead", "higher_term"),
         ("n1 leads", "higher_term"),
+        ("removed from the group", "removed"),
         ("something new", OTHER_REASON),
     ],
 )

@@ -16,7 +16,10 @@ A bad frame is one of two things:
 - at or above it: a tail that was written, never synced and therefore never acknowledged. Pages
   reach the disk in any order, so good frames may stand behind the hole: all of it is cut.
 The hint is the CommitLog's durable mark, exact after a kill; see store.checkpoint. When the mark
-itself is damaged, whatever is bad counts as damage.
+itself is damaged, whatever is bad counts as damage. It is raised, durably, before anything is done
+to the log that a start after a kill could not tell from a torn tail: where a missing segment comes
+back as zeros, and where a patch leaves in doubt whether what fits behind it belongs there (that
+loses its first bytes as well, or the next walk would go on over it).
 
 Classic flavour (protocol sheet, section 8). After a clean stop the last three segments are
 scanned; after an unclean one everything from the last segment whose first record is three seconds

@@ -13,6 +13,8 @@ from web.problem import MEDIA_TYPE
 from web.schema import Input, Nothing, ProblemView
 
 VERSION = "3.1.0"
+_TAG = '(W/)?"[!#-~]*"'
+IF_MATCH_PATTERN = rf"^(\*|{_TAG}(, ?{_TAG})*)$"
 _TEMPLATE = "#/components/schemas/{name}"
 
 
@@ -23,7 +25,7 @@ def document(title: str, version: str, operations: Sequence[Operation]) -> dict[
         paths.setdefault(operation.path, {})[operation.method.lower()] = _operation(operation)
     kinds = [ProblemView, *(k for o in operations for k in (o.body, o.answer) if k is not None)]
     _, components = msgspec.json.schema_components(kinds, ref_template=_TEMPLATE)
-    return {
+    whole = {
         "openapi": VERSION,
         "info": {"title": title, "version": version},
         "paths": paths,
@@ -32,6 +34,21 @@ def document(title: str, version: str, operations: Sequence[Operation]) -> dict[
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
     }
+    found: dict[str, Any] = _references_alone(whole)
+    return found
+
+
+def _references_alone(value: Any) -> Any:
+    """What stands beside a $ref goes beside it in an allOf: readers of older versions of JSON
+    Schema, in which a $ref stood alone, overlook it otherwise."""
+    if isinstance(value, list):
+        return [_references_alone(part) for part in value]
+    if not isinstance(value, dict):
+        return value
+    parts = {key: _references_alone(part) for key, part in value.items()}
+    if "$ref" in parts and len(parts) > 1:
+        return {"allOf": [{"$ref": parts.pop("$ref")}, parts]}
+    return parts
 
 
 def _operation(operation: Operation) -> dict[str, Any]:
@@ -112,7 +129,7 @@ def _conditions() -> list[dict[str, Any]]:
             "in": "header",
             "required": False,
             "description": tags,
-            "schema": {"type": "string"},
+            "schema": {"type": "string", "pattern": IF_MATCH_PATTERN},
         },
         {
             "name": "If-None-Match",

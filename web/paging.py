@@ -23,7 +23,12 @@ CURSOR_LENGTH_MAX = 1_024
 
 Limit = Annotated[int, Meta(ge=1, le=LIMIT_MAX, description="How many items at most.")]
 Cursor = Annotated[
-    str, Meta(max_length=CURSOR_LENGTH_MAX, description="`next` of the page before.")
+    str,
+    Meta(
+        max_length=CURSOR_LENGTH_MAX,
+        pattern="^([A-Za-z0-9_-]{4})*([A-Za-z0-9_-]{2,3})?$",
+        description="`next` of the page before.",
+    ),
 ]
 
 T = TypeVar("T")
@@ -59,6 +64,6 @@ def decode_cursor(cursor: str) -> str:
     """Raises ApiProblem."""
     try:
         padded = cursor.encode("ascii") + b"=" * (-len(cursor) % 4)
-        return base64.b64decode(padded, altchars=b"-_", validate=True).decode()
+        return base64.b64decode(padded, altchars=b"-_", validate=True).decode("utf-8", "replace")
     except (binascii.Error, UnicodeError) as error:
         raise invalid([("cursor", "is none that this API gave")]) from error

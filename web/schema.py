@@ -65,13 +65,23 @@ def invalid_repeats(names: Sequence[str]) -> ApiProblem:
 
 
 def from_json(body: bytes, kind: type[T]) -> T:
-    """Raises ApiProblem: 400 for what is no JSON, 422 for JSON that does not fit."""
+    """Raises ApiProblem: 400 for what is no JSON, 422 for JSON that does not fit. 5.0 is an integer
+    (JSON Schema, 6.1.1)."""
     try:
-        return msgspec.json.decode(body, type=kind)
+        return msgspec.convert(_whole(msgspec.json.decode(body)), kind)
     except msgspec.ValidationError as error:
         raise _invalid(error) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise malformed(f"the body is not JSON: {error}") from error
+
+
+def _whole(value: Any) -> Any:
+    """Numbers without a fraction as integers."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, dict):
+        return {key: _whole(part) for key, part in value.items()}
+    return [_whole(part) for part in value] if isinstance(value, list) else value
 
 
 def to_json(value: Any) -> bytes:

@@ -61,17 +61,18 @@ def etag(version: str) -> str:
 
 def condition_of(if_match: str | None, if_none_match: str | None) -> Condition:
     """What the two headers of a change say. Raises ApiProblem: 428 without either."""
-    if if_match is not None and if_none_match is not None:
-        raise invalid([("If-None-Match", "either this or If-Match")])
+    if if_none_match is not None and if_none_match.strip() != ANY:
+        raise invalid([("If-None-Match", "only * means anything with a change")])
+    wanted = None
+    if if_match is not None:
+        wanted = Condition((ANY,) if if_match.strip() == ANY else _tags(if_match))
     if if_none_match is not None:
-        if if_none_match.strip() != ANY:
-            raise invalid([("If-None-Match", "only * means anything with a change")])
-        return Condition(absent=True)
-    if if_match is None:
+        if wanted is not None:
+            raise stale("nothing is there and not there: say If-Match or If-None-Match")
+        wanted = Condition(absent=True)
+    if wanted is None:
         raise version_wanted()
-    if if_match.strip() == ANY:
-        return Condition((ANY,))
-    return Condition(_tags(if_match))
+    return wanted
 
 
 def _tags(text: str) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ from broker.http.views import (
     QueueMessagePage,
     QueueMessagesQuery,
     QueuePath,
+    Sendable,
     SendBody,
     SentView,
 )
@@ -80,7 +81,7 @@ class MessageOperations:
                       self.of_queue, parameters=QueuePath, query=QueueMessagesQuery,
                       answer=QueueMessagePage, problems=(404,)),
             Operation("POST", base, "sendMessage", "Send a message.", self.send,
-                      role=Role.OPERATOR, body=SendBody, answer=SentView, status=201,
+                      role=Role.OPERATOR, body=Sendable, answer=SentView, status=201,
                       problems=(404, 409, 503, 504)),
             Operation("POST", f"{base}/{{messageId}}/resend", "resendMessage",
                       "Send a dead letter to its group's retry topic.", self.resend,
@@ -109,8 +110,6 @@ class MessageOperations:
         query: MessagesQuery = call.query
         if self._broker.state.topics.get(query.topic) is None:
             raise not_found(f"there is no topic {query.topic}")
-        if query.key and query.unique_key:
-            raise invalid([("uniqueKey", "either this or key")])
         if query.key or query.unique_key:
             records = await self._by_key(query)
         else:
@@ -131,7 +130,10 @@ class MessageOperations:
             return []
         if response.code != ResponseCode.SUCCESS:
             raise self._local.problem_of(response.code, response.remark or "")
-        return _records([response.body])
+        found = _records([response.body])
+        if query.unique_key and query.key:
+            found = [one for one in found if query.key in _keys(one)]
+        return found
 
     async def _by_time(self, query: MessagesQuery) -> list[Found]:
         """The oldest of all queues that were stored in this time."""
@@ -156,16 +158,14 @@ class MessageOperations:
         config = self._broker.state.topics.get(topic)
         if config is None or queue_id >= config.queue_count:
             raise not_found(f"there is no queue {queue_id} of a topic {topic}")
-        if query.offset is not UNSET and query.time_ms is not UNSET:
-            raise invalid([("timeMs", "either this or offset")])
         store = self._broker.store
         queue = store.queues.queue(topic, queue_id)
         low, high = (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
         offset = low
         if isinstance(query.offset, int):
-            offset = max(low, query.offset)
-        elif isinstance(query.time_ms, int):
-            offset = store.offset_by_time(topic, queue_id, query.time_ms)
+            offset = max(offset, query.offset)
+        if isinstance(query.time_ms, int):
+            offset = max(offset, store.offset_by_time(topic, queue_id, query.time_ms))
         records, following = self._read(topic, queue_id, offset, query.limit)
         return QueueMessagePage(
             items=_views(records),
@@ -320,6 +320,10 @@ def _records(buffers: Iterable[bytes]) -> list[Found]:
         for buffer in buffers
         for at, size in walk_records(buffer)
     ]
+
+
+def _keys(found: Found) -> list[str]:
+    return decode_properties(found.record.properties).get(KEYS, "").split()
 
 
 def _time(found: Found) -> int:

@@ -26,6 +26,7 @@ from ops import logs
 from ops.options import ConfigError
 from web.operation import Call, Operation, Reply, Role
 from web.problem import invalid, not_found
+from web.schema import INTEGER_MAX
 from web.versions import version_of
 
 if TYPE_CHECKING:
@@ -83,6 +84,9 @@ class SettingOperations:
     async def change(self, call: Call) -> Reply:
         """No await between the check of the version and the change."""
         call.condition.check(self._version())
+        wrong = [(key, words) for key, value in call.body.items() if (words := _not_of(key, value))]
+        if wrong:
+            raise invalid(wrong)
         try:
             wanted = parse_live(call.body)
             change_live(self._broker.config, wanted.live)
@@ -112,3 +116,13 @@ class SettingOperations:
                 for (code, reason), count in results
             ],
         )
+
+
+def _not_of(key: str, value: bool | int | str) -> str:
+    """What JSON type the key has, if the value has another; "" if all is well."""
+    option = OPTIONS.get(key)
+    if option is None:
+        return "there is no such key"
+    if type(value) is not type(option.default):
+        return f"expected {option.kind}"
+    return "is too large" if isinstance(value, int) and value > INTEGER_MAX else ""

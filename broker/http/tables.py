@@ -20,6 +20,7 @@ from broker.http.views import (
     TopicPage,
     TopicPath,
     TopicView,
+    TopicWanted,
 )
 from broker.state import entry_version
 from broker.topics import SYSTEM_TOPICS, TopicConfig, topic_problem
@@ -55,7 +56,7 @@ class TableOperations:
             Operation("GET", topic, "getTopic", "A topic.", self.topic, parameters=TopicPath,
                       answer=TopicView, problems=(404,)),
             Operation("PUT", topic, "putTopic", "Create or change a topic.", self.put_topic,
-                      role=admin, parameters=TopicPath, body=TopicBody, answer=TopicView,
+                      role=admin, parameters=TopicPath, body=TopicWanted, answer=TopicView,
                       conditional=True, problems=_WRITE),
             Operation("DELETE", topic, "deleteTopic", "Delete a topic and its offsets.",
                       self.delete_topic, role=admin, parameters=TopicPath, status=204,

@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from broker.config import OPTIONS
+from ops.options import Option
 from web.schema import INTEGER_MAX, Count, Input, TimeMs, View
 
 NAME_PATTERN = "^[%|a-zA-Z0-9_-]+$"
@@ -21,6 +23,13 @@ MessageId = Annotated[
     Meta(
         pattern="^([0-9A-Fa-f]{32}|[0-9A-Fa-f]{56})$",
         description="offsetMsgId: store host and CommitLog offset, in hexadecimal digits.",
+    ),
+]
+Base64 = Annotated[
+    str,
+    Meta(
+        max_length=BODY_TEXT_MAX,
+        pattern="^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$",
     ),
 ]
 PropertyText = Annotated[str, Meta(min_length=1, max_length=4_096, pattern="^[^\x01\x02]+$")]
@@ -164,6 +173,19 @@ class TopicBody(Input, frozen=True, kw_only=True):
     sys_flag: Annotated[int, Meta(ge=0, le=3)] = 0
 
 
+TopicWanted = Annotated[
+    TopicBody,
+    Meta(
+        extra_json_schema={
+            "anyOf": [
+                {"properties": {"readQueueNums": {"minimum": 1}}},
+                {"properties": {"writeQueueNums": {"minimum": 1}}},
+            ]
+        }
+    ),
+]
+
+
 class TopicView(View, frozen=True, kw_only=True):
     topic: str
     read_queue_nums: int
@@ -287,11 +309,14 @@ class ResetTo(Input, frozen=True, kw_only=True):
     position: Literal["earliest", "latest"] | UnsetType = UNSET
 
 
+OneOfThree = Annotated[ResetTo, Meta(extra_json_schema={"minProperties": 1, "maxProperties": 1})]
+
+
 class ResetBody(Input, frozen=True, kw_only=True):
     """`force`: although consumers are online, which may commit over it."""
 
     topic: Name
-    to: ResetTo
+    to: OneOfThree
     queue_ids: Annotated[list[QueueId], Meta(max_length=1_024)] | None = None
     force: bool = False
 
@@ -372,7 +397,7 @@ MessageLimit = Annotated[int, Meta(ge=1, le=MESSAGES_MAX)]
 
 
 class MessagesQuery(Input, frozen=True, kw_only=True):
-    """By `key` or `uniqueKey`; by time alone without either."""
+    """By `key`, by `uniqueKey`, or by both; by time alone without either."""
 
     topic: Name
     key: Annotated[str, Meta(max_length=1_024)] = ""
@@ -383,7 +408,7 @@ class MessagesQuery(Input, frozen=True, kw_only=True):
 
 
 class QueueMessagesQuery(Input, frozen=True, kw_only=True):
-    """From `offset`, or the first message stored at `timeMs` or later; else from the oldest."""
+    """From `offset` on, and from the first message stored at `timeMs` or later."""
 
     offset: Count | UnsetType = UNSET
     time_ms: TimeMs | UnsetType = UNSET
@@ -399,13 +424,25 @@ class SendBody(Input, frozen=True, kw_only=True):
 
     topic: Name
     body: Annotated[str, Meta(max_length=BODY_TEXT_MAX)] | UnsetType = UNSET
-    body_base64: Annotated[str, Meta(max_length=BODY_TEXT_MAX)] | UnsetType = UNSET
+    body_base64: Base64 | UnsetType = UNSET
     tags: PropertyText | None = None
     keys: PropertyText | None = None
-    properties: Annotated[dict[str, PropertyText], Meta(max_length=64)] = msgspec.field(
+    properties: Annotated[dict[PropertyText, PropertyText], Meta(max_length=64)] = msgspec.field(
         default_factory=dict
     )
     queue_id: QueueId | None = None
+
+
+# What it takes; the type alone cannot say that exactly one of two fields is wanted.
+Sendable = Annotated[
+    SendBody,
+    Meta(
+        extra_json_schema={
+            "oneOf": [{"required": ["body"]}, {"required": ["bodyBase64"]}],
+            "example": {"topic": "T", "body": "hello"},
+        }
+    ),
+]
 
 
 class SentView(View, frozen=True, kw_only=True):
@@ -436,9 +473,28 @@ class ConfigView(View, frozen=True, kw_only=True):
     next: None = None
 
 
+def _as_schema(option: Option) -> dict[str, object]:
+    schema: dict[str, object] = {"type": "string" if option.kind == "text" else option.kind}
+    if option.choices:
+        schema["enum"] = list(option.choices)
+    for name, bound in (("minimum", option.low), ("maximum", option.high)):
+        if bound is not None:
+            schema[name] = bound
+    if option.kind == "integer" and option.high is None:
+        schema["maximum"] = INTEGER_MAX
+    return schema
+
+
 Changes = Annotated[
     dict[str, bool | int | str],
-    Meta(min_length=1, max_length=256, description="key → value, as in broker.conf or as JSON."),
+    Meta(
+        min_length=1,
+        description="key → value, in the key's own unit.",
+        extra_json_schema={
+            "properties": {key: _as_schema(option) for key, option in OPTIONS.items()},
+            "additionalProperties": False,
+        },
+    ),
 ]
 
 

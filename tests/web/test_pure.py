@@ -1,0 +1,151 @@
+"""Problems, pages, versions, inputs and the document, without a server."""
+
+from typing import Annotated
+
+import pytest
+from msgspec import Meta
+
+from web.openapi import document
+from web.operation import Operation
+from web.paging import PageQuery, decode_cursor, encode_cursor, page
+from web.problem import ApiProblem, invalid, not_leader
+from web.schema import Count, Input, View, from_json, from_texts, to_json
+from web.versions import ANY, Condition, condition_of, etag, version_of
+
+
+class Thing(Input, frozen=True, kw_only=True):
+    how_many: Annotated[int, Meta(ge=1, le=9)]
+    name: str = ""
+
+
+class ThingView(View, frozen=True, kw_only=True):
+    how_many: Count
+
+
+def problem(call, *given):
+    with pytest.raises(ApiProblem) as caught:
+        call(*given)
+    return caught.value
+
+
+def test_a_problem_says_what_rfc_9457_wants():
+    told = invalid([("a", "too small"), ("b", "missing")]).to_json("/x")
+    assert told == {
+        "type": "about:blank",
+        "title": "Unprocessable Entity",
+        "status": 422,
+        "detail": "a: too small; b: missing",
+        "instance": "/x",
+        "code": "INVALID",
+        "errors": [{"field": "a", "message": "too small"}, {"field": "b", "message": "missing"}],
+    }
+    refused = not_leader("h:1")
+    assert (refused.status, refused.headers) == (503, {"X-Leader-Http": "h:1"})
+    assert not_leader("").to_json("/")["leaderHttpAddress"] is None
+
+
+def test_pages_go_on_where_they_ended():
+    keys, seen, cursor = [f"k{n:02}" for n in range(7)], [], ""
+    while cursor is not None:
+        one = page(reversed(keys), str, str, PageQuery(limit=3, cursor=cursor))
+        assert len(one["items"]) <= 3
+        seen += one["items"]
+        cursor = one["next"]
+        keys = [key for key in keys if key != "k01"]  # gone meanwhile: nothing else is missed
+    assert seen == [f"k{n:02}" for n in range(7)]
+
+
+@pytest.mark.parametrize("key", ["", "a", "%RETRY%g", "äöü", "x" * 300])
+def test_cursors_come_back(key):
+    assert decode_cursor(encode_cursor(key)) == key
+
+
+@pytest.mark.parametrize("cursor", ["a", "=", "ä", "ab c"])
+def test_what_is_no_cursor(cursor):
+    assert problem(decode_cursor, cursor).status == 422
+
+
+@pytest.mark.parametrize(
+    ("if_match", "if_none_match", "condition"),
+    [
+        (None, "*", Condition(absent=True)),
+        ("*", None, Condition((ANY,))),
+        ('"a"', None, Condition(("a",))),
+        ('"a", "b"', None, Condition(("a", "b"))),
+        ('W/"a"', None, Condition(())),
+        (None, None, 428),
+        ("a", None, 422),
+        ("", None, 422),
+        (None, '"a"', 422),
+        ('"a"', "*", 412),
+        (", ".join(['"a"'] * 17), None, 422),
+    ],
+)
+def test_conditions(if_match, if_none_match, condition):
+    if isinstance(condition, int):
+        assert problem(condition_of, if_match, if_none_match).status == condition
+    else:
+        assert condition_of(if_match, if_none_match) == condition
+
+
+def test_what_meets_a_condition():
+    for condition, none, same, other in (
+        (Condition(absent=True), True, False, False),
+        (Condition((ANY,)), False, True, True),
+        (Condition(("v",)), False, True, False),
+        (Condition(()), False, False, False),
+    ):
+        met = [condition.met_by(version) for version in (None, "v", "w")]
+        assert met == [none, same, other], condition
+    assert problem(Condition(("v",)).check, "w").headers == {"ETag": etag("w")}
+
+
+def test_a_version_does_not_depend_on_the_order_of_keys():
+    assert version_of({"a": 1, "b": 2}) == version_of({"b": 2, "a": 1}) != version_of({"a": 1})
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "field"),
+    [
+        (b"{", 400, None),
+        (b"\xff", 400, None),
+        (b"[" * 5_000, 400, None),
+        (b"[]", 422, ""),
+        (b"{}", 422, "howMany"),
+        (b'{"howMany":0}', 422, "howMany"),
+        (b'{"howMany":1.5}', 422, "howMany"),
+        (b'{"howMany":true}', 422, "howMany"),
+        (b'{"howMany":1,"hoMany":1}', 422, "hoMany"),
+        (b'{"howMany":1e400}', 422, None),
+    ],
+)
+def test_wrong_bodies_name_the_field(body, status, field):
+    found = problem(from_json, body, Thing)
+    assert found.status == status, found
+    if field is not None:
+        assert found.more["errors"][0]["field"] == field
+
+
+def test_right_bodies_and_queries():
+    assert from_json(b'{"howMany":5.0}', Thing) == Thing(how_many=5)
+    assert from_texts({"howMany": "5", "name": "null"}, Thing) == Thing(how_many=5, name="null")
+    assert problem(from_texts, {"howMany": "x"}, Thing).more["errors"][0]["field"] == "howMany"
+    assert to_json(ThingView(how_many=1)) == b'{"howMany":1}'
+
+
+def test_the_document_is_made_of_the_declarations():
+    async def nothing(call):
+        return None
+
+    operation = Operation(
+        "PUT", "/things/{name}", "putThing", "Put it.", nothing, parameters=Thing, body=Thing,
+        answer=ThingView, conditional=True, problems=(404,),
+    )  # fmt: skip
+    told = document("Title", "1", [operation])["paths"]["/things/{name}"]["put"]
+    assert told["operationId"] == "putThing"
+    assert told["requestBody"]["required"] is True
+    assert {"200", "400", "401", "403", "404", "412", "413", "415", "422", "428"} <= set(
+        told["responses"]
+    )
+    names = {(p["name"], p["in"], p["required"]) for p in told["parameters"]}
+    assert ("howMany", "path", True) in names and ("If-Match", "header", False) in names

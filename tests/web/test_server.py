@@ -1,0 +1,312 @@
+"""The server over real sockets: who is let in, what is too much, what is told when it fails."""
+
+import asyncio
+import io
+import socket
+from contextlib import asynccontextmanager
+
+import orjson
+import pytest
+
+from tests.broker.http.client import Client
+from web.app import BODY_BYTES_MAX, Page, WebServer
+from web.auth import Access, WebConfigError, WebSettings, load_token
+from web.events import EventHub
+from web.operation import Operation, Reply, Role
+from web.problem import conflict
+from web.schema import Count, Input
+
+TOKENS = {role: f"{role}-0123456789abcdef" for role in ("viewer", "operator", "admin")}
+PATIENCE_S = 20
+
+
+class Body(Input, frozen=True, kw_only=True):
+    number: Count = 7
+
+
+async def echo(call):
+    return {"number": call.body.number, "caller": call.caller.name}
+
+
+async def fine(call):
+    return Reply({"fine": True}, version="v1")
+
+
+async def broken(call):
+    raise RuntimeError("secret words")
+
+
+async def refused(call):
+    raise conflict("no")
+
+
+async def impossible(call):
+    raise AssertionError("cannot be")
+
+
+OPERATIONS = [
+    Operation("GET", "/fine", "fine", "f", fine),
+    Operation("GET", "/open", "open", "o", fine, role=None),
+    Operation("POST", "/echo", "echo", "e", echo, role=Role.OPERATOR, body=Body),
+    Operation("DELETE", "/echo", "drop", "d", fine, role=Role.ADMIN),
+    Operation("GET", "/broken", "broken", "b", broken),
+    Operation("GET", "/refused", "refused", "r", refused),
+    Operation("GET", "/impossible", "impossible", "i", impossible),
+]
+
+
+def written(path, value, mode=0o600):
+    path.write_bytes(value if isinstance(value, bytes) else orjson.dumps(value))
+    path.chmod(mode)
+    return str(path)
+
+
+def tokens_file(tmp_path, mode=0o600):
+    tokens = [{"token": token, "role": role, "name": role} for role, token in TOKENS.items()]
+    return written(tmp_path / "tokens", {"tokens": tokens}, mode)
+
+
+@asynccontextmanager
+async def serving(tokens="", hub=None, **more):
+    settings = WebSettings(tokens_file=tokens)
+    operations = [*OPERATIONS, *([hub.operation()] if hub else [])]
+    closing = hub.close if hub else (lambda: None)
+    server = WebServer(
+        settings, Access.of(settings), operations, title="T", version="1", closing=closing, **more
+    )
+    await server.start()
+    try:
+        async with Client(f"127.0.0.1:{server.port}") as client:
+            client.server = server
+            yield client
+    finally:
+        await server.stop()
+
+
+async def test_tokens_and_roles(tmp_path):
+    async with serving(tokens_file(tmp_path)) as client:
+        for method, path, allowed in (
+            ("GET", "/fine", ("viewer", "operator", "admin")),
+            ("POST", "/echo", ("operator", "admin")),
+            ("DELETE", "/echo", ("admin",)),
+        ):
+            for role, token in TOKENS.items():
+                answer = await client.ask(method, path, Authorization=f"Bearer {token}")
+                assert answer.status == (200 if role in allowed else 403), (method, role)
+        for wrong in ("Bearer nobody-0123456789", "Basic abc", "Bearer", "", "Bearer \xff"):
+            answer = await client.ask("GET", "/fine", Authorization=wrong)
+            assert (answer.status, answer.code) == (401, "UNAUTHORIZED"), wrong
+            assert answer.headers["WWW-Authenticate"].startswith("Bearer")
+        nobody = await client.get("/fine")
+        assert nobody.status == 401
+        assert (await client.get("/open")).status == 200
+        told = await client.post("/echo", Authorization=f"bearer {TOKENS['admin']}")
+        assert told.json == {"number": 7, "caller": "admin"}
+
+
+async def test_without_tokens_only_loopback_pages_are_heard():
+    async with serving() as client:
+        own = f"127.0.0.1:{client.server.port}"
+        for host, origin, status in (
+            (own, None, 200),
+            ("localhost:1", "http://localhost:1", 200),
+            ("[::1]:9880", "http://[::1]:9880", 200),
+            ("evil.example", None, 403),
+            ("127.0.0.1.evil.example", None, 403),
+            ("10.0.0.1:80", None, 403),
+            ("[::1", None, 403),
+            (own, "http://evil.example", 403),
+            (own, "null", 403),
+            (own, "http://127.0.0.1:1", 403),
+            (own, f"http://{own}", 200),
+        ):
+            headers = {"Host": host} | ({"Origin": origin} if origin else {})
+            answer = await client.ask("POST", "/echo", **headers)
+            assert answer.status == status, (host, origin, answer.body)
+        read = await client.ask("GET", "/fine", Origin="http://evil.example")
+        assert read.status == 200 and "Access-Control-Allow-Origin" not in read.headers
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "::", "10.1.2.3", "example.org"])
+def test_who_is_reached_from_elsewhere_needs_tokens(address, tmp_path):
+    with pytest.raises(WebConfigError, match="httpTokensFile"):
+        Access.of(WebSettings(bind_address=address))
+    Access.of(WebSettings(bind_address=address, tokens_file=tokens_file(tmp_path)))
+    WebSettings(bind_address=address, enabled=False).check()
+
+
+def test_wrong_token_files_are_refused(tmp_path):
+    one = {"token": "0123456789abcdef", "role": "viewer", "name": "a"}
+    for value, words in (
+        (b"{", "tokens"),
+        ({"tokens": []}, "length"),
+        ({"tokens": [one | {"role": "root"}]}, "role"),
+        ({"tokens": [one | {"token": "short"}]}, "length"),
+        ({"tokens": [one | {"more": 1}]}, "unknown"),
+        ({"tokens": [one, one]}, "twice"),
+        ({"tokens": [one | {"token": f"{n:016}"} for n in range(257)]}, "length"),
+        (b" " * 300_000, "larger"),
+    ):
+        path = written(tmp_path / "tokens", value)
+        with pytest.raises(WebConfigError, match=words):
+            Access.of(WebSettings(tokens_file=path))
+    with pytest.raises(WebConfigError, match="No such file"):
+        Access.of(WebSettings(tokens_file=str(tmp_path / "none")))
+    for mode in (0o604, 0o602, 0o606):
+        with pytest.raises(WebConfigError, match="open to everybody"):
+            Access.of(WebSettings(tokens_file=tokens_file(tmp_path, mode)))
+    Access.of(WebSettings(tokens_file=tokens_file(tmp_path, 0o640)))
+
+
+def test_a_file_with_one_token(tmp_path):
+    path = tmp_path / "token"
+    written(path, b"0123456789abcdef\n")
+    assert load_token(path, "httpClusterTokenFile") == "0123456789abcdef"
+    for wrong in (b"", b"short", b"two words of one token", b"\xff" * 20):
+        written(path, wrong)
+        with pytest.raises(WebConfigError, match="httpClusterTokenFile"):
+            load_token(path, "httpClusterTokenFile")
+
+
+async def test_too_large_a_body_is_refused_before_it_is_read():
+    async with serving() as client:
+        json = {"Content-Type": "application/json"}
+        large = io.BytesIO(b" " * (BODY_BYTES_MAX + 1))
+        answer = await client.ask("POST", "/echo", data=large, **json)
+        assert (answer.status, answer.code) == (413, "TOO_LARGE")
+
+        async def chunks():
+            for _ in range(BODY_BYTES_MAX // 65536 + 2):
+                yield b" " * 65536
+
+        answer = await client.ask("POST", "/echo", data=chunks(), **json)
+        assert (answer.status, answer.code) == (413, "TOO_LARGE")
+        edge = io.BytesIO(b"{}" + b" " * (BODY_BYTES_MAX - 2))
+        assert (await client.ask("POST", "/echo", data=edge, **json)).status == 200
+        assert (await client.ask("POST", "/echo", data=b"{}")).status == 415
+
+
+async def test_errors_are_problems_without_secrets(caplog):
+    failed = []
+    async with serving(on_broken=failed.append) as client:
+        answer = await client.get("/broken")
+        assert (answer.status, answer.code) == (500, "INTERNAL")
+        assert b"secret" not in answer.body and "secret words" in caplog.text
+        assert (await client.get("/refused")).code == "CONFLICT"
+        assert (await client.get("/nothing")).code == "NOT_FOUND"
+        other = await client.ask("PUT", "/fine")
+        assert (other.code, other.headers["Allow"]) == ("METHOD_NOT_ALLOWED", "GET")
+        assert (await client.get("/fine", a="1")).code == "INVALID"
+        assert not failed
+        assert (await client.get("/impossible")).status == 500
+        assert [str(error) for error in failed] == ["cannot be"]
+        for path in ("/broken", "/nothing"):
+            answer = await client.get(path)
+            assert answer.headers["Content-Type"].startswith("application/problem+json")
+
+
+async def test_what_did_not_change_is_not_sent_again():
+    async with serving() as client:
+        first = await client.get("/fine")
+        assert first.headers["ETag"] == '"v1"'
+        again = await client.ask("GET", "/fine", If_None_Match='"v1"')
+        assert (again.status, again.body) == (304, b"")
+        assert (await client.ask("GET", "/fine", If_None_Match='"v2"')).status == 200
+
+
+async def test_pages_have_a_policy():
+    async with serving(pages=[Page("/", "text/html", b"<p>")]) as client:
+        answer = await client.get("/")
+        assert answer.body == b"<p>"
+        assert "default-src 'self'" in answer.headers["Content-Security-Policy"]
+        assert (await client.get("/docs")).status == 200
+
+
+async def test_a_connection_too_many_is_told_so():
+    async with serving(connections_max=1) as client:
+        assert (await client.get("/fine")).status == 200  # and stays connected
+        reader, writer = await asyncio.open_connection("127.0.0.1", client.server.port)
+        assert b"503" in await reader.readline()
+        assert client.server.refused_connections == 1
+        writer.close()
+        await writer.wait_closed()
+
+
+# ---- events -----------------------------------------------------------------------------------
+
+
+async def read_events(response, count):
+    found = []
+    async with asyncio.timeout(PATIENCE_S):
+        while len(found) < count:
+            text = (await response.content.readuntil(b"\n\n")).decode()
+            lines = dict(line.partition(": ")[::2] for line in text.splitlines())
+            if "data" in lines:
+                found.append((lines["id"], orjson.loads(lines["data"])))
+    return found
+
+
+async def test_events_are_resumed_and_gaps_are_told():
+    hub = EventHub(lambda: 5_000, ring_size=3)
+    async with serving(hub=hub) as client:
+        url = f"{client.base}/api/v1/events"
+        async with client.session.get(url) as response:
+            hub.publish("roleChanged", node="n0", group="g", term=2, detail={"role": "leader"})
+            [(first, event)] = await read_events(response, 1)
+        assert event == {
+            "kind": "roleChanged", "node": "n0", "group": "g", "term": 2, "at": 5_000,
+            "detail": {"role": "leader"},
+        }  # fmt: skip
+        for number in range(2):
+            hub.publish("fault", detail={"number": number})
+        async with client.session.get(url, headers={"Last-Event-ID": first}) as response:
+            told = await read_events(response, 2)
+        assert [event["detail"]["number"] for _, event in told] == [0, 1]
+        for number in range(2, 4):
+            hub.publish("fault", detail={"number": number})
+        for seen in (first, "1-1", "?", "5000-99"):
+            async with client.session.get(url, params={"lastEventId": seen}) as response:
+                told = await read_events(response, 4)
+            assert [event["kind"] for _, event in told] == ["gap", "fault", "fault", "fault"]
+
+
+async def test_a_reader_that_does_not_read_is_cut_off():
+    hub = EventHub(behind_max=4)
+    async with serving(hub=hub) as client:
+        with socket.socket() as slow:
+            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+            slow.connect(("127.0.0.1", client.server.port))
+            slow.sendall(b"GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            async with asyncio.timeout(PATIENCE_S):
+                while hub.reader_count == 0:  # noqa: ASYNC110 (nothing to wait on)
+                    await asyncio.sleep(0.01)
+                while hub.cut_off == 0:
+                    hub.publish("fault", detail={"text": "x" * 100_000})
+                    await asyncio.sleep(0)
+            assert hub.reader_count == 0
+
+
+async def test_not_more_readers_than_there_is_room_for():
+    hub = EventHub(readers_max=1)
+    async with serving(hub=hub) as client:
+        url = f"{client.base}/api/v1/events"
+        async with client.session.get(url):
+            async with client.session.get(url) as second:
+                assert second.status == 503
+
+
+async def test_a_stop_ends_the_streams():
+    hub = EventHub()
+    async with serving(hub=hub) as client:
+        async with client.session.get(f"{client.base}/api/v1/events") as response:
+            async with asyncio.timeout(PATIENCE_S):
+                await client.server.stop()
+                assert b"retry" in await response.content.read()
+
+
+async def test_quiet_streams_say_that_they_live():
+    hub = EventHub(heartbeat_s=0.02)
+    async with serving(hub=hub) as client:
+        async with client.session.get(f"{client.base}/api/v1/events") as response:
+            async with asyncio.timeout(PATIENCE_S):
+                await response.content.readuntil(b":\n\n")

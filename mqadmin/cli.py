@@ -118,9 +118,18 @@ def _option(flag: Flag) -> click.Option:
 
 
 def execute(command: Command, values: dict[str, Any]) -> int:
-    """Run the command, print its answer; the exit status."""
+    """Run the command, print its answer, with `--interval` again and again; the exit status."""
     namesrv = values.pop("namesrvAddr", None)
     wants_json = values.pop("json")
+    interval_s = values.get("interval") or 0
+    status = _once(command, namesrv, values, wants_json)
+    while interval_s > 0 and status != USAGE:
+        time.sleep(interval_s)
+        status = _once(command, namesrv, values, wants_json)
+    return status
+
+
+def _once(command: Command, namesrv: str | None, values: dict[str, Any], wants_json: bool) -> int:
     if not namesrv:
         return _complain("which name server? Give -n HOST:PORT, or set NAMESRV_ADDR", USAGE)
     try:

@@ -15,6 +15,8 @@ from tests.interop.jvm import Jvm, fetch
 
 IVY_FILE = Path(__file__).with_name("ivy-broker.xml")
 JARS = "rocketmq-broker-5.3.3"
+TOOLS_IVY_FILE = Path(__file__).with_name("ivy-tools.xml")
+TOOLS_JARS = "rocketmq-tools-5.3.3"
 STOP_S = 60
 SETTINGS = {
     "brokerClusterName": "InteropCluster",
@@ -59,6 +61,7 @@ class ApacheBroker:
         self.port = ports()
         self.address = f"127.0.0.1:{self.port}"
         self.jvm: Jvm | None = None
+        self.more_jars: list[str] = []  # on its class path, besides its own
         self.controller: JavaObject | None = None
         self.settings = {
             **SETTINGS,
@@ -80,7 +83,7 @@ class ApacheBroker:
             "rocketmq.home.dir": str(self.directory / "home"),
             "user.home": str(self.directory),  # its logs go there
         }
-        self.jvm = Jvm(properties, fetch(IVY_FILE, JARS))
+        self.jvm = Jvm(properties, fetch(IVY_FILE, JARS) + self.more_jars)
         java = self.jvm.gateway.jvm
         arguments = self.jvm.gateway.new_array(java.String, 2)
         arguments[0], arguments[1] = "-c", str(conf)

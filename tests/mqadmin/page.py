@@ -1,0 +1,218 @@
+"""docs/mqadmin.md: every sub-command with its flags, as declared, and an example that was run.
+
+    python -m tests.mqadmin.page NAMESRV > docs/mqadmin.md
+
+makes it anew against a Raft cluster of three that has just been made (mqcluster up). A test does
+the same and compares: the words and columns, not times, ids, numbers or where things happened.
+"""
+
+import re
+import sys
+import threading
+
+from click.testing import CliRunner
+
+from client import BlockingConsumer, BlockingProducer, Message, MessageQueue
+from mqadmin.cli import main
+from mqadmin.command import Kind
+from mqadmin.commands import COMMANDS
+
+HEAD = """\
+# mqadmin
+
+Administers a cluster over the wire protocol: ours, or Apache RocketMQ's. Sub-commands and flags
+are those of Apache's `mqadmin` 5.3; `raftStatus` and `transferLeader` are ours.
+
+```
+mqadmin COMMAND [FLAGS] -n HOST:PORT[;HOST:PORT]
+mqadmin help COMMAND
+```
+
+- `-n`, `--namesrvAddr`: the name servers; without it the variable `NAMESRV_ADDR`.
+- `--json`: the answer as one JSON document, for scripts.
+- Exit status: 0 done; 1 refused, or not there; 2 asked for wrongly; 3 nobody answered; 4 it is
+  unknown whether it was done. What went wrong is one line on stderr.
+
+Changes of topics, groups and offsets go to each group's leader and through its log: what was
+answered survives a fail-over exactly. A reset (`resetOffsetByTime`, `skipAccumulatedMessage`,
+`cloneGroupOffset`) is followed by running consumers with their next pull, whoever leads then; what
+they commit until then, of before the reset, changes nothing. `updateBrokerConfig` and
+`updateNamesrvConfig` change live keys (docs/configuration.md) until the process ends.
+
+The examples were run one after the other on a new cluster of three brokers (`mqcluster up`).
+This page is made by `python -m tests.mqadmin.page`, and checked by a test.
+"""
+MS = 1_700_000_000_000  # a time in the past: before every message
+SHOWN_LINES_MAX = 14  # of a long answer
+UNIQUE, PLACE, CLIENT, LEADER, FOLLOWER = "@UNIQUE", "@PLACE", "@CLIENT", "@LEADER", "@FOLLOWER"
+
+# In this order, against one cluster; in the page they stand in the order of the commands.
+EXAMPLES = (
+    "clusterList",
+    f"brokerStatus -b {LEADER}",
+    "updateTopic -c DefaultCluster -t orders -r 4 -w 4",
+    "topicRoute -t orders",
+    "topicClusterList -t orders",
+    "updateSubGroup -c DefaultCluster -g billing -r 3",
+    "sendMessage -t orders -p hello -k order-1 -c new -b broker-a -i 0",
+    "sendMessage -t orders -p again -k order-2 -c paid -b broker-a -i 0",
+    "topicStatus -t orders",
+    "printMsg -t orders",
+    "consumeMessage -t orders -b broker-a -i 0 -o 0 -c 1",
+    "queryMsgByKey -t orders -k order-1",
+    f"queryMsgById -t orders -i {PLACE}",
+    f"queryMsgByUniqueKey -t orders -i {UNIQUE}",
+    "queryMsgByOffset -t orders -b broker-a -i 0 -o 1",
+    "queryCq -t orders -q 0 -i 0",
+    "consumerConnection -g billing",
+    f"consumerStatus -g billing -i {CLIENT}",
+    "producerConnection -g shop -t orders",
+    "consumerProgress -g billing -t orders",
+    "consumerProgress",
+    f"brokerConsumeStats -b {LEADER}",
+    "statsAll -t orders",
+    "topicList -c",
+    f"resetOffsetByTime -g billing -t orders -s {MS}",
+    "skipAccumulatedMessage -g billing -t orders",
+    "cloneGroupOffset -s billing -d audit -t orders",
+    "updateTopicPerm -c DefaultCluster -t orders -p 4",
+    f"getBrokerConfig -b {LEADER}",
+    f"updateBrokerConfig -b {LEADER} -k logLevel -v INFO",
+    f"cleanExpiredCQ -b {LEADER}",
+    f"deleteExpiredCommitLog -b {LEADER}",
+    "getNamesrvConfig",
+    "updateNamesrvConfig -k logLevel -v INFO",
+    "updateKvConfig -s MINE -k key -v value",
+    "deleteKvConfig -s MINE -k key",
+    "wipeWritePerm -b broker-a",
+    "addWritePerm -b broker-a",
+    "raftStatus",
+    f"transferLeader -b broker-a -t {FOLLOWER}",
+    "deleteSubGroup -c DefaultCluster -g billing",
+    "deleteTopic -c DefaultCluster -t orders",
+)
+
+
+def mqadmin(namesrv, *arguments):
+    """Exit status, and what it printed on stdout and stderr."""
+    result = CliRunner().invoke(main, [*arguments, "-n", namesrv], catch_exceptions=False)
+    return result.exit_code, result.stdout, result.stderr
+
+
+class Examples:
+    """Runs them; `consumer` and `producer` are there as long as it is."""
+
+    def __init__(self, namesrv):
+        self.namesrv = namesrv
+        self.known = {}
+        self.consumed = threading.Semaphore(0)
+        self.consumer = None
+        self.producer = None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.quiet()
+
+    def quiet(self):
+        for client in (self.consumer, self.producer):
+            if client is not None:
+                client.stop()
+        self.consumer = self.producer = None
+
+    def run(self, example):
+        """(command line as shown, what it printed)."""
+        name = example.split()[0]
+        if name == "consumerConnection":
+            self._appear()
+        if name == "resetOffsetByTime":
+            self.quiet()
+        real = example
+        for mark, value in self._marks(example).items():
+            real = real.replace(mark, value)
+        status, out, err = mqadmin(self.namesrv, *real.split())
+        assert status == 0, f"{real}: {status}\n{out}\n{err}"
+        if name == "sendMessage" and UNIQUE not in self.known:
+            self.known[UNIQUE] = out.split()[0]
+            _, text, _ = mqadmin(
+                self.namesrv, *f"queryMsgByUniqueKey -t orders -i {out.split()[0]}".split()
+            )
+            self.known[PLACE] = re.search(r"offsetMsgId +(\S+)", text)[1]
+        return real, out
+
+    def _marks(self, example):
+        if LEADER in example or FOLLOWER in example:
+            _, text, _ = mqadmin(self.namesrv, "raftStatus")
+            rows = [line.split() for line in text.splitlines() if line.startswith("broker-a")]
+            (leader,) = [row for row in rows if row[3] == "leader"]
+            follower = next(row for row in rows if row[3] == "follower")
+            self.known |= {LEADER: leader[1], FOLLOWER: follower[2]}
+        return self.known
+
+    def _appear(self):
+        """A consumer and a producer, and both messages consumed and committed."""
+        self.producer = BlockingProducer("shop", self.namesrv)
+        self.producer.start()
+        last = Message("orders", b"one more", tags="new", keys="order-3")
+        self.producer.send(last, queue=MessageQueue("orders", "broker-a", 1))
+        self.consumer = BlockingConsumer("billing", self.namesrv, self._listen)
+        self.consumer.subscribe("orders", "*")
+        self.consumer.start()
+        self.known[CLIENT] = self.consumer._consumer._instance.client_id
+        mqadmin(self.namesrv, *"resetOffsetByTime -g billing -t orders -s 0".split())
+        for _ in range(3):
+            assert self.consumed.acquire(timeout=60)
+        self.consumer.commit()
+
+    def _listen(self, messages):
+        for _ in messages:
+            self.consumed.release()
+
+
+def render(namesrv):
+    """The whole page, with places as they would be by default."""
+    shown = {}
+    with Examples(namesrv) as examples:
+        for example in EXAMPLES:
+            real, out = examples.run(example)
+            lines = [line.rstrip() for line in out.rstrip().splitlines()]
+            if len(lines) > SHOWN_LINES_MAX:
+                lines = [*lines[:SHOWN_LINES_MAX], "…"]
+            shown.setdefault(example.split()[0], []).append([f"$ mqadmin {real}", *lines])
+    parts = [HEAD]
+    for command in COMMANDS:
+        parts.append(f"\n## {command.name}\n\n{command.doc}\n\n{flags(command)}")
+        for lines in shown.pop(command.name):
+            parts.append("\n```\n" + "\n".join(lines) + "\n```\n")
+    assert not shown, f"no commands: {shown}"
+    return re.sub(r"/\S*/(namesrv|n\d)/", r"/var/lib/raftmq/\1/", "".join(parts))
+
+
+def flags(command):
+    """The table of its flags."""
+    if not command.flags:
+        return "No flags of its own.\n"
+    rows = ["| flag | | |\n|---|---|---|\n"]
+    for flag in command.flags:
+        names = ", ".join([f"`-{flag.short}`"] * bool(flag.short) + [f"`--{flag.long}`"])
+        kind = "" if flag.kind is Kind.SWITCH else flag.kind.value
+        needed = ", required" if flag.required else ""
+        doc = flag.doc.replace("|", "\\|")
+        rows.append(f"| {names} | {kind}{needed} | {doc} |\n".replace("true|false", "true\\|false"))
+    return "".join(rows)
+
+
+def skeleton(page):
+    """What of the page does not depend on when and where its examples were run."""
+    page = re.sub(r"\b[0-9A-F]{32,40}\b", "#", page)
+    page = re.sub(r"\d+\.\d+\.\d+\.\d+@[\d#]+", "#", page)
+    page = re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+", "#", page)
+    page = re.sub(r"\bn\d\b", "#", page)
+    page = re.sub(r"\d[\d.:]*", "#", page)
+    page = re.sub(r"[─ \t]+", " ", page)
+    return [line.strip() for line in page.splitlines()]
+
+
+if __name__ == "__main__":
+    print(render(sys.argv[1]), end="")

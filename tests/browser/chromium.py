@@ -194,6 +194,9 @@ class Page:
         elif method == "Runtime.consoleAPICalled" and said["type"] in ("error", "assert"):
             self.errors.append(str([argument.get("value") for argument in said["args"]]))
 
+    async def close(self) -> None:
+        await self.send("Page.close")
+
     async def goto(self, url: str) -> None:
         await self.send("Page.navigate", url=url)
         await self.until("document.readyState == 'complete'")

@@ -2,8 +2,12 @@
 
 from pathlib import Path
 
+import orjson
+
+from remoting.registration import TopicConfig
 from tests.browser.chromium import Browser, Page
 from tests.browser.cluster import Running, running
+from tests.namesrv.http.nodes import FakeCluster, replicas
 
 PAGES = ("cluster", "topics", "consumers", "messages", "events")
 NASTY = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
@@ -94,3 +98,33 @@ async def fits_a_phone(browser: Browser, url: str, message_id: str) -> None:
     await phone.key("Tab")
     assert await phone.js("document.activeElement.className") == "skip"
     assert phone.errors == []
+
+
+async def test_a_thousand_topics_and_a_token(tmp_path: Path) -> None:
+    token = "viewer-0123456789abcdef"
+    file = tmp_path / "tokens.json"
+    file.write_bytes(orjson.dumps({"tokens": [{"token": token, "role": "viewer", "name": "eve"}]}))
+    file.chmod(0o600)
+    topics = [TopicConfig(f"topic-{number:04}", 8, 8, 6) for number in range(1200)]
+    topics.append(TopicConfig(NASTY, 8, 8, 6))
+    async with (
+        FakeCluster(*replicas(), http_tokens_file=str(file)) as cluster,
+        Browser(tmp_path) as browser,
+    ):
+        cluster.register(cluster.nodes["n0"], topics)
+        page = await browser.open(f"{cluster.url}/#/topics")
+        await page.until("document.querySelector('dialog[open] [name=token]')")
+        await page.type("dialog [name=token]", token)
+        await page.key("Enter")
+        await page.until("document.querySelectorAll('.rows .row').length == 1000")
+        assert await page.js("document.querySelector('.rows .name').textContent") == NASTY
+        await page.click("[data-do=more]")
+        await page.until("document.querySelectorAll('.rows .row').length == 1201")
+        await page.type("input[type=search]", "C-11")  # in any case: topic-1100 to topic-1199
+        await page.until("document.querySelectorAll('.rows .row').length == 100")
+        assert await page.js("document.activeElement.type") == "search"  # still typing there
+        await page.click("#nav a[href='#/cluster']")
+        await page.until(LEADER)
+        await page.until("document.querySelector('[data-do=transfer]').disabled")  # a viewer
+        assert await page.js("document.title") == "Cluster · raftmq"
+        assert page.errors == []

@@ -90,9 +90,9 @@ function card(app, group, faults) {
       h("div", { class: "buttons" },
         !classic(group) && h("button", { type: "button", "data-do": "transfer", "data-group": group.name, disabled: app.me.role === "viewer" }, "Transfer leadership…"))),
     h("div", { class: "replicas" }, group.brokers.map((broker) => replica(app, group, broker, findings, faults))),
-    beliefs(group, findings),
-    group.lastFailover && h("div", { class: "block" },
-      h("h3", null, group.lastFailover.oldLeader ? "Last failover" : "First election"), timeline(group.lastFailover, nameOf)));
+    group.lastFailover && h("div", { class: "block", "data-key": "failover" },
+      h("h3", null, group.lastFailover.oldLeader ? "Last failover" : "First election"), timeline(group.lastFailover, nameOf)),
+    beliefs(group, findings));
 }
 
 /** Frames (classic: bytes) that a replica is behind the furthest of its group. */
@@ -111,7 +111,7 @@ function replica(app, group, broker, findings, faults) {
     return h("div", { class: "replica silent", "data-key": broker.address },
       h("div", { class: "who" }, h("strong", null, broker.name), h("span", { class: "role bad" }, "no answer")),
       h("p", { class: "muted" }, broker.error),
-      h("p", { class: "muted" }, broker.registered ? "It is still registered." : `Not registered for ${span(Date.now() - broker.goneSinceMs)}.`),
+      h("p", { class: "muted" }, broker.registered ? "It is still registered." : `Not registered since ${ago(broker.goneSinceMs)}.`),
       !broker.registered && h("button", { type: "button", class: "small quiet", "data-do": "forget", "data-group": group.name, "data-address": broker.address }, "Forget…"));
   }
   const leading = leads(node);

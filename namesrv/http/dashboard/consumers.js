@@ -2,9 +2,9 @@
 
 import { call, get, seg } from "/dashboard/api.js";
 import { ask, attempt } from "/dashboard/dialog.js";
-import { h } from "/dashboard/dom.js";
+import { h, lazy } from "/dashboard/dom.js";
 import { ago, number, plural } from "/dashboard/format.js";
-import { back, bar, empty, facts, head, problem, table } from "/dashboard/parts.js";
+import { back, bar, empty, facts, head, lagScale, problem, table } from "/dashboard/parts.js";
 import { longList, searchBox } from "/dashboard/topics.js";
 
 const REFRESH_MS = 3000;
@@ -22,14 +22,14 @@ export function consumersPage(app) {
     },
     stop: () => clearInterval(timer),
     render() {
-      const most = Math.max(1, ...list.items.map((one) => sumOf(one.groups, "lag")));
+      const most = lagScale(list.items.map((one) => sumOf(one.groups, "lag")));
       return [
         head("Consumer groups", h("span", { class: "muted" }, list.loaded ? list.count() : "")),
         searchBox("Part of a consumer group's name", list.q),
         list.told(),
         !list.loaded && !list.error && h("p", { class: "loading" }, "Asking the leaders…"),
         list.loaded && !list.items.length && empty("No consumer group has been here."),
-        h("ul", { class: "rows", "aria-label": "Consumer groups" }, list.items.map(({ name, groups }) => {
+        lazy("ul", { class: "rows", "aria-label": "Consumer groups", "data-key": "rows" }, list.version, () => list.items.map(({ name, groups }) => {
           const lag = sumOf(groups, "lag");
           const clients = clientsOf(groups);
           return h("li", { "data-key": name }, h("a", { class: "row", href: `#/consumers/${seg(name)}` },
@@ -85,9 +85,9 @@ export function consumerPage(app, name) {
             ["Queues", number(view.queues.length)],
             ["Consuming", paused ? h("span", { class: "tag warn" }, "paused") : "yes"],
             view.messageModel && ["Model", String(view.messageModel).toLowerCase()],
-            view.consumeType && ["Type", String(view.consumeType).toLowerCase()],
+            view.consumeType && ["Type", { CONSUME_PASSIVELY: "push", CONSUME_ACTIVELY: "pull" }[view.consumeType] ?? String(view.consumeType)],
           ])),
-          Object.entries(view.lagByTopic).map(([topic, lag]) => h("section", { class: "card", "data-key": topic },
+          Object.entries(view.lagByTopic).sort(retriesLast).map(([topic, lag]) => h("section", { class: "card", "data-key": topic },
             h("div", { class: "card-head" }, h("h2", null, h("a", { href: `#/topics/${seg(topic)}` }, topic)), h("span", { class: "muted" }, `${number(lag)} behind`)),
             queues(view.queues.filter((one) => one.topic === topic)))),
           h("section", { class: "card" }, h("h2", null, "Clients"), clients(view.clients)),
@@ -102,8 +102,10 @@ export function consumerPage(app, name) {
   };
 }
 
+const retriesLast = ([one], [other]) => one.startsWith("%") - other.startsWith("%") || one.localeCompare(other);
+
 function queues(rows) {
-  const most = Math.max(1, ...rows.map((one) => one.lag ?? 0));
+  const most = lagScale(rows.map((one) => one.lag ?? 0));
   return table("Queues of this consumer group", [["Queue", ""], ["Consumed", "num"], ["Stored", "num"], ["Lag", "num"], ["", "wide"], ["Last consumed", ""]],
     rows.map((one) => [
       h("span", null, h("span", { class: "muted" }, `${one.group} `), number(one.queueId)),
@@ -118,7 +120,7 @@ function clients(rows) {
 }
 
 async function reset(name, view) {
-  const topics = Object.keys(view.lagByTopic);
+  const topics = Object.entries(view.lagByTopic).sort(retriesLast).map(([topic]) => topic);
   const given = await ask({
     title: `Reset the offsets of ${name}`,
     words: [

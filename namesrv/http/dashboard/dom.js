@@ -31,6 +31,13 @@ function add(element, children) {
   }
 }
 
+/** A long list, of a page's own level: built anew only when `version` is another. */
+export function lazy(tag, attributes, version, build) {
+  const element = h(tag, { ...attributes, "data-version": version });
+  element.build = () => add(element, build());
+  return element;
+}
+
 /** Make `old` look like `fresh` with the least change: focus, selection and scrolling stay. Children
  *  with data-key are matched by it. What a person is typing into is left alone. */
 export function morph(old, fresh) {
@@ -41,6 +48,10 @@ export function morph(old, fresh) {
   if (old.nodeType === Node.TEXT_NODE) {
     if (old.data !== fresh.data) old.data = fresh.data;
     return;
+  }
+  if (fresh.build) {
+    if (old.dataset.version === fresh.dataset.version) return;
+    fresh.build();
   }
   for (const { name } of [...old.attributes])
     if (name !== "style" && name !== "open" && !fresh.hasAttribute(name)) old.removeAttribute(name);
@@ -59,6 +70,7 @@ function morphChildren(old, fresh) {
     const key = wanted.dataset?.key;
     const match = key ? keyed.get(key) : at && !at.dataset?.key ? at : null;
     if (!match) {
+      wanted.build?.();
       old.insertBefore(wanted, at);
       continue;
     }

@@ -13,7 +13,7 @@ export const back = (path, title) => h("a", { class: "back", href: `#/${path}` }
 
 /** Term and description, side by side. */
 export const facts = (pairs) =>
-  h("dl", { class: "facts" }, pairs.filter(Boolean).map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, value))));
+  h("dl", { class: "facts" }, pairs.filter(Boolean).map(([name, value, kind]) => h("div", { class: kind }, h("dt", null, name), h("dd", null, value))));
 
 /** A table that scrolls in itself where it is too wide. `columns`: [title, "num" or ""]. */
 export function table(label, columns, rows) {
@@ -22,6 +22,9 @@ export function table(label, columns, rows) {
       h("thead", null, h("tr", null, columns.map(([title, kind]) => h("th", { scope: "col", class: kind }, title)))),
       h("tbody", null, rows.map((row) => h("tr", null, row.map((cell, at) => h("td", { class: columns[at][1] }, cell)))))));
 }
+
+/** What a bar of lag is measured against: a handful of messages must not look like a disaster. */
+export const lagScale = (lags) => Math.max(100, ...lags);
 
 /** A share of a whole as a bar; the figure stands beside it, so the bar is decoration. */
 export const bar = (share, kind = "") =>

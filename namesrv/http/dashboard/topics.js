@@ -1,9 +1,9 @@
 // Topics: all of them in one list, and one of them with its queues and who reads it.
 
 import { get, query, seg } from "/dashboard/api.js";
-import { h } from "/dashboard/dom.js";
+import { h, lazy } from "/dashboard/dom.js";
 import { ago, number, plural } from "/dashboard/format.js";
-import { back, bar, empty, facts, head, problem, table } from "/dashboard/parts.js";
+import { back, bar, empty, facts, head, lagScale, problem, table } from "/dashboard/parts.js";
 
 const PAGE = 1000;
 const SHOWN_MAX = 5000; // rows on the page; beyond that a search is quicker than scrolling
@@ -13,14 +13,13 @@ export const permissions = (perm) => [perm & 4 && "read", perm & 2 && "write"].f
 
 /** A long list by name: searched at the server, read page by page as it is scrolled to. */
 export function longList(app, { path, nameOf }) {
-  const list = { items: [], next: null, q: "", error: "", errors: [], loaded: false, tookMs: 0 };
+  const list = { items: [], next: null, q: "", error: "", errors: [], loaded: false, version: 0 };
   let timer = 0;
   let asking = null;
 
   list.load = async (more = false) => {
     asking?.abort();
     const mine = (asking = new AbortController());
-    const started = performance.now();
     try {
       const page = await get(path + query({ q: list.q, limit: PAGE, cursor: more ? list.next : "" }), { signal: mine.signal });
       list.items = more ? [...list.items, ...page.items] : page.items;
@@ -28,7 +27,7 @@ export function longList(app, { path, nameOf }) {
       list.errors = page.errors ?? [];
       list.error = "";
       list.loaded = true;
-      list.tookMs = performance.now() - started;
+      list.version += 1;
     } catch (error) {
       if (error.name === "AbortError") return;
       list.error = error.message;
@@ -58,9 +57,6 @@ export const searchBox = (label, value) =>
 
 export function topicsPage(app) {
   const list = longList(app, { path: "/topics", nameOf: (item) => item.topic });
-  let rows = null; // built once for what was loaded: a thousand rows are not built anew each second
-  let built = null;
-
   const row = ({ topic, groups }) =>
     h("li", { "data-key": topic }, h("a", { class: "row", href: `#/topics/${seg(topic)}` },
       h("span", { class: "name" }, topic),
@@ -71,10 +67,7 @@ export function topicsPage(app) {
   return {
     start: () => list.load(),
     render() {
-      if (built !== list.items) {
-        built = list.items;
-        rows = h("ul", { class: "rows", "aria-label": "Topics", "data-loaded": list.loaded && String(list.items.length), "data-stable": true }, list.items.map(row));
-      }
+      const rows = lazy("ul", { class: "rows", "aria-label": "Topics", "data-key": "rows" }, list.version, () => list.items.map(row));
       return [
         head("Topics", h("span", { class: "muted" }, list.loaded ? list.count() : "")),
         searchBox("Part of a topic's name", list.q),
@@ -149,7 +142,7 @@ async function readersOf(topic, groups) {
 
 function readersTable(readers) {
   if (!readers.length) return empty("No consumer group has read this topic.");
-  const most = Math.max(1, ...readers.map((one) => one.lag ?? 0));
+  const most = lagScale(readers.map((one) => one.lag ?? 0));
   return table("Consumer groups of this topic", [["Consumer group", ""], ["Clients", "num"], ["Lag", "num"], ["", "wide"], ["Last consumed", ""]],
     readers.map((one) => [
       h("a", { href: `#/consumers/${seg(one.name)}` }, one.name),

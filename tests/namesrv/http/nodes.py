@@ -29,6 +29,7 @@ class FakeNode:
         self.hang = asyncio.Event()  # cleared: nothing is answered
         self.hang.set()
         self.events: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._streams: set[asyncio.Task[Any]] = set()
         self._runner: web.AppRunner | None = None
         self.http = ""
         self.address = ""
@@ -48,6 +49,8 @@ class FakeNode:
 
     async def stop(self) -> None:
         self.hang.set()
+        for task in list(self._streams):
+            task.cancel()
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
@@ -75,6 +78,10 @@ class FakeNode:
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         self.asked.append(("GET", request.path, None, dict(request.headers)))
+        task = asyncio.current_task()
+        assert task is not None
+        self._streams.add(task)
+        task.add_done_callback(self._streams.discard)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         number = 0

@@ -1,0 +1,121 @@
+"""The node APIs of a group of three, and of brokers that must not start as they are configured."""
+
+import asyncio
+import subprocess
+
+import orjson
+import pytest
+
+from broker.http.local import Local
+from remoting.codes import ResponseCode
+from tests.broker.cluster import Group, until
+from tests.broker.http.client import Client
+from tests.broker.http.process import command, tokens_file
+
+PATIENCE_S = 20
+
+
+async def events_until(response, wanted):
+    """All events up to the first that `wanted` says yes to."""
+    seen = []
+    async with asyncio.timeout(PATIENCE_S):
+        while not seen or not wanted(seen[-1]):
+            text = (await response.content.readuntil(b"\n\n")).decode()
+            data = [line[6:] for line in text.splitlines() if line.startswith("data: ")]
+            seen += [orjson.loads(one) for one in data]
+    return seen
+
+
+async def test_a_follower_names_the_leader_and_leadership_is_handed_over(tmp_path):
+    async with Group(tmp_path, 3) as group:
+        first = await group.leader()
+        leader = group.brokers[first]
+        other = next(name for name in group.names if name != first)
+        follower = group.brokers[other]
+        await until(lambda: follower.http.leader_address == leader.http.address)
+        async with Client(follower.http.address) as client:
+            assert (await client.get("/health/ready")).json["role"] == "follower"
+            for answer in (
+                await client.put("/api/v1/topics/T", {}, If_None_Match="*"),
+                await client.post("/api/v1/node/transfer"),
+            ):
+                assert (answer.status, answer.code) == (503, "NOT_LEADER")
+                assert answer.json["leaderHttpAddress"] == leader.http.address
+                assert answer.headers["X-Leader-Http"] == leader.http.address
+        async with Client(leader.http.address) as client, Client(follower.http.address) as there:
+            made = await client.put("/api/v1/topics/T", {}, If_None_Match="*")
+            await until(lambda: follower.state.topics.get("T") is not None)
+            copy = await there.get("/api/v1/topics/T")
+            assert copy.headers["ETag"] == made.headers["ETag"], "every replica gives the same"
+            body = {"topic": "T", "body": "x"}
+            assert (await there.post("/api/v1/messages", body)).code == "NOT_LEADER"
+            node = (await client.get("/api/v1/node")).json
+            peers = {peer["id"]: peer for peer in node["peers"]}
+            assert set(peers) == set(group.names) - {first}
+            assert peers[other]["voter"] and peers[other]["matchIndex"] > 0
+            assert {member["id"] for member in node["members"]} == set(group.names)
+            url = f"{client.base}/api/v1/events"
+            headers = {"Last-Event-ID": "0-0"}
+            async with client.session.get(url, headers=headers) as response:
+                asked = await client.post("/api/v1/node/transfer", {"target": other})
+                assert (asked.status, asked.json) == (202, {"target": other})
+                await until(lambda: follower.roles.leading)
+                seen = await events_until(
+                    response,
+                    lambda e: e["kind"] == "roleChanged" and e["detail"]["leader"] == other,
+                )
+        kinds = [event["kind"] for event in seen]
+        assert "transfer" in kinds
+        led = [e for e in seen if e["kind"] == "roleChanged" and e["detail"]["role"] == "leader"]
+        assert led[-1]["detail"]["ready"] and led[-1]["node"] == first
+        assert seen[-1]["term"] > led[-1]["term"]
+
+
+async def test_without_a_majority_a_change_is_of_unknown_outcome_or_refused(tmp_path):
+    async with Group(tmp_path, 3) as group:
+        first = await group.leader()
+        leader = group.brokers[first]
+        for name in group.names:
+            if name != first:
+                await group.kill(name)
+        async with Client(leader.http.address) as client:
+            answer = await client.put("/api/v1/topics/T", {}, If_None_Match="*")
+            assert (answer.status, answer.code) in ((504, "OUTCOME_UNKNOWN"), (503, "NOT_LEADER"))
+            await until(lambda: not leader.roles.leading)
+            ready = await client.get("/health/ready")
+            assert (ready.status, ready.code) == (503, "NOT_READY")
+            assert (await client.get("/health/live")).status == 200
+            node = (await client.get("/api/v1/node")).json
+            assert node["role"] != "leader" and not node["leaderReady"]
+
+
+@pytest.mark.parametrize(
+    ("code", "remark", "status", "problem"),
+    [
+        (ResponseCode.SERVICE_NOT_AVAILABLE, "[NOT_LEADER] no", 503, "NOT_LEADER"),
+        (ResponseCode.SYSTEM_ERROR, "[OUTCOME_UNKNOWN] who knows", 504, "OUTCOME_UNKNOWN"),
+        (ResponseCode.SYSTEM_BUSY, "[BUSY] much", 503, "BUSY"),
+        (ResponseCode.SERVICE_NOT_AVAILABLE, "[DISK_FULL] full", 503, "DISK_FULL"),
+        (ResponseCode.TOPIC_NOT_EXIST, "none", 404, "NOT_FOUND"),
+        (ResponseCode.SYSTEM_ERROR, "else", 409, "REFUSED"),
+    ],
+)
+def test_what_the_wire_says_as_a_problem(code, remark, status, problem):
+    found = Local(None, lambda: "h:1").problem_of(code, remark)
+    assert (found.status, found.code) == (status, problem)
+
+
+async def test_no_api_where_none_is_wanted(tmp_path):
+    async with Group(tmp_path, httpEnable="false") as group:
+        broker = await group.leading()
+        assert broker.http.address == ""
+
+
+def test_an_open_api_without_tokens_does_not_start(tmp_path):
+    for settings, words in (
+        (["httpBindAddress=0.0.0.0"], b"not loopback: set httpTokensFile"),
+        ([f"httpTokensFile={tokens_file(tmp_path / 'tokens', 0o644)}"], b"open to everybody"),
+    ):
+        done = subprocess.run(command(tmp_path, *settings), capture_output=True, timeout=60)
+        assert done.returncode == 2, done.stderr
+        assert words in done.stderr

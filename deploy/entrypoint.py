@@ -6,6 +6,7 @@ whichever container comes first, in the directory that all of a cluster's contai
 
     tokens.json     one token for each role: viewer, operator, admin (httpTokensFile)
     cluster.token   what the name servers show to the brokers: the admin's (httpClusterTokenFile)
+    metrics.token   what Prometheus shows: the viewer's
 
 The directory is RAFTMQ_SECRETS (default /run/raftmq); nobody else may read the files.
 """
@@ -20,20 +21,21 @@ ROLES = ("viewer", "operator", "admin")
 
 
 def make_secrets(directory: Path) -> None:
-    """Both files, if they are not there. Of several that do this at once one wins."""
+    """The files that are not there. Of several containers that do this at once one wins."""
     tokens = directory / "tokens.json"
     if not tokens.exists():
         entries = [
             {"token": secrets.token_urlsafe(32), "role": role, "name": role} for role in ROLES
         ]
         _place(tokens, json.dumps({"tokens": entries}, indent=1))
-    cluster = directory / "cluster.token"
-    if not cluster.exists():
+    for name, role in (("cluster.token", "admin"), ("metrics.token", "viewer")):
+        if (directory / name).exists():
+            continue
         found = json.loads(tokens.read_text(encoding="utf-8"))["tokens"]
-        admins = [entry["token"] for entry in found if entry["role"] == "admin"]
-        if not admins:
-            raise SystemExit(f"{tokens} has no admin, and there is no {cluster}")
-        _place(cluster, admins[0])
+        of_role = [entry["token"] for entry in found if entry["role"] == role]
+        if not of_role:
+            raise SystemExit(f"{tokens} has no {role}, and there is no {directory / name}")
+        _place(directory / name, of_role[0])
 
 
 def _place(path: Path, text: str) -> None:

@@ -171,7 +171,8 @@ class ComposeCluster(Cluster):
 
     def _container(self, name: str) -> str:
         """Its id. Raises ClusterError that lists the nodes there are."""
-        return self._ids[self.state().node(name).name]
+        found = self.state().node(name)
+        return self._ids[found.name]
 
     def _run(self, container: str) -> ContainerRun:
         found = self.docker.inspect(container)["State"]

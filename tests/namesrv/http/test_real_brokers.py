@@ -1,0 +1,121 @@
+"""The cluster API over real brokers: three replicas in this process and a name server."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+import pytest
+
+from namesrv.config import NameServerConfig
+from namesrv.server import NameServer
+from tests.broker.cluster import Group
+
+PATIENCE_S = 30.0
+TOPIC = "/topics/Orders"
+
+
+class Api:
+    def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
+        self._url = url
+        self._session = session
+
+    async def __call__(self, method: str, path: str, body: Any = None, **headers: str) -> Any:
+        """(status, JSON, ETag)."""
+        sent = {name.replace("_", "-"): value for name, value in headers.items()}
+        url = f"{self._url}/api/v1{path}"
+        async with self._session.request(method, url, json=body, headers=sent) as answer:
+            data = await answer.read()
+            etag = answer.headers.get("ETag", "")
+            return answer.status, orjson.loads(data) if data else None, etag
+
+    async def until(self, path: str, reached: Any) -> Any:
+        """The answer to GET once it is as wanted."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            status, value, _ = await self("GET", path)
+            if status == 200 and reached(value):
+                return value
+            assert time.monotonic() < deadline, (status, value)
+            await asyncio.sleep(0.02)
+
+    async def change(self, method: str, path: str, body: Any = None, **headers: str) -> Any:
+        """A change that succeeds, perhaps once the name server knows the leader."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            status, value, _ = await self(method, path, body, **headers)
+            if status < 207:
+                return value
+            assert status in (404, 503, 504) and time.monotonic() < deadline, (status, value)
+            await asyncio.sleep(0.02)
+
+
+@pytest.fixture
+async def api(tmp_path: Path) -> AsyncIterator[tuple[Api, Group]]:
+    config = NameServerConfig(bind="127.0.0.1", port=0, http_port=0)
+    async with NameServer(config) as server, aiohttp.ClientSession() as session:
+        assert server.http is not None
+        address = f"127.0.0.1:{server.port}"
+        # Elections would only be noise here: a busy machine must not cause any.
+        settings = {"electionTimeoutMinMs": 1500, "electionTimeoutMaxMs": 2500}
+        settings |= {"namesrvAddr": address, "httpPort": 0, "registerNameServerPeriod": 1000}
+        async with Group(tmp_path, 3, **settings) as group:
+            yield Api(f"http://127.0.0.1:{server.http.port}", session), group
+
+
+def agreed(cluster: Any) -> bool:
+    groups = cluster["groups"]
+    return bool(groups) and len(groups[0]["brokers"]) == 3 and not cluster["differences"]
+
+
+async def test_a_day_of_an_operator(api: tuple[Api, Group]) -> None:
+    call, group = api
+    cluster = await call.until("/cluster", agreed)
+    (shown,) = cluster["groups"]
+    assert [broker["name"] for broker in shown["brokers"]] == ["n0", "n1", "n2"]
+    assert shown["leader"] in group.names
+
+    await call.change("PUT", TOPIC, {"readQueueNums": 2, "writeQueueNums": 2}, If_None_Match="*")
+    status, _, _ = await call("PUT", TOPIC, {"perm": 4}, If_None_Match="*")
+    assert status == 412
+    status, value, etag = await call("GET", TOPIC)
+    assert (status, value["groups"][0]["writeQueueNums"]) == (200, 2)
+    status, value, _ = await call("PUT", TOPIC, {"perm": 7, "writeQueueNums": 4}, If_Match=etag)
+    assert (status, value["results"][0]["outcome"]) == (200, "ok")
+    status, value, _ = await call("PUT", TOPIC, {"perm": 6}, If_Match=etag)  # by now another
+    assert (status, value["results"][0]["status"]) == (412, 412)
+    status, value, _ = await call("PUT", TOPIC, {"perm": 99}, If_Match="*")
+    assert (status, value["results"][0]["outcome"]) == (422, "failed")
+
+    message = {"topic": "Orders", "body": "<b>&", "keys": "k1", "queueId": 0}
+    sent = [await call.change("POST", "/messages", message) for _ in range(3)]
+    found = await call.until("/messages?topic=Orders&key=k1", lambda v: len(v["items"]) == 3)
+    assert found["items"][0]["text"] == "<b>&"
+    listed = "/topics/Orders/queues/0/messages?offset=1"
+    assert len((await call.until(listed, lambda v: True))["items"]) == 2
+
+    leader = await group.leading()
+    assert (await group.commit(leader, "Orders", 0, 1)).code == 0
+    trace = f"/messages/{sent[2]['offsetMsgId']}/trace"
+    traced = await call.until(trace, lambda v: all(r["state"] == "durable" for r in v["replicas"]))
+    assert [(c["name"], c["state"], c["messagesBefore"]) for c in traced["consumers"]] == [
+        ("cg", "waiting", 1)
+    ]
+    lag = await call.until("/consumer-groups", lambda v: bool(v["items"]))
+    assert (lag["items"][0]["name"], lag["items"][0]["groups"][0]["lag"]) == ("cg", 2)
+    to_end = {"topic": "Orders", "to": {"position": "latest"}}
+    await call.change("POST", "/consumer-groups/cg/reset", to_end)
+    await call.until("/consumer-groups/cg", lambda v: v["lag"] == 0)
+
+    follower = next(name for name in group.names if name != group.brokers[name].roles.leader)
+    _, node, _ = await call("GET", f"/brokers/group-a/{follower}/node")
+    assert (node["name"], node["role"]) == (follower, "follower")
+    await call.change("POST", "/groups/group-a/transfer", {"target": follower})
+    await call.until("/groups/group-a", lambda v: v["leader"] == follower)
+    failovers = await call.until("/failovers", lambda v: v["items"][0]["newLeader"] == follower)
+    assert failovers["items"][0]["planned"]
+    await call.change("DELETE", TOPIC, If_Match="*")
+    assert (await call("GET", TOPIC))[0] == 404

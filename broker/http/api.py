@@ -112,7 +112,7 @@ class NodeApi:
         node = NodeOperations(broker, local).operations()
         rest = [
             *TableOperations(broker, broker.admin).operations(),
-            *ConsumerOperations(broker, broker.admin, local).operations(),
+            *ConsumerOperations(broker, broker.admin).operations(),
             *MessageOperations(broker, local).operations(),
             *SettingOperations(broker).operations(),
         ]

@@ -13,7 +13,6 @@ from msgspec import UNSET
 from broker.admin import Admin
 from broker.clients import Member
 from broker.groups import SubscriptionGroup
-from broker.http.local import Local
 from broker.http.tables import QUEUES_PER_TURN, store_time_ms
 from broker.http.views import (
     ClientView,
@@ -31,7 +30,7 @@ from broker.http.views import (
     ResetView,
 )
 from broker.state import entry_version
-from remoting.codes import LanguageCode, RequestCode
+from remoting.codes import LanguageCode
 from web.operation import Call, Operation, Role
 from web.paging import PageQuery, page
 from web.problem import ApiProblem, conflict, invalid, not_found
@@ -49,10 +48,9 @@ PAUSE_TRIES = 4  # against others who change the group at the same time
 class ConsumerOperations:
     """See the module."""
 
-    def __init__(self, broker: Broker, admin: Admin, local: Local) -> None:
+    def __init__(self, broker: Broker, admin: Admin) -> None:
         self._broker = broker
         self._admin = admin
-        self._local = local
 
     def operations(self) -> list[Operation]:
         base = "/api/v1/consumer-groups"
@@ -179,7 +177,7 @@ class ConsumerOperations:
     # ---- changing -------------------------------------------------------------------------
 
     async def reset(self, call: Call) -> ResetView:
-        """Through the log, as a consumer's own commit (15)."""
+        """As INVOKE_BROKER_TO_RESET_OFFSET (222) does it: see broker.resets."""
         body: ResetBody = call.body
         group: str = call.parameters.group
         target = _target(body.to)
@@ -187,10 +185,11 @@ class ConsumerOperations:
         topic = broker.state.topics.get(body.topic)
         if topic is None:
             raise not_found(f"there is no topic {body.topic}")
+        if not self._is_known(group):
+            raise not_found(f"no consumer group {group} is known here")
         if group in broker.clients.consumers and not body.force:
             raise conflict(
-                f"{group} has consumers online, which would commit over it: stop them, pause the "
-                "group, or say force",
+                f"{group} has consumers online, which will go on from there: say force",
                 "CONSUMERS_ONLINE",
             )
         chosen = range(topic.read_queue_count) if body.queue_ids is None else body.queue_ids
@@ -206,17 +205,14 @@ class ConsumerOperations:
             done.append(ResetQueueView(queue_id=queue_id, before=before, offset=offset))
             if number % QUEUES_PER_TURN == 0:
                 await asyncio.sleep(0)
-        await asyncio.gather(*(self._commit(group, body.topic, one) for one in done))
+        targets = {one.queue_id: one.offset for one in done}
+        await broker.operators.resets.reset(group, body.topic, targets)
         return ResetView(topic=body.topic, queues=done)
 
-    async def _commit(self, group: str, topic: str, queue: ResetQueueView) -> None:
-        ext = {
-            "consumerGroup": group,
-            "topic": topic,
-            "queueId": str(queue.queue_id),
-            "commitOffset": str(queue.offset),
-        }
-        await self._local.ask(RequestCode.UPDATE_CONSUMER_OFFSET, ext)
+    def _is_known(self, group: str) -> bool:
+        state = self._broker.state
+        known = group in state.groups.entries or group in self._broker.clients.consumers
+        return known or any(name == group for _, name in state.offsets.offsets)
 
     async def pause(self, call: Call) -> PausedView:
         return await self._enable(call.parameters.group, False)

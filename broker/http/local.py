@@ -37,6 +37,11 @@ if TYPE_CHECKING:
 SEND_CODE = int(RequestCode.SEND_MESSAGE_V2)
 BORN_HOST = pack_host(("127.0.0.1", 0))
 # The tags that remarks begin with (docs/architecture.md, "Errors on the wire").
+ABSENT_CODES = (
+    ResponseCode.TOPIC_NOT_EXIST,
+    ResponseCode.QUERY_NOT_FOUND,
+    ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+)
 UNAVAILABLE_TAGS = ("DISK_FULL", "DISK_ERROR", "HELD")
 
 
@@ -91,7 +96,7 @@ class Local:
             return busy(remark)
         if tag in UNAVAILABLE_TAGS:
             return unavailable(remark, tag)
-        if code in (ResponseCode.TOPIC_NOT_EXIST, ResponseCode.QUERY_NOT_FOUND):
+        if code in ABSENT_CODES:
             return not_found(remark)
         if code == ResponseCode.SERVICE_NOT_AVAILABLE:
             return unavailable(remark)

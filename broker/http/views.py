@@ -313,7 +313,7 @@ OneOfThree = Annotated[ResetTo, Meta(extra_json_schema={"minProperties": 1, "max
 
 
 class ResetBody(Input, frozen=True, kw_only=True):
-    """`force`: although consumers are online, which may commit over it."""
+    """`force`: although consumers are online, which will go on from there."""
 
     topic: Name
     to: OneOfThree

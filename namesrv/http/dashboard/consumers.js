@@ -131,7 +131,7 @@ async function reset(name, view) {
       h("label", null, "To", h("select", { name: "to" },
         h("option", { value: "time" }, "a time"), h("option", { value: "earliest" }, "the earliest message there is"), h("option", { value: "latest" }, "the latest: skip what waits"))),
       h("label", null, "Time (this browser's zone)", h("input", { name: "time", type: "datetime-local", step: "1", value: local(Date.now() - 3600_000) })),
-      h("label", { class: "choice" }, h("input", { type: "checkbox", name: "force" }), "although consumers are online (they may commit over it)"),
+      h("label", { class: "choice" }, h("input", { type: "checkbox", name: "force" }), "although consumers are online (they will go on from there)"),
     ],
     action: "Reset offsets",
     danger: true,

@@ -185,6 +185,8 @@ async def test_reset_and_lag(client, group, broker):
     done = await client.post(reset, {"topic": "T", "queueIds": [1], "to": {"timeMs": 0}})
     assert done.json["queues"] == [{"queueId": 1, "before": 2, "offset": 0}]
     assert (await client.post(reset, {"topic": "T", "to": {}})).status == 422
+    unknown = reset.replace("/G/", "/H/")
+    assert (await client.post(unknown, {"topic": "T", "to": {"offset": 0}})).status == 404
     assert (
         await client.post(reset, {"topic": "T", "queueIds": [2], "to": {"offset": 0}})
     ).status == 422

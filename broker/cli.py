@@ -24,6 +24,7 @@ from broker.broker import Broker
 from broker.config import OPTIONS, BrokerConfig, load
 from broker.errors import ConfigError, EngineError, StateError
 from broker.health import health
+from broker.http.faults import FaultDoor
 from dledger.errors import RaftError
 from ops.configcli import config_commands
 from ops.logs import set_up
@@ -52,10 +53,12 @@ START_ERRORS = (
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a broker stands on: its disk, rooted at storePathRootDir, and the time of day in ms."""
+    """What a broker stands on: its disk, rooted at storePathRootDir, and the time of day in ms;
+    `faults`: both can be made to fail."""
 
     disk: Disk
     wall_ms: Callable[[], int]
+    faults: FaultDoor | None = None
 
 
 def this_machine(root: str) -> Machine:
@@ -148,6 +151,7 @@ async def run(config: BrokerConfig, machine: Machine, where: dict[str, object]) 
         status = None
         while status is None:
             broker = Broker(config, machine.disk, wall_ms=machine.wall_ms)
+            broker.http.faults = machine.faults
             status = await _run_one(broker, stopping, where)
     finally:
         stopping.cancel()

@@ -16,6 +16,7 @@ from aiohttp import web
 
 from broker.config import BrokerConfig
 from broker.http.consumers import ConsumerOperations
+from broker.http.faults import FaultDoor, FaultOperations
 from broker.http.local import Local
 from broker.http.messages import MessageOperations
 from broker.http.node import STARTING, VERSION, NodeOperations
@@ -58,6 +59,7 @@ class NodeApi:
         self._broker = broker
         self._access: Access | None = None  # None: httpEnable=false
         self._server: WebServer | None = None
+        self.faults: FaultDoor | None = None  # None: the broker does not run over the fault layer
         self.address = ""  # host:port that others are told
         self.hub = EventHub(broker.wall_ms)
         self._was: RoleEvent | None = None
@@ -115,6 +117,7 @@ class NodeApi:
             *ConsumerOperations(broker, broker.admin).operations(),
             *MessageOperations(broker, local).operations(),
             *SettingOperations(broker).operations(),
+            *FaultOperations(broker).operations(),
         ]
         always = [one for one in node if one.role is None] + [self._metrics()]
         later = [one for one in node if one.role is not None] + rest

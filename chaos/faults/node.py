@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from broker.cli import Machine, main
+from chaos.faults.door import HttpDoor
 from chaos.faults.faultdisk import FaultDisk
 from chaos.faults.power import FAULTS
 from chaos.faults.steering import Control
@@ -18,7 +19,7 @@ def steerable_machine(root: str) -> Machine:
     """The machine of the broker whose store is at `root`."""
     home = Path(root).absolute().parent / FAULTS
     control = Control(home)
-    return Machine(FaultDisk(root, home, control), control.wall_ms)
+    return Machine(FaultDisk(root, home, control), control.wall_ms, HttpDoor(home))
 
 
 if __name__ == "__main__":

@@ -102,6 +102,16 @@ class Steering:
         with self._locked() as (found, control):
             return [_COUNT.unpack(control[_count_at(s)])[0] for _, s in found.get(key, [])]
 
+    def rules(self) -> dict[str, list[Rule]]:
+        """What holds now, by key."""
+        with self._locked() as (found, _):
+            return {key: [rule for rule, _ in rules] for key, rules in found.items()}
+
+    def clock_offset_ms(self) -> int:
+        """By how much `set_clock` has put the wall clock off, strobe apart."""
+        with self._locked() as (_, control):
+            return int(_CLOCK.unpack_from(control, _CLOCK_AT)[0])
+
     def set_clock(self, offset_ms: int, strobe_ms: int = 0, period_ms: int = 0) -> None:
         """Put the node's wall clock off by `offset_ms`, for half of each 2 `period_ms` by
         `strobe_ms` more. All zero: right again."""

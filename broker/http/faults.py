@@ -1,0 +1,113 @@
+"""Faults of this node's own disk and clock, on purpose; only over the fault layer.
+
+A broker that chaos.faults.node runs has a `FaultDoor` on its machine; with httpFaultsEnable=true it
+stands open here. What is injected here is healed here; the harness's own faults are shown, and
+left alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
+
+from msgspec import Meta, field
+
+from web.operation import Call, Operation, Reply, Role
+from web.problem import conflict, not_found
+from web.schema import Input, View
+
+if TYPE_CHECKING:
+    from broker.broker import Broker
+
+
+class FaultDoor(Protocol):
+    """The fault layer of this process. Blocking, but for short: small files under a lock."""
+
+    def listed(self) -> list[dict[str, Any]]:
+        """Every fault in force: {id, own, kind, …}; `own`: injected through this door."""
+        ...
+
+    def add(self, fault: dict[str, Any]) -> str:
+        """Inject one; its id. Raises ValueError if there is no room."""
+        ...
+
+    def heal(self) -> int:
+        """End all that came through this door; how many."""
+        ...
+
+
+class FaultBody(Input, frozen=True, kw_only=True):
+    """`clock`: the wall clock is `offsetMs` off. Else `kind` happens to `calls` on files below the
+    store whose path matches `pattern`: error (EIO), full (ENOSPC), slow (`delayMs` more), stall
+    (until healed), lie (a sync that does nothing), short (half a write, then EIO). `skip` calls
+    pass first, then `times` are hit (0: all)."""
+
+    kind: Literal["error", "full", "slow", "stall", "lie", "short", "clock"]
+    calls: Annotated[
+        list[Literal["read", "write", "sync", "allocate"]], Meta(min_length=1, max_length=4)
+    ] = field(default_factory=lambda: ["write", "sync"])
+    pattern: Annotated[str, Meta(min_length=1, max_length=256)] = "*"
+    skip: Annotated[int, Meta(ge=0, le=1_000_000_000)] = 0
+    times: Annotated[int, Meta(ge=0, le=1_000_000_000)] = 0
+    delay_ms: Annotated[int, Meta(ge=0, le=60_000)] = 0
+    offset_ms: Annotated[int, Meta(ge=-(10**13), le=10**13)] = 0
+
+
+class FaultView(View, frozen=True, kw_only=True):
+    id: str
+
+
+class FaultsView(View, frozen=True, kw_only=True):
+    items: list[dict[str, Any]]
+    next: None = None
+
+
+class HealedView(View, frozen=True, kw_only=True):
+    healed: int
+
+
+class FaultOperations:
+    """See the module."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    def operations(self) -> list[Operation]:
+        path, admin = "/api/v1/faults", Role.ADMIN
+        return [
+            Operation("GET", path, "listFaults", "Faults in force on this node.", self.listed,
+                      answer=FaultsView, problems=(404,)),
+            Operation("POST", path, "injectFault", "Make this node's disk or clock misbehave.",
+                      self.add, role=admin, body=FaultBody, answer=FaultView, status=201,
+                      problems=(404, 409)),
+            Operation("DELETE", path, "healFaults", "End what was injected here.", self.heal,
+                      role=admin, answer=HealedView, problems=(404,)),
+        ]  # fmt: skip
+
+    def _door(self) -> FaultDoor:
+        door = self._broker.http.faults
+        if door is None or not self._broker.config.http_faults_enable:
+            raise not_found(
+                "faults need httpFaultsEnable=true and a broker that runs over the fault layer "
+                "(mqcluster up --faultable)"
+            )
+        return door
+
+    async def listed(self, _: Call) -> FaultsView:
+        return FaultsView(items=await asyncio.to_thread(self._door().listed))
+
+    async def add(self, call: Call) -> Reply:
+        wanted: FaultBody = call.body
+        fault = {name: getattr(wanted, name) for name in wanted.__struct_fields__}
+        try:
+            name = await asyncio.to_thread(self._door().add, fault)
+        except ValueError as error:
+            raise conflict(str(error)) from error
+        told = {"injected": name, "by": call.caller.name, "fault": fault}
+        self._broker.http.tell("fault", told)
+        return Reply(FaultView(id=name), status=201)
+
+    async def heal(self, call: Call) -> HealedView:
+        healed = await asyncio.to_thread(self._door().heal)
+        self._broker.http.tell("fault", {"healed": healed, "by": call.caller.name})
+        return HealedView(healed=healed)

@@ -1,0 +1,65 @@
+"""The fault layer as the broker's HTTP API sees it (broker.http.faults.FaultDoor).
+
+A fault that comes through here is one key of rules.json, `http-<number>`, so the harness's faults
+and these do not touch each other; the clock has no keys, so here it is put off and right again
+whoever did it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from chaos.faults.steering import Rule, Steering, TooManyRules
+
+PREFIX = "http-"
+CLOCK = "clock"
+
+
+class HttpDoor:
+    """See the module. Blocking."""
+
+    def __init__(self, home: Path) -> None:
+        self._steering = Steering(home)
+
+    def listed(self) -> list[dict[str, Any]]:
+        found = [
+            {"id": key, "own": key.startswith(PREFIX), "kind": rule.effect, **asdict(rule)}
+            for key, rules in sorted(self._steering.rules().items())
+            for rule in rules
+        ]
+        offset_ms = self._steering.clock_offset_ms()
+        if offset_ms:
+            found.append({"id": CLOCK, "own": True, "kind": CLOCK, "offset_ms": offset_ms})
+        return found
+
+    def add(self, fault: dict[str, Any]) -> str:
+        """Raises ValueError."""
+        if fault["kind"] == CLOCK:
+            self._steering.set_clock(int(fault["offset_ms"]))
+            return CLOCK
+        rule = Rule(
+            fault["kind"],
+            tuple(fault["calls"]),
+            fault["pattern"],
+            fault["skip"],
+            fault["times"],
+            float(fault["delay_ms"]),
+        )
+        taken = {key for key in self._steering.rules() if key.startswith(PREFIX)}
+        number = next(n for n in range(len(taken) + 1) if f"{PREFIX}{n}" not in taken)
+        try:
+            self._steering.put(f"{PREFIX}{number}", [rule])
+        except TooManyRules as error:
+            raise ValueError(str(error)) from error
+        return f"{PREFIX}{number}"
+
+    def heal(self) -> int:
+        own = [key for key in self._steering.rules() if key.startswith(PREFIX)]
+        for key in own:
+            self._steering.drop(key)
+        clock = int(self._steering.clock_offset_ms() != 0)
+        if clock:
+            self._steering.set_clock(0)
+        return len(own) + clock

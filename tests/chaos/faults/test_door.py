@@ -1,0 +1,66 @@
+"""Faults through the HTTP API of a broker over the fault layer."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from chaos.faults.door import HttpDoor
+from chaos.faults.node import steerable_machine
+from chaos.faults.steering import SLOTS_MAX, Control, Rule, Steering
+from tests.broker.cluster import Group
+from tests.broker.http.client import Client
+
+FAULT = {
+    "kind": "slow", "calls": ["write"], "pattern": "commitlog/*", "skip": 0, "times": 0,
+    "delay_ms": 5, "offset_ms": 0,
+}  # fmt: skip
+
+
+def test_what_comes_through_the_door_goes_through_it(tmp_path: Path) -> None:
+    door, control, harness = HttpDoor(tmp_path), Control(tmp_path), Steering(tmp_path)
+    harness.put("theirs", [Rule("error", ("read",))])
+    assert (door.add(FAULT), door.add(FAULT)) == ("http-0", "http-1")
+    assert door.add(FAULT | {"kind": "clock", "offset_ms": 3_600_000}) == "clock"
+    own = {one["id"]: one["own"] for one in door.listed()}
+    assert own == {"http-0": True, "http-1": True, "theirs": False, "clock": True}
+    assert len(control.rules()) == 3
+    assert door.heal() == 3
+    assert [one["id"] for one in door.listed()] == ["theirs"]
+    assert door.heal() == 0
+    control.close()
+
+
+def test_there_is_no_room_for_more_than_the_slots(tmp_path: Path) -> None:
+    door = HttpDoor(tmp_path)
+    for _ in range(SLOTS_MAX):
+        door.add(FAULT)
+    with pytest.raises(ValueError, match="rules at most"):
+        door.add(FAULT)
+
+
+async def test_a_broker_is_made_to_fail_and_healed(tmp_path: Path) -> None:
+    machine = steerable_machine(str(tmp_path / "n0" / "store"))
+    group = Group(tmp_path, httpFaultsEnable="true")
+    group.disk = lambda _: machine.disk
+    async with group:
+        broker = await group.leading()
+        async with Client(broker.http.address) as client:
+            answer = await client.get("/api/v1/faults")
+            assert answer.status == 404 and "fault layer" in answer.json["detail"]
+            broker.http.faults = machine.faults
+            assert (await client.get("/api/v1/faults")).json["items"] == []
+            wrong = await client.post("/api/v1/faults", {"kind": "explode"})
+            assert wrong.status == 422
+            made = await client.put("/api/v1/topics/T", {}, If_None_Match="*")
+            assert made.status == 200
+            fault = {"kind": "stall", "calls": ["sync"], "pattern": "raft/*"}
+            injected = await client.post("/api/v1/faults", fault)
+            assert (injected.status, injected.json) == (201, {"id": "http-0"})
+            [listed] = (await client.get("/api/v1/faults")).json["items"]
+            assert (listed["kind"], listed["pattern"]) == ("stall", "raft/*")
+            healed = await client.delete("/api/v1/faults")
+            assert healed.json == {"healed": 1}
+            async with asyncio.timeout(20):
+                while (await client.get("/health/ready")).status != 200:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)

@@ -2,7 +2,10 @@
 
 import pytest
 
+from broker.config import BrokerConfig
+from broker.keeper import RaftKeeper
 from broker.retention import Retention
+from broker.state import BrokerState
 from store.config import StoreConfig, StoreMode
 from store.disk import OsDisk
 from store.messagestore import MessageStore
@@ -93,3 +96,40 @@ def test_a_full_disk_is_relieved_whatever_the_clock_does(store, disk, clocks):
     assert retention.expired_before() == 0
     disk.space = FULL
     assert retention.expired_before() == store.commitlog.segments()[-1].start
+
+
+class Engine:
+    """Its log may go as far as it is asked to."""
+
+    def __init__(self, store, refilled):
+        self.store = store
+        self.refilled = refilled
+        self.log_index = self
+
+    first_index = last_index = 1
+
+    def end_of(self, index):
+        return self.store.commitlog.max_offset
+
+    def delete_before(self, position):
+        self.store.commitlog.delete_before(position)
+        return self.store.commitlog.min_offset
+
+
+@pytest.mark.parametrize(
+    ("refilled", "space", "kept"),
+    [([], HALF_FULL, False), (["n1"], HALF_FULL, True), (["n1"], FULL, False)],
+)
+def test_what_a_refilled_replica_needs_stays_unless_the_disk_is_full(
+    store, disk, clocks, refilled, space, kept
+):
+    retention = Retention(store, clocks.wall, clocks.monotonic)
+    clocks.now = MONTH
+    disk.space = space
+    engine = Engine(store, refilled)
+    keeper = RaftKeeper(
+        BrokerConfig(), disk, BrokerState(), store, None, engine=lambda: engine, retention=retention
+    )
+    keeper.fallback_index = 1
+    keeper.retain()
+    assert (store.commitlog.min_offset == 0) is kept

@@ -126,10 +126,18 @@ function standing() {
   return ["good", "all replicas agree"];
 }
 
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text; // typed by hand, or cut short: it will not be found, and is said so
+  }
+}
+
 /** [page, argument, parameters] of the address. */
 function place() {
   const [path, parameters = ""] = location.hash.replace(/^#\/?/, "").split("?");
-  const [name, ...rest] = path.split("/").map(decodeURIComponent);
+  const [name, ...rest] = path.split("/").map(decoded);
   return [name || "cluster", rest.join("/"), new URLSearchParams(parameters)];
 }
 

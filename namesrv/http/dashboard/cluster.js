@@ -111,7 +111,7 @@ function replica(app, group, broker, findings, faults) {
     return h("div", { class: "replica silent", "data-key": broker.address },
       h("div", { class: "who" }, h("strong", null, broker.name), h("span", { class: "role bad" }, "no answer")),
       h("p", { class: "muted" }, broker.error),
-      h("p", { class: "muted" }, broker.registered ? "It is still registered." : `Not registered since ${ago(broker.goneSinceMs)}.`),
+      h("p", { class: "muted" }, broker.registered ? "It is still registered." : `Its registration ended ${ago(broker.goneSinceMs)}.`),
       !broker.registered && h("button", { type: "button", class: "small quiet", "data-do": "forget", "data-group": group.name, "data-address": broker.address }, "Forget…"));
   }
   const leading = leads(node);

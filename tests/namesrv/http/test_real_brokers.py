@@ -1,6 +1,8 @@
 """The cluster API over real brokers: three replicas in this process and a name server."""
 
 import asyncio
+import re
+import subprocess
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,19 +16,20 @@ from namesrv.config import NameServerConfig
 from namesrv.server import NameServer
 from tests.broker.cluster import Group
 
+DOCUMENT = Path(__file__).parents[3] / "docs" / "dashboard.md"
 PATIENCE_S = 30.0
 TOPIC = "/topics/Orders"
 
 
 class Api:
     def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
-        self._url = url
+        self.url = url
         self._session = session
 
     async def __call__(self, method: str, path: str, body: Any = None, **headers: str) -> Any:
         """(status, JSON, ETag)."""
         sent = {name.replace("_", "-"): value for name, value in headers.items()}
-        url = f"{self._url}/api/v1{path}"
+        url = f"{self.url}/api/v1{path}"
         async with self._session.request(method, url, json=body, headers=sent) as answer:
             data = await answer.read()
             etag = answer.headers.get("ETag", "")
@@ -119,3 +122,21 @@ async def test_a_day_of_an_operator(api: tuple[Api, Group]) -> None:
     assert failovers["items"][0]["planned"]
     await call.change("DELETE", TOPIC, If_Match="*")
     assert (await call("GET", TOPIC))[0] == 404
+
+
+async def test_the_examples_of_the_document_work(api: tuple[Api, Group]) -> None:
+    call, _ = api
+    await call.until("/cluster", agreed)
+    text = await asyncio.to_thread(DOCUMENT.read_text)
+    blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+    assert len(blocks) == 2
+    script = "\n".join(blocks).replace("http://127.0.0.1:9880", call.url)
+    process = await asyncio.create_subprocess_exec(
+        "bash", "-euo", "pipefail", "-c", script, env={"PATH": "/usr/bin:/bin", "no_proxy": "*"},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    said = (await process.communicate())[0].decode()
+    assert process.returncode == 0, said
+    for words in ('"differences":[]', '"name":"n1"', '"outcome":"ok"', '"writeQueueNums":8',
+                  '"queueOffset":0', '"producers":[]', '"target":"n'):  # fmt: skip
+        assert words in said, words

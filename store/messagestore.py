@@ -187,8 +187,7 @@ class MessageStore:
             self._open_index(confirmed)
             if not self.queues.topics() and not self.queues.damaged:
                 confirmed = 0  # never written, or deleted: then they come from the log again
-            # Not the log's beginning, even if that is later: the segments in front may be lost, and
-            # come back as the peers have them (`log_recovered`).
+            # The log may begin before or after that, when it is mended: see `log_recovered`.
             self.dispatched_offset = confirmed
         else:
             self._recover_classic()
@@ -198,13 +197,13 @@ class MessageStore:
         """Raft mode, once the log is whole and before anything is dispatched: the queues follow
         it. Units of what it lost are dropped; damaged queues are made anew. Blocking: it reads the
         whole log if there is such a queue. Raises OSError."""
-        if self.commitlog.max_offset < self.dispatched_offset:
-            self.cut_back(self.commitlog.max_offset)
-        self.queues.correct_min_offset(self.commitlog.min_offset)
-        # Where the log begins was not known when the store was opened.
-        self.dispatched_offset = max(self.dispatched_offset, self.commitlog.min_offset)
+        begin, end = self.commitlog.min_offset, self.commitlog.max_offset
+        if end < self.dispatched_offset:
+            self.cut_back(end)
+        self.queues.correct_min_offset(begin)
+        self.dispatched_offset = max(self.dispatched_offset, begin)  # not known before
         if not mend_queues(self.queues, self.repairs, self._dispatcher, self.dispatched_offset):
-            self.dispatched_offset = self.commitlog.min_offset
+            self.dispatched_offset = begin
 
     def recover_frames(
         self, on_frame: Callable[[FrameHeader], None] | None = None

@@ -86,7 +86,8 @@ def main(
     except ConfigError as error:
         click.echo(f"mqnamesrv: {error}", err=True)
         sys.exit(WRONG)
-    set_up(config.log_format, config.log_level, {"service": "namesrv"})
+    where = {"service": "namesrv", "node": f"{config.bind}:{config.port}"}
+    set_up(config.log_format, config.log_level, where)
     sys.exit(uvloop.run(run(config)))
 
 

@@ -194,9 +194,8 @@ class MessageStore:
             self.queues.correct_min_offset(self.commitlog.min_offset)
 
     def log_recovered(self) -> None:
-        """Raft mode, once the log is whole and before anything is dispatched: the queues follow
-        it. Units of what it lost are dropped; damaged queues are made anew. Blocking: it reads the
-        whole log if there is such a queue. Raises OSError."""
+        """Raft mode, once the log is whole, before anything is dispatched: the queues follow it.
+        Units of what it lost go; damaged queues are made anew (it reads the whole log then)."""
         begin, end = self.commitlog.min_offset, self.commitlog.max_offset
         if end < self.dispatched_offset:
             self.cut_back(end)

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
 
 from web.auth import Access, WebSettings, allow
 from web.openapi import document
@@ -40,6 +41,7 @@ log = logging.getLogger("web")
 BODY_BYTES_MAX = 1024 * 1024
 BODY_LIMIT_S = 10.0
 CONNECTIONS_MAX = 512
+FIRST_REQUEST_S = 10.0  # a connection without a whole request for so long, or twice, is closed
 KEEPALIVE_S = 75.0
 STOP_LIMIT_S = 2.0  # for requests under way
 BACKLOG = 128
@@ -88,6 +90,7 @@ class WebServer:
         closing: Callable[[], None] = lambda: None,
         on_broken: Callable[[AssertionError], None] = lambda error: None,
         connections_max: int = CONNECTIONS_MAX,
+        first_request_s: float = FIRST_REQUEST_S,
     ) -> None:
         """`translate`: an error of the rooms below as a problem; None: it is none of theirs.
         `closing` is called first in `stop` (event hubs end their streams). `on_broken` hears of
@@ -100,6 +103,10 @@ class WebServer:
         self._closing = closing
         self._on_broken = on_broken
         self._connections_max = connections_max
+        self._first_request_s = first_request_s
+        self._asked: set[RequestHandler] = set()  # connections that brought a request
+        self._silent: set[RequestHandler] = set()  # and those that had not, at the last sweep
+        self._sweeper: asyncio.TimerHandle | None = None
         own = (
             Operation("GET", OPENAPI_PATH, "getOpenApi", "This document.", self._openapi),
             Operation(
@@ -149,11 +156,14 @@ class WebServer:
                 reuse_address=True,
             )
         self.port = int(self._listener.sockets[0].getsockname()[1])
+        self._sweep()
         return self.port
 
     async def stop(self) -> None:
         """Answer what is under way, for a bounded time, and close. Also after a failed start."""
         self._closing()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
         if self._listener is not None:
             self._listener.close()
         await self._runner.cleanup()
@@ -168,6 +178,19 @@ class WebServer:
             return _Refusal()
         return server()
 
+    def _sweep(self) -> None:
+        """Close what was silent at the last sweep already."""
+        server = self._runner.server
+        assert server is not None
+        live = set(server.connections)
+        for protocol in self._silent & live - self._asked:
+            if protocol.transport is not None:
+                protocol.transport.abort()
+        self._asked &= live
+        self._silent = live - self._asked
+        loop = asyncio.get_running_loop()
+        self._sweeper = loop.call_later(self._first_request_s, self._sweep)
+
     # ---- requests ---------------------------------------------------------------------------
 
     @web.middleware
@@ -175,6 +198,7 @@ class WebServer:
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         """Every request: who may reach us at all, and errors as problems."""
+        self._asked.add(request.protocol)
         try:
             headers = request.headers
             self._access.check_host(headers.get("Host", ""), headers.get("Origin"), request.method)

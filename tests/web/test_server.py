@@ -1,6 +1,7 @@
 """The server over real sockets: who is let in, what is too much, what is told when it fails."""
 
 import asyncio
+import contextlib
 import io
 import socket
 from contextlib import asynccontextmanager
@@ -230,6 +231,22 @@ async def test_a_connection_too_many_is_told_so():
         assert client.server.refused_connections == 1
         writer.close()
         await writer.wait_closed()
+
+
+async def test_a_connection_that_asks_nothing_is_closed():
+    async with serving(first_request_s=0.05) as client:
+        reader, writer = await asyncio.open_connection("127.0.0.1", client.server.port)
+        writer.write(b"GET /fine HTTP/1.1\r\nHost: localh")
+        async with asyncio.timeout(PATIENCE_S):
+            with contextlib.suppress(ConnectionResetError):
+                assert await reader.read() == b""
+        writer.close()
+        with contextlib.suppress(ConnectionResetError):
+            await writer.wait_closed()
+        first = await client.get("/fine")
+        await asyncio.sleep(0.1)  # beyond the limit: who has asked stays
+        assert first.status == (await client.get("/fine")).status == 200
+        assert len(client.session.connector._conns) == 1
 
 
 # ---- events -----------------------------------------------------------------------------------

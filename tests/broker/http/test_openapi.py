@@ -11,7 +11,7 @@ from tests.broker.http.client import Client
 from tests.broker.http.process import TOKENS, running, tokens_file
 
 SEED = 20_261_121
-EXAMPLES = 4  # per operation
+EXAMPLES = 3  # per operation
 # Stopping would end the broker; events never end.
 LEFT_OUT = ("stopNode", "streamEvents")
 # A document cannot say which headers go together, or which version is the right one.

@@ -11,6 +11,7 @@ from broker.http.views import (
     DiskView,
     LiveView,
     LogView,
+    MembersView,
     MemberView,
     NodeView,
     PeerView,
@@ -50,6 +51,9 @@ class NodeOperations:
                       role=None, answer=ReadyView, problems=(503,)),
             Operation("GET", "/api/v1/node", "getNode", "This replica's own view.", self.node,
                       answer=NodeView),
+            Operation("GET", "/api/v1/members", "listMembers",
+                      "Who belongs to the Raft group; nobody in classic mode.", self.members,
+                      answer=MembersView),
             Operation("POST", "/api/v1/node/transfer", "transferLeadership",
                       "Begin to hand leadership over: to target, or to who has most.",
                       self.transfer, role=Role.OPERATOR, body=TransferBody, answer=TransferView,
@@ -74,6 +78,9 @@ class NodeOperations:
 
     async def node(self, _: Call) -> NodeView:
         return node_view(self._broker)
+
+    async def members(self, _: Call) -> MembersView:
+        return MembersView(items=_members(self._broker))
 
     async def transfer(self, call: Call) -> Reply:
         ext = {"target": call.body.target} if call.body.target else {}

@@ -88,6 +88,11 @@ class MemberView(View, frozen=True, kw_only=True):
     role: str
 
 
+class MembersView(View, frozen=True, kw_only=True):
+    items: list[MemberView]
+    next: None = None
+
+
 class RatesView(View, frozen=True, kw_only=True):
     """Messages a second, over the last 10 s."""
 

@@ -53,7 +53,9 @@ async def test_a_follower_names_the_leader_and_leadership_is_handed_over(tmp_pat
             peers = {peer["id"]: peer for peer in node["peers"]}
             assert set(peers) == set(group.names) - {first}
             assert peers[other]["voter"] and peers[other]["matchIndex"] > 0
-            assert {member["id"] for member in node["members"]} == set(group.names)
+            members = (await client.get("/api/v1/members")).json["items"]
+            assert members == node["members"]
+            assert {member["id"] for member in members} == set(group.names)
             url = f"{client.base}/api/v1/events"
             headers = {"Last-Event-ID": "0-0"}
             async with client.session.get(url, headers=headers) as response:

@@ -11,6 +11,7 @@ import gc
 import logging
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -211,6 +212,11 @@ async def _started(broker: Broker, stopping: asyncio.Future[Any]) -> bool:
 def _on_exception(broker: Broker, context: dict[str, object]) -> None:
     """A callback raised. A broken invariant ends the broker; anything else is logged."""
     error = context.get("exception")
+    if isinstance(error, socket.gaierror):
+        # Of a dial that was given up before its host's name was looked up: uvloop leaves that
+        # look-up to itself. Who dialled has said so already, and dials again.
+        log.info("late_lookup_failed error=%s", error)
+        return
     log.error("loop_exception %s", context.get("message"), exc_info=error)  # type: ignore[arg-type]
     if isinstance(error, AssertionError):
         broker.fail(f"broken invariant: {error!r}")

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from broker.cli import _on_exception
 from remoting.client import RemotingClient
 from remoting.codes import RequestCode, ResponseCode
 from remoting.command import RemotingCommand
@@ -143,3 +144,13 @@ async def send(client, address):
                 return SendResponseHeader.parse(response.ext).queue_offset
             assert response.remark.startswith("[NOT_LEADER]")
             await asyncio.sleep(0.02)
+
+
+async def test_a_lookup_that_fails_behind_its_dial_is_no_error(caplog):
+    """Found by a container that was taken off its network: its peers gave up dialling first."""
+    caplog.set_level("INFO")
+    _on_exception(None, {"message": "never retrieved", "exception": socket.gaierror(-2, "unknown")})
+    assert [record.levelname for record in caplog.records] == ["INFO"]
+    caplog.clear()
+    _on_exception(None, {"message": "never retrieved", "exception": OSError("another")})
+    assert [record.levelname for record in caplog.records] == ["ERROR"]

@@ -110,6 +110,8 @@ class Browser:
         if self._reader is not None:
             self._reader.cancel()
             await asyncio.gather(self._reader, return_exceptions=True)
+        if self._socket is not None:
+            await self._socket.close()
         if self._session is not None:
             await self._session.close()
         if self._process is not None:

@@ -15,7 +15,11 @@ from chaos.cluster.cluster import Cluster
 from chaos.cluster.topology import Shape
 
 PATIENCE_S = 60.0
-SETTINGS = {"mappedFileSizeCommitLog": str(8 << 20), "mappedFileSizeConsumeQueue": "20000"}
+SETTINGS = {
+    "mappedFileSizeCommitLog": str(8 << 20),
+    "mappedFileSizeConsumeQueue": "20000",
+    "httpFaultsEnable": "true",
+}
 
 
 class Running:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import orjson
 
+from chaos.cluster.topology import Shape
 from remoting.registration import TopicConfig
 from tests.browser.chromium import Browser, Page
 from tests.browser.cluster import Running, running
@@ -15,7 +16,8 @@ LEADER = "document.querySelector('.replica.leader strong')?.textContent"
 
 
 async def test_the_dashboard(tmp_path: Path) -> None:
-    async with running(tmp_path / "cluster") as cluster, Browser(tmp_path) as browser:
+    shape = Shape(faultable=True)
+    async with running(tmp_path / "cluster", shape) as cluster, Browser(tmp_path) as browser:
         await cluster.topic("Orders")
         sent = await cluster.send("Orders", NASTY, keys="key-1", properties={"note": NASTY})
         page = await browser.open(f"{cluster.url}/")
@@ -24,6 +26,7 @@ async def test_the_dashboard(tmp_path: Path) -> None:
         await finds_a_message(page, sent["offsetMsgId"])
         await shows_the_new_leader(page, cluster)
         await transfers_with_a_question_first(page)
+        await injects_a_fault_and_heals_it(page)
         await fits_a_phone(browser, cluster.url, sent["offsetMsgId"])
         assert page.errors == []
 
@@ -78,6 +81,19 @@ async def transfers_with_a_question_first(page: Page) -> None:
     await page.click("[data-do=transfer]")
     await page.click("dialog button[type=submit]")
     await page.until(f"{LEADER} && {LEADER} != '{before}'")
+
+
+async def injects_a_fault_and_heals_it(page: Page) -> None:
+    """The brokers run over the fault layer, and take faults over HTTP."""
+    await page.click("[data-do=faults]")
+    await page.until("document.querySelector('dialog[open]')")
+    await page.click("dialog [value=slow]")
+    await page.click("dialog button[type=submit]")
+    await page.until("document.querySelector('.replica .tag.bad')?.textContent == '1 fault'")
+    await page.click("[data-do=faults]")
+    await page.click("dialog [value=heal]")
+    await page.click("dialog button[type=submit]")
+    await page.until("!document.querySelector('.replica .tag.bad')")
 
 
 async def fits_a_phone(browser: Browser, url: str, message_id: str) -> None:

@@ -6,6 +6,7 @@ import { h } from "/dashboard/dom.js";
 import { ago, bytes, number, plural, rate, span } from "/dashboard/format.js";
 import { bar, empty, head, problem, sparkline, timeline } from "/dashboard/parts.js";
 
+const FAULTS_MS = 3000;
 const LAG_SHOWN_FULL = 1000; // frames behind that fill the bar
 const SEVERITY = { critical: ["bad", "Critical"], warning: ["warn", "Difference"], notice: ["", "Notice"] };
 
@@ -13,24 +14,33 @@ export const leads = (node) => node?.role === "leader" || node?.role === "master
 const classic = (group) => group.brokers.some(({ node }) => node?.mode === "classic");
 
 export function clusterPage(app) {
-  const faults = new Map(); // address → whether its faults may be switched
+  const faults = new Map(); // address → the faults in force, where they may be switched; null: not there
+  let timer = 0;
 
+  /** Who takes faults is asked once, what is in force again and again. */
   async function askFaults() {
     for (const group of app.cluster?.groups ?? [])
-      for (const broker of group.brokers)
-        if (broker.node && !faults.has(broker.address)) {
-          faults.set(broker.address, false);
-          get(path(group, broker, "faults")).then(
-            () => { faults.set(broker.address, true); app.update(); },
-            () => {}, // 404: it runs without the fault layer
-          );
+      for (const broker of group.brokers) {
+        if (!broker.node || faults.get(broker.address) === null) continue;
+        try {
+          const known = faults.has(broker.address);
+          if (!known) faults.set(broker.address, null);
+          faults.set(broker.address, (await get(path(group, broker, "faults"))).items);
+        } catch {
+          faults.set(broker.address, null); // 404: it runs without the fault layer
         }
+      }
+    app.update();
   }
 
   return {
+    start() {
+      if (app.cluster) askFaults();
+      timer = setInterval(() => !document.hidden && askFaults(), FAULTS_MS);
+    },
+    stop: () => clearInterval(timer),
     render() {
       if (!app.cluster) return app.error ? problem(app.error) : h("p", { class: "loading" }, "Asking the brokers…");
-      askFaults();
       const { groups } = app.cluster;
       return [
         app.error && problem(`${app.error}. What follows is ${ago(app.cluster.at)} old.`),
@@ -43,7 +53,7 @@ export function clusterPage(app) {
     actions: {
       transfer: ({ group }) => transfer(app, group),
       forget: ({ group, address }) => forget(app, group, address),
-      faults: ({ group, address }) => switchFaults(app, group, address),
+      faults: ({ group, address }) => switchFaults(app, group, address, faults.get(address) ?? []).then(askFaults),
     },
   };
 }
@@ -115,6 +125,7 @@ function replica(app, group, broker, findings, faults) {
       !broker.registered && h("button", { type: "button", class: "small quiet", "data-do": "forget", "data-group": group.name, "data-address": broker.address }, "Forget…"));
   }
   const leading = leads(node);
+  const inForce = faults.get(broker.address);
   const mine = findings.filter((one) => one.nodes.includes(broker.name));
   const lag = behind(group, broker);
   const unit = classic(group) ? bytes(lag) : plural(lag, "frame");
@@ -125,7 +136,9 @@ function replica(app, group, broker, findings, faults) {
     h("p", null, leading
       ? [`${rate(node.rates?.sendsPerS ?? 0)} sends/s · ${rate(node.rates?.pullsPerS ?? 0)} pulls/s`, bar(1, "good")]
       : [lag ? `${unit} behind` : "up to date", bar(1 - Math.min(1, lag / LAG_SHOWN_FULL), lag > LAG_SHOWN_FULL / 5 ? "warn" : "good")]),
-    faults.get(broker.address) && h("button", { type: "button", class: "small quiet", "data-do": "faults", "data-group": group.name, "data-address": broker.address }, "Faults…"));
+    inForce && h("div", { class: "buttons" },
+      inForce.length > 0 && h("span", { class: "tag bad" }, plural(inForce.length, "fault")),
+      h("button", { type: "button", class: "small quiet", "data-do": "faults", "data-group": group.name, "data-address": broker.address, disabled: app.me.role !== "admin" }, "Faults…")));
 }
 
 function beliefs(group, findings) {
@@ -204,26 +217,39 @@ async function forget(app, group, address) {
   app.look();
 }
 
-async function switchFaults(app, groupName, address) {
+const FAULTS = [
+  ["slow", "Slow disk", "each write and sync takes so much longer as is said below; sends take longer with it"],
+  ["stall", "Stalled disk", "writes and syncs hang until healed; a leader hands leadership over"],
+  ["error", "Failing disk", "writes and syncs fail with an I/O error; a leader hands leadership over, and its vote is gone until the broker is started again"],
+  ["full", "Full disk", "writes find no room; a leader hands leadership over or refuses sends"],
+  ["lie", "Lying disk", "syncs do nothing: what this replica acknowledges is lost if its power fails"],
+  ["clock", "Wrong clock", "its wall clock goes wrong by the time below: store times are wrong by it, and retention may delete too early or too late"],
+];
+
+async function switchFaults(app, groupName, address, inForce) {
   const group = groupOf(app, groupName);
   const broker = group.brokers.find((one) => one.address === address);
   const where = path(group, broker, "faults");
-  const { rules = [], items = rules } = await get(where);
+  const choice = (value, title, meaning, checked) =>
+    h("label", { class: "choice" }, h("input", { type: "radio", name: "kind", value, checked }), h("span", null, h("strong", null, title), h("span", { class: "muted" }, `: ${meaning}`)));
   const given = await ask({
     title: `Faults of ${broker.name}`,
     words: [
-      items.length ? `In force now: ${items.map((one) => JSON.stringify(one)).join(", ")}` : "No fault is in force.",
-      "A fault makes this broker's disk or clock misbehave on purpose until it is healed. Messages may be refused, delayed or, with a lying disk, lost.",
+      "This makes a broker misbehave on purpose, at once and until it is healed. It holds for this replica only; the group goes on as long as a majority works.",
+      inForce.length ? `In force now: ${inForce.map((one) => one.kind).join(", ")}.` : "No fault is in force.",
     ],
     fields: [
-      h("label", null, "What", h("select", { name: "what" }, h("option", { value: "heal" }, "heal everything"), h("option", { value: "add" }, "inject the fault below"))),
-      h("label", null, "Fault, as JSON", h("textarea", { name: "rule", rows: "4", placeholder: '{"kind": "…"}' })),
+      h("fieldset", null, h("legend", null, "What shall happen"),
+        inForce.some((one) => one.own) && choice("heal", "Heal", "ends what was injected from here", true),
+        FAULTS.map(([value, title, meaning], at) => choice(value, title, meaning, !at && !inForce.some((one) => one.own)))),
+      h("label", null, "Milliseconds, of a slow disk or a wrong clock", h("input", { name: "ms", type: "number", value: "200", min: "0", max: "60000" })),
     ],
     action: "Do it",
     danger: true,
   });
   if (!given) return;
-  await attempt(`Faults of ${broker.name}`, () =>
-    given.what === "heal" ? call("DELETE", where) : call("POST", where, { body: JSON.parse(given.rule) }));
+  const ms = Number(given.ms) || 0;
+  const body = { kind: given.kind, ...(given.kind === "slow" && { delayMs: ms }), ...(given.kind === "clock" && { offsetMs: ms }) };
+  await attempt(`${given.kind} on ${broker.name}`, () => (given.kind === "heal" ? call("DELETE", where) : call("POST", where, { body })));
   app.look();
 }

@@ -13,7 +13,7 @@ from msgspec import UNSET
 from broker.admin import Admin
 from broker.clients import Member
 from broker.groups import SubscriptionGroup
-from broker.http.tables import QUEUES_PER_TURN, store_time_ms
+from broker.http.tables import QUEUES_PER_TURN, paged, store_time_ms
 from broker.http.views import (
     ClientView,
     ConnectionItem,
@@ -32,7 +32,7 @@ from broker.http.views import (
 from broker.state import entry_version
 from remoting.codes import LanguageCode
 from web.operation import Call, Operation, Role
-from web.paging import PageQuery, page
+from web.paging import PageQuery
 from web.problem import ApiProblem, conflict, invalid, not_found
 from web.versions import Condition
 
@@ -83,7 +83,7 @@ class ConsumerOperations:
         for topic, group in self._broker.state.offsets.offsets:
             topics.setdefault(group, []).append(topic)
         names = {*topics, *self._broker.clients.consumers, *self._broker.state.groups.entries}
-        found = page(names, str, str, call.query)
+        found = await paged(names, str, str, call.query)
         items = []
         for number, name in enumerate(found["items"], start=1):
             items.append(self._item(name, sorted(topics.get(name, ()))))
@@ -95,7 +95,8 @@ class ConsumerOperations:
         broker = self._broker
         lag = 0
         for topic in topics:
-            for queue_id, offset in broker.state.offsets.offsets[topic, name].items():
+            queues = broker.state.offsets.offsets.get((topic, name), {})  # gone meanwhile
+            for queue_id, offset in queues.items():
                 lag += max(0, broker.queue_end(topic, queue_id) - offset)
         online = broker.clients.consumers.get(name)
         return ConsumerGroupItem(

@@ -4,7 +4,8 @@ log, where their If-Match is compared (broker.state)."""
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from broker.admin import Admin
 from broker.groups import SubscriptionGroup
@@ -35,8 +36,12 @@ if TYPE_CHECKING:
     from broker.broker import Broker
 
 RECORD_HEAD_BYTES = 128  # of a record, with the store time; every record is longer than it needs
+SORTED_ON_LOOP_MAX = 2_000
 QUEUES_PER_TURN = 64  # looked up in files before the loop has another turn
 _WRITE = (409, 503, 504)
+
+
+T = TypeVar("T")
 
 
 class TableOperations:
@@ -80,7 +85,7 @@ class TableOperations:
 
     async def topics(self, call: Call) -> dict[str, Any]:
         table = self._broker.state.topics.entries
-        return page(table.values(), lambda t: t.name, topic_view, call.query)
+        return await paged(table.values(), lambda t: t.name, topic_view, call.query)
 
     async def topic(self, call: Call) -> Reply:
         return _versioned(self._topic(call.parameters.topic), topic_view)
@@ -127,7 +132,7 @@ class TableOperations:
 
     async def groups(self, call: Call) -> dict[str, Any]:
         table = self._broker.state.groups.entries
-        return page(table.values(), lambda g: g.name, group_view, call.query)
+        return await paged(table.values(), lambda g: g.name, group_view, call.query)
 
     async def group(self, call: Call) -> Reply:
         return _versioned(self._group(call.parameters.group), group_view)
@@ -150,6 +155,16 @@ class TableOperations:
             call.parameters.group, offsets=call.query.offsets, condition=call.condition
         )
         return Reply(status=204)
+
+
+async def paged(
+    items: Iterable[T], key: Callable[[T], str], view: Callable[[T], Any], query: PageQuery
+) -> dict[str, Any]:
+    """`page`, of a copy in a thread where there are many: sorting 200,000 names takes 100 ms."""
+    copy = list(items)
+    if len(copy) <= SORTED_ON_LOOP_MAX:
+        return page(copy, key, view, query)
+    return await asyncio.to_thread(page, copy, key, view, query)
 
 
 def _pinned(condition: Condition, before: SubscriptionGroup | None) -> Condition:

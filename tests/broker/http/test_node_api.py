@@ -4,6 +4,8 @@ import base64
 
 import pytest
 
+from broker.state import put_topic
+from broker.topics import TopicConfig
 from remoting.codes import RequestCode
 from tests.broker.cluster import Group, until
 from tests.broker.http.client import Client
@@ -73,6 +75,16 @@ async def test_topics_are_the_wires_topics(client, group, broker):
     assert rest["items"] == [
         {"queueId": 4, "minOffset": 0, "maxOffset": 0, "lastStoreTimeMs": None}
     ]
+
+
+async def test_many_topics_are_sorted_beside_the_loop(client, broker):
+    names = [f"t{number:04}" for number in range(2_500)]
+    for number, name in enumerate(reversed(names)):
+        command = put_topic(TopicConfig(name, 1, 1))
+        broker.state.apply(broker.state.applied_index + 1, number, command)
+    first = (await client.get("/api/v1/topics", limit=1_000)).json
+    second = (await client.get("/api/v1/topics", limit=1_000, cursor=first["next"])).json
+    assert [t["topic"] for t in first["items"] + second["items"]] == names[:2_000]
 
 
 async def test_of_two_writers_the_second_learns_that_he_is_late(client):

@@ -189,7 +189,7 @@ async def _run_one(
     log.info("stopping reason=%s", reason or ("asked" if asked.done() else "signal"))
     asked.cancel()
     await broker.stop()
-    if broker.begins_anew and not stopping.done():
+    if broker.begins_anew and not stopping.done() and not broker.stop_wanted.is_set():
         return None
     if reason:
         click.echo(f"mqbroker: failed: {reason}", err=True)

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any
 
+from client.decode import decode_messages
 from client.errors import ClientError, NameServerUnreachable, NoRoute
 from client.instance import ClientInstance, InstanceConfig
 from client.listen import RETRY_PREFIX, Deliverer, FailurePolicy, Listener
@@ -41,7 +42,8 @@ from remoting.command import RemotingCommand
 from remoting.connection import Connection
 from remoting.errors import RemotingError
 from remoting.fastjson import MessageQueue as WireQueue
-from remoting.fastjson import loads_object
+from remoting.fastjson import dumps, loads_object
+from store.record import RecordError
 
 logger = logging.getLogger(__name__)
 
@@ -154,6 +156,7 @@ class PushConsumer:
                 RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: self._ids_changed,
                 RequestCode.RESET_CONSUMER_CLIENT_OFFSET: self._reset_asked,
                 RequestCode.GET_CONSUMER_RUNNING_INFO: self._running_info_asked,
+                RequestCode.CONSUME_MESSAGE_DIRECTLY: self._consume_directly_asked,
             },
         )
         self._instance.directory.watch_leaders(self._leader_changed)
@@ -377,6 +380,26 @@ class PushConsumer:
             self.offsets,
         )
         return RemotingCommand.response_to(request, ResponseCode.SUCCESS, None, {}, body)
+
+    async def _consume_directly_asked(
+        self, _connection: Connection, request: RemotingCommand
+    ) -> RemotingCommand:
+        """309: the listener is given the message in the body now, whatever queues are held."""
+        assert self._deliverer is not None
+        started_s = time.monotonic()
+        try:
+            name = (request.ext or {}).get("brokerName", "")
+            messages = decode_messages(request.body, name)
+        except (RecordError, ClientError) as error:
+            return RemotingCommand.response_to(request, ResponseCode.SYSTEM_ERROR, str(error))
+        done = await self._deliverer.offer(messages)
+        result = {
+            "autoCommit": True,
+            "consumeResult": "CR_SUCCESS" if done else "CR_LATER",
+            "order": self.config.orderly,
+            "spentTimeMills": round((time.monotonic() - started_s) * 1000),
+        }
+        return RemotingCommand.response_to(request, ResponseCode.SUCCESS, None, {}, dumps(result))
 
 
 def reset_table(body: bytes) -> dict[MessageQueue, int]:

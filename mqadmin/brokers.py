@@ -10,6 +10,7 @@ from typing import Any
 
 from client.admin import Admin
 from client.errors import ClientError
+from client.route import LEADER_ID
 from mqadmin.command import (
     Arguments,
     Command,
@@ -208,8 +209,8 @@ async def transfer_leader(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     deadline = time.monotonic() + TRANSFER_WAIT_S
     while time.monotonic() < deadline:
         for replica in replicas(await admin.cluster_info()):
-            if replica.broker_name != name:
-                continue
+            if replica.broker_name != name or replica.broker_id != LEADER_ID:
+                continue  # name servers, and so clients, must know, too
             info = await _runtime(admin, replica.address)
             ready = info.get("raftLeaderReady") == "true" and info.get("raftRole") == "leader"
             if ready and info.get("raftSelfId") == target:

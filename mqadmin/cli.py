@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from client.admin import Admin
-from client.errors import ClientError
+from client.errors import BrokerUnreachable, ClientError, NameServerUnreachable
 from mqadmin import output
 from mqadmin.command import Arguments, Command, CommandError, Flag, Kind, Part, parse_time
 from mqadmin.commands import COMMANDS
@@ -158,7 +158,8 @@ async def _answer(command: Command, namesrv: str, arguments: Arguments) -> Seque
 def _status(error: ClientError) -> int:
     if error.outcome_unknown:
         return UNKNOWN
-    return UNREACHABLE if error.code < 0 and error.retriable else REFUSED
+    nobody = isinstance(error, NameServerUnreachable | BrokerUnreachable)
+    return UNREACHABLE if nobody else REFUSED
 
 
 def _words(error: ClientError) -> str:

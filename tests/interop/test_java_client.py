@@ -29,11 +29,12 @@ def mqcluster(*arguments: str) -> str:
 
 
 class Cluster:
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *settings: str) -> None:
         self.directory = str(directory)
-        mqcluster(
-            *("up", "--dir", self.directory, "--set", "mappedFileSizeCommitLog=16777216"),
-        )
+        arguments = ["up", "--dir", self.directory]
+        for setting in ("mappedFileSizeCommitLog=16777216", *settings):
+            arguments += ["--set", setting]
+        mqcluster(*arguments)
         (self.namesrv,) = [p["address"] for p in self.status() if p["kind"] == "namesrv"]
 
     def status(self) -> list[dict[str, Any]]:

@@ -6,9 +6,11 @@ makes it anew against a Raft cluster of three that has just been made (mqcluster
 the same and compares: the words and columns, not times, ids, numbers or where things happened.
 """
 
+import json
 import re
 import sys
 import threading
+import time
 
 from click.testing import CliRunner
 
@@ -42,6 +44,7 @@ they commit until then, of before the reset, changes nothing. `updateBrokerConfi
 The examples were run one after the other on a new cluster of three brokers (`mqcluster up`).
 This page is made by `python -m tests.mqadmin.page`, and checked by a test.
 """
+WAIT_S = 60.0  # a bound against hanging, not an expectation
 MS = 1_700_000_000_000  # a time in the past: before every message
 SHOWN_LINES_MAX = 14  # of a long answer
 UNIQUE, PLACE, CLIENT, LEADER, FOLLOWER = "@UNIQUE", "@PLACE", "@CLIENT", "@LEADER", "@FOLLOWER"
@@ -133,6 +136,8 @@ class Examples:
             real = real.replace(mark, value)
         status, out, err = mqadmin(self.namesrv, *real.split())
         assert status == 0, f"{real}: {status}\n{out}\n{err}"
+        if name == "updateTopic":  # name servers hear of it a moment later
+            wait_until(lambda: mqadmin(self.namesrv, "topicRoute", "-t", "orders")[0] == 0)
         if name == "sendMessage" and UNIQUE not in self.known:
             self.known[UNIQUE] = out.split()[0]
             _, text, _ = mqadmin(
@@ -162,12 +167,32 @@ class Examples:
         self.known[CLIENT] = self.consumer._consumer._instance.client_id
         mqadmin(self.namesrv, *"resetOffsetByTime -g billing -t orders -s 0".split())
         for _ in range(3):
-            assert self.consumed.acquire(timeout=60)
-        self.consumer.commit()
+            assert self.consumed.acquire(timeout=WAIT_S)
+        settle(self.namesrv, self.consumer, "billing", "orders")
 
     def _listen(self, messages):
         for _ in messages:
             self.consumed.release()
+
+
+def settle(namesrv, consumer, group, topic):
+    """Have it commit until nothing is left, which is a moment after its listener has returned."""
+
+    def all_committed():
+        consumer.commit()
+        line = f"consumerProgress -g {group} -t {topic} --json"
+        _, out, _ = mqadmin(namesrv, *line.split())
+        return json.loads(out)["total"]["diffTotal"] == 0
+
+    wait_until(all_committed)
+
+
+def wait_until(ready):
+    """For what comes by itself."""
+    deadline = time.monotonic() + WAIT_S
+    while not ready():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def render(namesrv):

@@ -15,7 +15,7 @@ from namesrv.http import tracing
 from namesrv.http.cluster import ClusterView, Item
 from namesrv.http.groups import Leaders
 from namesrv.http.merging import GroupResult, outcome_of, split_version
-from namesrv.http.reads import Name, OfGroup, OfMessage, OfName, OfTopic, OneGroup
+from namesrv.http.reads import GroupName, OfGroup, OfMessage, OfName, OfTopic, OneGroup
 from namesrv.routes import PERM_WRITE
 from web.operation import Call, Operation, Reply, Role
 from web.problem import ApiProblem, invalid, not_found
@@ -26,13 +26,13 @@ Body = dict[str, Any]
 
 
 class OfMember(Input, frozen=True):
-    group: Name
-    member: Name
+    group: GroupName
+    member: GroupName
 
 
 class OfBroker(Input, frozen=True):
-    group: Name
-    address: Name
+    group: GroupName
+    address: GroupName
 
 
 class Changes:

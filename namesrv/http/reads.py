@@ -25,13 +25,15 @@ from web.problem import ApiProblem, invalid, not_found, unavailable
 from web.schema import Count, Input, TimeMs
 
 NAME_LENGTH_MAX = 255
-Name = Annotated[str, Meta(min_length=1, max_length=NAME_LENGTH_MAX)]
+GroupName = Annotated[str, Meta(min_length=1, max_length=NAME_LENGTH_MAX)]
+# Of topics and consumer groups: what brokers take.
+Name = Annotated[str, Meta(min_length=1, max_length=NAME_LENGTH_MAX, pattern="^[%|a-zA-Z0-9_-]+$")]
 MessageLimit = Annotated[int, Meta(ge=1, le=256)]  # as the node API's
 OptionalName = Annotated[str, Meta(max_length=NAME_LENGTH_MAX)]
 
 
 class OfGroup(Input, frozen=True):
-    group: Name
+    group: GroupName
 
 
 class OfName(Input, frozen=True):
@@ -48,7 +50,13 @@ class OfQueue(Input, frozen=True):
 
 
 class OfMessage(Input, frozen=True):
-    message_id: Annotated[str, Meta(min_length=1, max_length=128)]
+    message_id: Annotated[
+        str,
+        Meta(
+            pattern="^([0-9A-Fa-f]{32}|[0-9A-Fa-f]{56})$",
+            description="offsetMsgId: store host and CommitLog offset, in hexadecimal digits.",
+        ),
+    ]
 
 
 class OneGroup(Input, frozen=True):

@@ -19,7 +19,8 @@ from client.errors import BrokerUnreachable, ClientError, NameServerUnreachable
 from mqadmin import output
 from mqadmin.command import Arguments, Command, CommandError, Flag, Kind, Part, parse_time
 from mqadmin.commands import COMMANDS
-from remoting.errors import RemotingError
+from remoting.address import parse_address, parse_address_list
+from remoting.errors import ConnectError, RemotingError
 
 REFUSED, USAGE, UNREACHABLE, UNKNOWN = 1, 2, 3, 4
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -107,13 +108,10 @@ def _option(flag: Flag) -> click.Option:
     names += [f"--{flag.long}", flag.name]
     if flag.kind is Kind.SWITCH:
         return click.Option(names, is_flag=True, help=flag.doc)
+    # Click takes an explicit default of None for a value: then nothing is required.
+    default = {} if flag.default is None else {"default": flag.default, "show_default": True}
     return click.Option(
-        names,
-        type=TYPES[flag.kind],
-        required=flag.required,
-        default=flag.default,
-        show_default=flag.default is not None,
-        help=flag.doc,
+        names, type=TYPES[flag.kind], required=flag.required, help=flag.doc, **default
     )
 
 
@@ -132,15 +130,21 @@ def execute(command: Command, values: dict[str, Any]) -> int:
 def _once(command: Command, namesrv: str | None, values: dict[str, Any], wants_json: bool) -> int:
     if not namesrv:
         return _complain("which name server? Give -n HOST:PORT, or set NAMESRV_ADDR", USAGE)
+    name_servers = parse_address_list(namesrv)
     try:
-        parts = asyncio.run(_answer(command, str(namesrv), Arguments(values)))
+        for address in name_servers:
+            parse_address(address)
+    except ConnectError as error:
+        return _complain(f"-n: {error}", USAGE)
+    try:
+        parts = asyncio.run(_answer(command, name_servers, Arguments(values)))
     except CommandError as error:
         return _complain(str(error), USAGE if error.usage else REFUSED)
     except ClientError as error:
         return _complain(_words(error), _status(error))
     except RemotingError as error:  # an answer that cannot be read
         return _complain(str(error), REFUSED)
-    except ValueError as error:  # an address that is none
+    except ValueError as error:  # a value that makes no sense to the client
         return _complain(str(error), USAGE)
     if wants_json:
         sys.stdout.buffer.write(output.as_json(parts) + b"\n")
@@ -150,7 +154,7 @@ def _once(command: Command, namesrv: str | None, values: dict[str, Any], wants_j
     return 0
 
 
-async def _answer(command: Command, namesrv: str, arguments: Arguments) -> Sequence[Part]:
+async def _answer(command: Command, namesrv: Sequence[str], arguments: Arguments) -> Sequence[Part]:
     async with Admin(namesrv) as admin:
         return await command.run(admin, arguments)
 

@@ -1,0 +1,138 @@
+"""The command line by itself: names, flags, exit status, what is printed and how."""
+
+import asyncio
+import json
+import threading
+from datetime import datetime
+
+import pytest
+from click.testing import CliRunner
+
+from client import BrokerRefused, BrokerUnreachable, NoRoute
+from mqadmin import cli
+from mqadmin.cli import main
+from mqadmin.command import Command, CommandError, Done, Fields, Flag, Kind, Table, parse_time
+from mqadmin.commands import COMMANDS
+from namesrv.server import NameServer, NameServerConfig
+
+
+def run(*arguments, env=None):
+    return CliRunner().invoke(main, arguments, env=env, catch_exceptions=False)
+
+
+def test_names_and_flags_are_unambiguous():
+    names = [command.name.lower() for command in COMMANDS]
+    assert len(set(names)) == len(names)
+    for command in COMMANDS:
+        shorts = [flag.short for flag in command.flags if flag.short] + ["n", "h"]
+        longs = [flag.long for flag in command.flags] + ["namesrvAddr", "help", "json"]
+        assert len(set(shorts)) == len(shorts), command.name
+        assert len(set(longs)) == len(longs), command.name
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda c: c.name)
+def test_every_command_explains_itself(command):
+    said = run("help", command.name.upper())
+    assert said.exit_code == 0
+    for flag in command.flags:
+        assert f"--{flag.long}" in said.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["topicStatus"], "Missing option '-t'"),
+        (["topicStatus", "-t", "T"], "which name server?"),
+        (["topicStatus", "-t", "T", "-n", "no port"], "no port"),
+        (["nonsense"], "No such command"),
+        (["help", "nonsense"], "there is no sub-command"),
+        (["resetOffsetByTime", "-g", "g", "-t", "T", "-s", "soon"], "'soon' is no time"),
+        (["brokerStatus", "-n", "127.0.0.1:1"], "-b HOST:PORT or -c CLUSTER"),
+    ],
+)
+def test_what_is_asked_for_wrongly(arguments, says):
+    result = run(*arguments, env={"NAMESRV_ADDR": ""})
+    assert (result.exit_code, says in result.stderr) == (2, True), result.stderr
+
+
+def test_nobody_answers():
+    result = run("topicList", "-n", "127.0.0.1:1")
+    assert result.exit_code == 3
+    assert result.stderr.startswith("mqadmin: no name server answered")
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (NoRoute("T", "unknown"), 1),
+        (BrokerRefused(26, "no such group", "b:1"), 1),
+        (CommandError("not there"), 1),
+        (CommandError("say which", usage=True), 2),
+        (BrokerUnreachable("b:1: refused"), 3),
+        (BrokerUnreachable("b:1: no answer", True), 4),
+    ],
+)
+def test_exit_status(error, status, monkeypatch, capsys):
+    async def fails(*_):
+        raise error
+
+    command = Command("fails", "Fails.", (), fails)
+    assert cli.execute(command, {"namesrvAddr": "127.0.0.1:1", "json": False}) == status
+    said = capsys.readouterr().err
+    assert said.startswith("mqadmin: ")
+    assert ("unknown whether" in said) == (status == 4)
+
+
+@pytest.fixture
+def namesrv():
+    """A name server on a loop of its own."""
+    loop = asyncio.new_event_loop()
+    config = NameServerConfig(bind="127.0.0.1", port=0, http_enable=False)
+    server = NameServer(config)
+    loop.run_until_complete(server.start())
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    yield server.address
+    asyncio.run_coroutine_threadsafe(server.stop(), loop).result(20)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(20)
+    loop.close()
+
+
+def test_tables_json_and_the_variable(namesrv):
+    env = {"NAMESRV_ADDR": namesrv}
+    assert run("updateKvConfig", "-s", "S", "-k", "k", "-v", "v", env=env).exit_code == 0
+    as_json = run("TOPICLIST", "--json", env=env)
+    assert (as_json.exit_code, json.loads(as_json.stdout)) == (0, [])
+    assert "(none)" in run("topicList", env=env).stdout
+    gone = run("topicRoute", "-t", "T", env=env)
+    assert (gone.exit_code, "no route to topic 'T'" in gone.stderr) == (1, True)
+    headless = run("updateTopic", "-c", "C", "-t", "T", env=env)
+    assert (headless.exit_code, "there is no cluster 'C'" in headless.stderr) == (1, True)
+
+
+def test_several_parts_are_one_document(namesrv, capsysbinary):
+    async def answers(*_):
+        rows = [{"name": "a", "count": 2}]
+        return [Table(rows, "rows"), Fields({"more": [1, 2]}, "rest"), Done("done", {"x": 1})]
+
+    command = Command("answers", "", (Flag("f", "flag", "", Kind.SWITCH),), answers)
+    assert cli.execute(command, {"namesrvAddr": namesrv, "json": True, "flag": True}) == 0
+    assert json.loads(capsysbinary.readouterr().out) == {
+        "rows": [{"name": "a", "count": 2}],
+        "rest": {"more": [1, 2]},
+        "part3": {"done": "done", "x": 1},
+    }
+
+
+def test_times():
+    moment = datetime(2024, 3, 1, 12, 30, 5)
+    ms = int(moment.timestamp()) * 1000
+    assert parse_time("2024-03-01#12:30:05:250", 0) == ms + 250
+    assert parse_time("2024-03-01#12:30:05", 0) == ms
+    assert parse_time("1700000000000", 0) == 1_700_000_000_000
+    assert parse_time("-1", 0) == -1
+    assert parse_time("now", 42) == 42
+    with pytest.raises(ValueError, match="expected now, milliseconds"):
+        parse_time("2024-03-01 12:30:05", 0)

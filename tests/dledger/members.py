@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dledger.flusher import FlushMode
+from dledger.installer import InstallationSource
 from dledger.member import RaftMember
 from dledger.messages import Role, RoleEvent
 from dledger.peers import PeerAddress
@@ -171,6 +172,7 @@ class Node:
         self.fatal: list[str] = []
         self.running = False
         self.snapshot_index = 0
+        self.source: InstallationSource | None = None
         sock = socket.socket()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(("127.0.0.1", 0))
@@ -202,6 +204,7 @@ class Node:
             wall_ms=lambda: int(time.time() * 1000),
             on_fatal=self._on_fatal,
             listen_socket=sock,
+            source=self.source,
         )
         self.app.member = self.member
         self.running = True

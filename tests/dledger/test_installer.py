@@ -1,0 +1,121 @@
+"""A member whose frames are gone everywhere: silent, noted, begun anew; and when noting fails."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from dledger import installation
+from tests.dledger.members import Group, Node
+
+BODY = b"x" * (64 << 10)
+
+
+@dataclass
+class Counted:
+    """The state of a `Source`: how much was applied."""
+
+    applied_index: int
+
+    def encode(self) -> bytes:
+        return b"%d" % self.applied_index
+
+
+class Source:
+    """Of a node whose state is a count; notes that it is to begin anew."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.reasons: list[str] = []
+
+    def capture(self) -> Counted:
+        return Counted(self.node.member.applied_index)
+
+    def installed(self, reason: str) -> None:
+        self.reasons.append(reason)
+        self.node.group.wake()
+
+
+@pytest.fixture
+async def group(tmp_path: Path) -> AsyncIterator[Group]:
+    trio = Group(tmp_path)
+    for node in trio.nodes:
+        node.source = Source(node)
+    async with trio:
+        yield trio
+
+
+async def stranded(group: Group) -> tuple[Node, Node]:
+    """A leader whose first frames are gone, and a follower with a blank disk, not yet started."""
+    leader = await group.leader()
+    follower = group.others(leader)[0]
+    for number in range(40):
+        leader.app.send(BODY + b"%d" % number)
+        await group.until(lambda: not leader.app._waiting)
+    await group.all_applied()
+    await follower.lose_disk()
+    # What was written last is durable after this, and only that may go.
+    await group.until(lambda: leader.member.log.durable_index == leader.member.applied_index)
+    assert leader.member.delete_before(leader.commitlog.max_offset) > 0
+    assert leader.member.log.index.first_index > 2
+    return leader, follower
+
+
+def source_of(node: Node) -> Source:
+    assert isinstance(node.source, Source)
+    return node.source
+
+
+async def test_it_falls_silent_notes_it_and_begins_anew(group: Group) -> None:
+    leader, follower = await stranded(group)
+    first = leader.member.log.index.first_index
+    await follower.start()
+    await group.until(lambda: bool(source_of(follower).reasons))
+    status = follower.member.status()
+    assert status["installing"] is not None
+    assert "an installation takes its place" in str(status["failure"])
+    assert leader.member.refilled == [follower.node_id]
+    assert not follower.fatal
+    await follower.stop()
+    with pytest.raises(AssertionError, match="is to be carried out first"):
+        await follower.start()
+    noted = installation.read(follower.disk, "raft")  # type: ignore[arg-type]
+    assert (noted.first_index, noted.state) == (first, b"%d" % noted.applied_index)
+    installation.begin_log(
+        follower.disk,  # type: ignore[arg-type]
+        "raft",
+        noted,
+        "commitlog",
+        "checkpoint",
+    )
+    installation.done(follower.disk, "raft")  # type: ignore[arg-type]
+    follower.commitlog.close()
+    follower.checkpoint.close()
+    follower.snapshot_index = noted.first_index - 1
+    await follower.start()
+    await group.all_applied()
+    assert follower.app.frames[0].index == first
+    assert follower.member.log.index.first_index == first
+    await group.until(lambda: leader.member.refilled == [])
+    assert follower.member.status()["installing"] is None
+
+
+async def test_a_note_that_cannot_be_written_leaves_the_old_log_and_ends_the_member(
+    group: Group,
+) -> None:
+    _, follower = await stranded(group)
+    follower.disk.trouble_below = "raft/installation"
+    follower.disk.fail_writes = True
+    await follower.start()
+    await group.until(lambda: bool(follower.fatal))
+    assert "noting an installation failed" in follower.fatal[0]
+    assert source_of(follower).reasons == []
+    assert not installation.pending(follower.disk, "raft")  # type: ignore[arg-type]
+    await follower.stop()
+    follower.disk.fail_writes = False
+    await follower.start()
+    await group.until(lambda: bool(source_of(follower).reasons))
+    assert installation.pending(follower.disk, "raft")  # type: ignore[arg-type]

@@ -25,7 +25,10 @@ class Election(CoreState):
     @property
     def _may_campaign(self) -> bool:
         """Voters; and a replica whose removal is not committed yet: it may be the only one that
-        can bring that about (thesis 4.2.2). It does not count itself."""
+        can bring that about (thesis 4.2.2). It does not count itself. Not one that reads the log
+        from its beginning with an empty disk: what it meets there are configurations long past."""
+        if not self.whole and self.configurations.index and not self._vouched:
+            return False
         return self.is_voter or self.configurations.ever_voter(self.node_id)
 
     def _start_pre_vote(self, reason: str) -> None:

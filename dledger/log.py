@@ -29,7 +29,7 @@ from dledger.repair import Wanted
 from dledger.slots import SlotFile
 from store.commitlog import CommitLog, SyncTicket
 from store.errors import StoreDamaged
-from store.frame import HEADER_SIZE_BYTES, Frame, FrameError, parse_frame
+from store.frame import HEADER_SIZE_BYTES, Frame, FrameError, FrameKind, parse_frame
 from store.record import BLANK, MAGIC_BLANK
 from store.recovery import FrameHeader, FrameRecovery
 
@@ -81,6 +81,7 @@ class RaftLog:
         self._epoch = 0
         self.reads_from_file = 0  # stays as it is in the steady state
         self.on_damage: Callable[[FrameDamaged], None] | None = None  # told of each, maybe again
+        self.configuration_indexes: list[int] = []  # frames of that kind, as `recover` met them
         self._recovery: FrameRecovery | None = None  # until the log is open
         self._first = 1  # of the log, as retention noted it
         self._previous_term = 0
@@ -153,6 +154,8 @@ class RaftLog:
         if header.index == self._first:
             self.index = LogIndex(self._first, self._previous_term, header.position)
         self.index.add(header.index, header.term, header.position, header.size_bytes)
+        if header.kind == FrameKind.CONFIGURATION:
+            self.configuration_indexes.append(header.index)
 
     def _recovered(self) -> Wanted | None:
         recovery = self._recovery

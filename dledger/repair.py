@@ -307,6 +307,10 @@ class Asker:
         self._have = b""  # of a frame that comes in parts
         self._out: list[RepairRequest] = []
 
+    def set_members(self, members: AbstractSet[NodeId]) -> None:
+        """Ask these from the next round on: the group has changed."""
+        self.peers = tuple(sorted(members - {self.node_id}))
+
     def begin(self, wanted: Wanted, now_ms: float) -> None:
         """Ask for this from now on."""
         self.wanted = wanted
@@ -367,7 +371,7 @@ class Asker:
     @property
     def unanimous(self) -> bool:
         """Whether everybody has answered in this round."""
-        return len(self.answers) == len(self.peers)
+        return all(peer in self.answers for peer in self.peers)
 
     def _ask(self, whom: tuple[NodeId, ...], now_ms: float, have: bytes = b"") -> None:
         assert self.wanted is not None
@@ -409,7 +413,7 @@ class StartRepair:
         self.asker = Asker(node_id, voters, timing, first_number)
         self.patched_frames = 0
         self.patched_bytes = 0
-        self._voters = len(voters)
+        self._voters = voters
         self._timing = timing
         self._log = log
         self._hopeless_since_ms: float | None = None
@@ -496,7 +500,8 @@ class StartRepair:
             return None
         # A leader of an earlier term than this replica's is one that may not commit any more.
         whole = [r for r in answers.values() if r.standing in (Standing.WHOLE, Standing.LEADS)]
-        if any(map(self._governs, whole)) or len(whole) >= majority(self._voters):
+        voters = sum(response.sender in self._voters for response in whole)
+        if any(map(self._governs, whole)) or voters >= majority(len(self._voters)):
             self._hopeless_since_ms = None  # there is a leader, or there will be one
             return None
         if self._hopeless_since_ms is None:

@@ -71,9 +71,20 @@ life counts only where a configuration has it as a voter: that is at least one c
 leader's, and the proof is the same. Were it promoted while it recovers, it would take the place
 of one of the f.
 
+A stale configuration. All n together may elect also when too few are whole: all of the candidate's
+configuration, which may be an older one. Whoever knows a newer one refuses it; but those that know
+it may be just those that lost it. With n' > n voters f' > f of them may, and the others then do not
+know that there are n'. So the promise is that of *every* configuration that a replica of the group
+still goes by: a group that grew tolerates more only when all its replicas have heard of it.
+
 Which configuration a replica founds by. That of broker.conf, as long as its log and its
 configuration file know no other: a voter that lost its disk may so campaign for a group that is
-past, but whoever has a frame refuses. A new replica (`raftJoin`) knows none, and waits.
+past, but whoever has a frame refuses. A new replica (`raftJoin`) knows none, and waits. What an
+empty one then meets in the log, frame by frame, are configurations of the past; in one of them it
+may have been the only voter. So the file is written by whole replicas only, and one that recovers
+without having had it goes by no configuration of a frame when it comes to campaigning. (A group
+that began with one replica, grew, and lost that one's disk must start it with `raftJoin`: nothing
+but broker.conf could tell it that it is not alone.)
 
 So the first start of a group, and only that, needs all replicas once. A group of one founds by
 itself. A group of two cannot elect while one of the two recovers but by both together.

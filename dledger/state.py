@@ -116,6 +116,7 @@ class CoreState:
         "_verified_index",
         "_voted_incarnation",
         "_voting",
+        "_vouched",
         "_yielded",
         "commit_index",
         "config",
@@ -172,6 +173,7 @@ class CoreState:
         self.durable_index = last_index
         self._handed_index = last_index  # last frame given to the shell for writing
         self.configurations = configurations.copy()
+        self._vouched = configurations.settled[0] > 0  # noted by this replica while it was whole
         self.configurations.settle(self.commit_index)
 
         # Following

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from dledger.configuration import Configuration, Configurations
 from dledger.core import RaftCore
 from dledger.messages import (
     AppendRequest,
@@ -396,6 +397,105 @@ class CutsWithoutANote(SimNode):
     mender_class = _CutsWithoutANote
 
 
+class ConfiguredAtCommit(RaftCore):
+    """M1. A configuration is in force from its commit on, not from its append."""
+
+    __slots__ = ("_later",)
+
+    def _adopt(self, index: int, configuration: Configuration) -> None:
+        self._later = [entry for entry in self._pending() if entry[0] < index]
+        self._later.append((index, configuration))
+
+    def _set_commit(self, index: int) -> None:
+        super()._set_commit(index)
+        pending = self._pending()
+        self._later = [entry for entry in pending if entry[0] > index]
+        for at, configuration in pending:
+            if at <= index:
+                super()._adopt(at, configuration)
+
+    def _truncate(self, from_index: int) -> None:
+        super()._truncate(from_index)
+        self._later = [entry for entry in self._pending() if entry[0] < from_index]
+
+    def _pending(self) -> list[tuple[int, Configuration]]:
+        return getattr(self, "_later", [])
+
+
+class ChangesTwiceAtOnce(RaftCore):
+    """M2. The next change does not wait for the one before it."""
+
+    __slots__ = ()
+
+    def _check_pending(self) -> None:
+        pass
+
+
+class ChangesBeforeItsNoop(RaftCore):
+    """M3. A change is made before a frame of the leader's own term is committed (the flaw of
+    2015)."""
+
+    __slots__ = ()
+
+    def _check_own_term(self) -> None:
+        pass
+
+
+class CountsLearners(RaftCore):
+    """M4. A learner's copy counts for commit."""
+
+    __slots__ = ()
+
+    def _configure_leader(self) -> None:
+        super()._configure_leader()
+        self._voting = tuple(self._progress.values())
+
+
+class CountsItselfThoughRemoved(RaftCore):
+    """M5. A leader that is leaving goes on counting itself."""
+
+    __slots__ = ()
+
+    def _advance_commit(self) -> None:
+        is_voter, self.is_voter = self.is_voter, True
+        super()._advance_commit()
+        self.is_voter = is_voter
+
+
+class KeepsCutConfiguration(RaftCore):
+    """M6. A configuration stays in force although its frame was cut."""
+
+    __slots__ = ()
+
+    def _truncate(self, from_index: int) -> None:
+        entries, self.configurations = self.configurations, Configurations(0, Configuration())
+        super()._truncate(from_index)
+        self.configurations = entries
+
+    def _adopt(self, index: int, configuration: Configuration) -> None:
+        if index > self.configurations.index:
+            super()._adopt(index, configuration)
+
+
+class CampaignsAsLearner(RaftCore):
+    """M7. Whoever hears no leader campaigns, and votes for itself."""
+
+    __slots__ = ()
+
+    @property
+    def _may_campaign(self) -> bool:
+        return bool(self.voters)
+
+
+class ForgetsConfigurationAtStart(SimNode):
+    """M8. After a restart the configuration of broker.conf is in force again."""
+
+    def take_part(self, hard_state: HardState) -> None:
+        self.saved = None
+        self.log.configuration_indexes.clear()
+        super().take_part(hard_state)
+
+
 CORE_BREAKS: tuple[type[RaftCore], ...] = (
     CutsAtMatch,
     IgnoresRequestTerm,
@@ -425,4 +525,14 @@ NODE_BREAKS: tuple[type[SimNode], ...] = (
     CutsDamage,
     LeavesPatchesUnsynced,
     CutsWithoutANote,
+)
+MEMBER_BREAKS: tuple[type[RaftCore] | type[SimNode], ...] = (
+    ConfiguredAtCommit,
+    ChangesTwiceAtOnce,
+    ChangesBeforeItsNoop,
+    CountsLearners,
+    CountsItselfThoughRemoved,
+    KeepsCutConfiguration,
+    CampaignsAsLearner,
+    ForgetsConfigurationAtStart,
 )

@@ -9,7 +9,7 @@
 - nothing is acknowledged that a majority would not have after a power cut (durable on disk);
 - a replica that lost promises says so until it is whole, and never votes, as a whole one, for
   another than it may have voted for in that term before;
-- a replica whose disk is bad neither leads nor tries to;
+- a replica whose disk is bad neither leads nor tries to, nor does one that is no voter;
 - a confirmed read sees everything that was acknowledged before it was asked for;
 - term, commit index and vote of one process never go back.
 """
@@ -124,6 +124,7 @@ class Checker:
             if (known.data, behind) != (frame.data, previous_term):
                 self.fail(f"log matching: {node.name} appends {frame}, known as {known}")
             previous_term = frame.term
+            self._world.members.appended(frame)
 
     def truncating(self, node: SimNode, from_index: int) -> None:
         if node.core.role is Role.LEADER:
@@ -150,6 +151,10 @@ class Checker:
     def role_changed(self, node: SimNode, event: RoleEvent) -> None:
         if (node.stalled or node.full) and event.role is not Role.FOLLOWER:
             self.fail(f"{node.name} is {event.role.value} with a bad disk")
+        if event.role is not Role.FOLLOWER:
+            index, configuration = self._world.members.of_log(node)[0]
+            if index <= node.core.commit_index and node.name not in configuration.voters:
+                self.fail(f"{node.name} is {event.role.value} and no voter of {configuration}")
         if event.role is not Role.LEADER:
             return
         me = (node.name, node.incarnation)
@@ -159,6 +164,7 @@ class Checker:
             self.elections += 1
             self._leader_complete(node)
             self._world.plan.elected(node)
+            self._world.members.elected(node)
         elif known != me:
             self.fail(f"election safety: {known} and {me} lead term {event.term}")
 
@@ -179,15 +185,23 @@ class Checker:
         committed = self._committed
         if frame.index == len(committed) + 1:
             committed.append(frame)
+            self._world.members.applied(frame)
         elif frame.index > len(committed) or committed[frame.index - 1].data != frame.data:
             self.fail(f"state machine safety: {node.name} applies {frame}")
 
     def acknowledged(self, node: SimNode, frame: Frame) -> None:
         self._acked.append(frame)
         self.acked_max = max(self.acked_max, frame.index)
-        holders = [n.name for n in self._world.nodes.values() if self._holds_durably(n, frame)]
-        if len(holders) < majority(len(self._world.nodes)):
-            self.fail(f"{node.name} acknowledges {frame}, durable only on {holders}")
+        members = self._world.members.of_log(node)
+        # Applied late, for it was damaged: another configuration may be in force by now.
+        judges = members[:2] if self._world.rots else members[:1]
+        for _, configuration in judges:
+            voters = configuration.voters
+            nodes = (n for n in self._world.nodes.values() if n.name in voters)
+            holders = [n.name for n in nodes if self._holds_durably(n, frame)]
+            if len(holders) >= majority(len(voters)):
+                return
+        self.fail(f"{node.name} acknowledges {frame}, durable only on {holders} of {voters}")
 
     def _holds_durably(self, node: SimNode, frame: Frame) -> bool:
         """Ground truth: the bytes are on the platter (or in the page cache, with async flush), or
@@ -225,7 +239,7 @@ class Checker:
         for frame in self._acked:
             if self._committed[frame.index - 1].data != frame.data:
                 self.fail(f"acknowledged {frame} is not what was committed there")
-        for node in self._world.nodes.values():
+        for node in self._world.members.current():
             for frame in self.log_of(node):
                 if not node.holds_for_good(frame):
                     self.fail(f"{node.name} does not hold {frame} in the end")

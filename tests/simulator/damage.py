@@ -14,6 +14,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -205,22 +206,19 @@ class Damage:
         others = [other for other in nodes if other is not node]
         if not any(other.lost or other.name in self._marks for other in others):
             return True
-        bad = sum(other.lost or self.has(other) for other in others)
-        return bad + 1 <= (len(nodes) - 1) // 2
+        return self._world.members.tolerates(node, lambda n: n.lost or self.has(n))
 
     def _may_lose(self, node: SimNode, touched: list[Frame]) -> bool:
-        nodes = self._world.nodes.values()
-        for other in nodes:
+        for other in self._world.nodes.values():
             self._refresh(other)
-        others = [other for other in nodes if other is not node]
+
+        def lacks(other: SimNode, near: range) -> bool:
+            missing = self.missing.get(other.name, {})
+            return self._doubts(other, near) or any(index in near for index, _ in missing)
+
         for frame in touched:
             near = range(frame.index - 1, frame.index + 2)
-            lacking = sum(
-                self._doubts(other, near)
-                or any(index in near for index, _ in self.missing.get(other.name, {}))
-                for other in others
-            )
-            if lacking + 1 > (len(nodes) - 1) // 2:
+            if not self._world.members.tolerates(node, partial(lacks, near=near)):
                 return False
         return True
 

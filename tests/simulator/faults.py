@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from dledger.messages import Role, VoteResponse
-from dledger.quorum import majority
 
 if TYPE_CHECKING:
     from tests.simulator.node import SimNode
@@ -208,10 +207,8 @@ class FaultPlan:
 
     def _may_lose(self, node: SimNode) -> bool:
         """Whether the promise holds if `node` loses some, too: a minority at a time."""
-        nodes = self._world.nodes.values()
         damage = self._world.damage
-        others = sum(other.lost or damage.has(other) for other in nodes if other is not node)
-        return others + 1 <= len(nodes) - majority(len(nodes))
+        return self._world.members.tolerates(node, lambda n: n.lost or damage.has(n))
 
     def _lose_disk(self) -> None:
         node = self._victim()

@@ -47,9 +47,12 @@ class Mender:
         beat = self.world.unit_ms
         timing = RepairTiming(2 * beat, 8 * beat, PATIENCE_BEATS * beat)
         numbers = self.first_number()
-        self.frames = FrameRepair(node.name, node.voters, timing, numbers)
+        self.frames = FrameRepair(node.name, node.known_voters, timing, numbers)
         self.repairing: StartRepair | None = None
-        self._start = self.start_repair_class(node.name, node.voters, timing, numbers, node.log)
+        self._start = self.start_repair_class(
+            node.name, node.known_voters, timing, numbers, node.log
+        )
+        self._start.asker.set_members(node.known_members)
         self._incarnation = node.incarnation
         self._initial: HardState | None = None  # persisted before the log was cut
         self._scrub_next = 1
@@ -137,6 +140,11 @@ class Mender:
             self.node.promises.give_up(reason)
             self._initial = self.node.promises.open(False)
             self.node.gives_up()
+
+    def hears(self, peer: str) -> None:
+        """Somebody speaks, maybe one whom the file does not know of: it may lead."""
+        asker = self._start.asker
+        asker.set_members({*asker.peers, peer})
 
     # -- messages -------------------------------------------------------------------------------
 

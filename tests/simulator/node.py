@@ -10,9 +10,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from dledger.configuration import Configurations
+from dledger.configuration import Change, Configuration, encode_configuration
+from dledger.configurationfile import ConfigurationFile, starting_configurations
 from dledger.core import RaftCore
-from dledger.errors import Busy, FrameDamaged, NotLeader
+from dledger.errors import Busy, ChangeRefused, FrameDamaged, NotLeader, UnknownTarget
 from dledger.log import LogSyncTicket, RaftLog
 from dledger.messages import (
     AppendOrder,
@@ -47,11 +48,14 @@ class SimNode:
     mender_class = Mender
     segment_size_bytes = SEGMENT_SIZE_BYTES
 
-    def __init__(self, world: World, name: str, voters: frozenset[str]) -> None:
+    def __init__(
+        self, world: World, name: str, names: frozenset[str], founding: Configuration
+    ) -> None:
+        """`names`: of all nodes, members or not. `founding`: empty for one that is to join."""
         self.world = world
         self.name = name
-        self.voters = voters
-        self.peers = sorted(voters - {name})  # in an order that no hash decides
+        self.founding = founding
+        self.peers = sorted(names - {name})  # in an order that no hash decides
         self.disk = SimDisk(world.rng)
         self.up = False
         self.paused = False  # SIGSTOP: it neither hears nor ticks, its connections stay open
@@ -60,6 +64,8 @@ class SimNode:
         self.full = False
         self.lost = True  # whether it may have lost promises, as the simulator knows it
         self.made_good = False  # it may note that it is whole, and may have done so
+        self.started = False  # at least once
+        self.blank = True  # nothing is on its disk
         self.votes_lost = False  # and its votes among them, since its last start
         self.before_loss: dict[str, bytes] = {}  # what its disk held when it lost that
         self.incarnation = 0
@@ -94,6 +100,8 @@ class SimNode:
             cache_bytes_max = 2_000 if self.world.rots else 1 << 20  # damage is met in the file
             self.log = self.make_log(cache_bytes_max)
             self.promises = self.make_promises()
+            self.configuration_file = ConfigurationFile(self.disk, "raft")
+            self.saved = self.configuration_file.load()
             self.mending = True
             self.mender = self.mender_class(self)
             self.mender.recover()
@@ -104,9 +112,11 @@ class SimNode:
         """The log is open: build the core."""
         world = self.world
         self.mending = False
+        file = self.configuration_file
+        configurations = starting_configurations(self.saved, file.damaged, self.founding, self.log)
         self.core = world.core_class(
             self.name,
-            Configurations.founded_by(sorted(self.voters)),
+            configurations,
             world.config,
             self.log.index,
             hard_state,
@@ -115,7 +125,8 @@ class SimNode:
             self.recovered_index(),
             incarnation=self.incarnation,
         )
-        self.up = True
+        self.up = self.started = True
+        self.blank = False
         self.paused = False
         self.stalled = self.full = False
         self.applied = self.recovered_index()
@@ -130,6 +141,18 @@ class SimNode:
         world.checker.started(self)
         self.votes_lost = False
         self._work()
+
+    @property
+    def known_voters(self) -> frozenset[str]:
+        """As far as it knows while its log is not open; if it knows none, everybody."""
+        voters = (self.saved[1] if self.saved else self.founding).voters or set(self.peers)
+        return frozenset(voters | {self.name})
+
+    @property
+    def known_members(self) -> frozenset[str]:
+        """Whom it asks about damage meanwhile."""
+        saved = self.saved[1].ids if self.saved else frozenset()
+        return self.known_voters | saved | self.founding.ids
 
     def before_open(self) -> None:
         """What a start does first. Raises SimCrash."""
@@ -181,7 +204,7 @@ class SimNode:
         self.world.note(f"{self.name} loses its disk")
         self._lose_promises()
         self.world.damage.wiped(self)
-        self.votes_lost = True
+        self.votes_lost = self.blank = True
         self.disk = SimDisk(self.world.rng)
 
     def gives_up(self) -> None:
@@ -261,6 +284,7 @@ class SimNode:
             self.may_die(lambda: self.mender.on_message(message))
             return
         if not self.up:
+            self.mender.hears(message.sender)
             return
         self.core.step(message, self.world.now_ms)
         self._work()
@@ -281,7 +305,7 @@ class SimNode:
 
     def transfer(self, target: str) -> None:
         if self.up and not self.paused and self.core.role is Role.LEADER:
-            with suppress(Busy):  # another transfer is under way
+            with suppress(Busy, UnknownTarget):  # another is under way; it is no voter
                 self.core.transfer(target, self.world.now_ms)
             self._work()
 
@@ -323,6 +347,20 @@ class SimNode:
         """`propose`, if this node can be asked at all."""
         if self.up and not self.paused:
             self.propose(payload)
+
+    def change(self, change: Change) -> None:
+        """What an operator asks of it."""
+        try:
+            configuration = self.core.configuration_after(change)
+            payload = encode_configuration(configuration)
+            frame = self._seal(FrameKind.CONFIGURATION, payload)
+            self.core.propose(frame)
+        except (Busy, ChangeRefused) as error:
+            self.world.note(f"{self.name} {change}: {error}")
+            return
+        self.world.note(f"{self.name} {change}: {frame}")
+        self._proposals[frame.index] = frame
+        self._work()
 
     def _seal(self, kind: FrameKind, payload: bytes) -> Frame:
         core = self.core
@@ -369,6 +407,8 @@ class SimNode:
             self.log.append(ready.append)
             if self.log.wants_next_segment and self.world.rng.random() < 0.3:
                 self.commitlog.prepare_next()
+        if ready.configuration_changed:
+            self._save_configuration()
         if ready.hard_state is not None:
             self._save_hard_state(ready)
         for message in ready.messages:
@@ -386,6 +426,12 @@ class SimNode:
             if ready.role.role is not Role.LEADER:
                 self._proposals = {}
 
+    def _save_configuration(self) -> None:
+        self.mender.frames.asker.set_members(self.core.configurations.current.ids)
+        index, configuration = self.core.configurations.settled
+        if index > self.configuration_file.saved_index and self.core.whole:
+            self.configuration_file.save(index, configuration)
+
     def _save_hard_state(self, ready: Ready) -> None:
         assert ready.hard_state is not None
         self.made_good = self.made_good or ready.hard_state.whole
@@ -398,6 +444,7 @@ class SimNode:
             self.world.note(f"{self.name} is whole")
             self.world.checker.whole(self)
             self.lost = False
+            self._save_configuration()
 
     def _send(self, message: Outgoing) -> None:
         if isinstance(message, AppendOrder):

@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.simulator.members import MEMBERS_FROM
 from tests.simulator.world import World
 
 SEEDS = 2_000
 CHUNKS = 20
+MEMBER_SEEDS = 120
+MEMBER_CHUNKS = 4
 
 
 def failed_once() -> list[int]:
@@ -33,6 +36,18 @@ def test_no_promise_is_broken(chunk: int) -> None:
     assert acknowledged > 20 * count
     assert elections > 2 * count
     assert reads > 5 * count
+
+
+@pytest.mark.parametrize("chunk", range(MEMBER_CHUNKS))
+def test_no_promise_is_broken_while_members_change(chunk: int) -> None:
+    count = MEMBER_SEEDS // MEMBER_CHUNKS
+    acknowledged = changes = 0
+    for seed in range(MEMBERS_FROM + chunk * count, MEMBERS_FROM + (chunk + 1) * count):
+        numbers = World(seed).run()
+        acknowledged += numbers["acknowledged"]
+        changes += numbers["changes"]
+    assert acknowledged > 20 * count
+    assert changes > 4 * count
 
 
 @pytest.mark.parametrize("seed", failed_once())

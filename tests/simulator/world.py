@@ -19,6 +19,7 @@ from typing import Any
 
 from google_crc32c import value as crc32c
 
+from dledger.configuration import Configuration
 from dledger.core import RaftCore
 from dledger.messages import Role
 from dledger.repair import RepairResponse
@@ -27,6 +28,7 @@ from dledger.wire import PeerMessage
 from tests.simulator.checks import Checker
 from tests.simulator.damage import Damage
 from tests.simulator.faults import FaultPlan
+from tests.simulator.members import Members
 from tests.simulator.node import SimNode
 
 FAULTS_MS = 3_500.0  # how long faults go on
@@ -113,8 +115,15 @@ class World:
         self.damage = Damage(self)
         self.rots = self.damage.rng.random() < 0.5
         self.unit_ms = self.config.heartbeat_ms
-        names = "abcde"[: self.profile.nodes]
-        self.nodes = {name: node_class(self, name, frozenset(names)) for name in names}
+        self.members = Members(self, "abcde"[: self.profile.nodes])
+        names = frozenset(self.members.names)
+        spare = Configuration()
+        self.nodes = {
+            name: node_class(
+                self, name, names, spare if name in self.members.spares else self.members.founding
+            )
+            for name in self.members.names
+        }
         self.plan = FaultPlan(self)
         self.proposed = 0
         self.acknowledged = 0
@@ -155,6 +164,7 @@ class World:
             node.start()
         self.after(300.0, self._client)
         self.plan.schedule()
+        self.members.schedule()
         self._run_until(FAULTS_MS)
         self._heal()
         self._await_progress()
@@ -170,6 +180,7 @@ class World:
             "strikes": self.damage.strikes,
             "mended": self.damage.mended,
             "given_up": self.damage.given_up,
+            "changes": self.members.changes,
         }
 
     def _heal(self) -> None:
@@ -196,12 +207,12 @@ class World:
                 self.checker.fail(f"no progress {HEAL_MS_MAX} ms after healing: {states}")
 
     def _all_caught_up(self) -> bool:
-        if not all(node.up for node in self.nodes.values()):
+        nodes = self.members.current()
+        if not all(node.up for node in nodes):
             return False
-        commit = max(node.applied for node in self.nodes.values())
+        commit = max(node.applied for node in nodes)
         return commit >= self.checker.acked_max and all(
-            node.applied == commit and not node.lost and node.is_whole()
-            for node in self.nodes.values()
+            node.applied == commit and not node.lost and node.is_whole() for node in nodes
         )
 
     # -- clients ----------------------------------------------------------------------------------

@@ -50,7 +50,9 @@ packages() {
 }
 
 wheels() { # the images have no way out, so what the project needs is carried in; in the background of the packages
-  local need
+  local need stamp
+  stamp=$(cat "$PROJECT/pyproject.toml" "$PROJECT/requirements.txt" <(echo "$EXTRAS") | sha256sum)
+  [ "$(cat "$STATE/wheels.stamp" 2>/dev/null)" != "$stamp" ] || return 0
   mapfile -t need < <("$PYTHON" - "$PROJECT/pyproject.toml" $EXTRAS <<'P'
 import sys, tomllib
 t = tomllib.load(open(sys.argv[1], "rb")); extras = t["project"].get("optional-dependencies", {})
@@ -60,6 +62,7 @@ P
 )
   "$PYTHON" -m pip wheel -q --disable-pip-version-check --prefer-binary -c "$PROJECT/requirements.txt" \
     -w "$STATE/ctx/wheels" pip wheel "${need[@]}" >"$STATE/pip.log" 2>&1
+  echo "$stamp" >"$STATE/wheels.stamp"
 }
 
 base_tar() { # what every Debian system has, and this interpreter, out of this machine's own files: seconds, not a minute

@@ -1,0 +1,71 @@
+"""Brings the compose file up for real: with tools/compose-offline.sh, in an engine of its own.
+
+Nothing of the machine's own containers, ports or firewall is touched. Needs root, apt and pip;
+where they are not, the tests fail and say so: a compose file that nobody has brought up is not
+tested.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+TOOL = ROOT / "tools" / "compose-offline.sh"
+UP_TIMEOUT_S = 600.0
+CALL_TIMEOUT_S = 400.0
+
+
+class Stage:
+    """The engine and what runs in it. `up` first, `down` in the end."""
+
+    def __init__(self) -> None:
+        self.state = Path(os.environ.get("TMPDIR", tempfile.gettempdir())) / "raftmq-compose"
+        self.socket = self.state / "run" / "docker.sock"
+        self.environment = os.environ | {
+            "STATE": str(self.state),
+            "PYTHON": sys.executable,
+            "DOCKER_HOST": f"unix://{self.socket}",
+            "RAFTMQ_HEALTH_INTERVAL": "5s",  # the first look is an interval after the start
+        }
+
+    def up(self) -> str:
+        assert os.geteuid() == 0, (
+            "the compose file is brought up in an engine of its own, which needs root; "
+            "as another user this cannot be tested here"
+        )
+        return self.tool("up", timeout_s=UP_TIMEOUT_S)
+
+    def down(self) -> None:
+        self.tool("down")
+
+    def compose(self, *words: str) -> str:
+        return self.tool("compose", *words)
+
+    def docker(self, *words: str) -> str:
+        return self.tool("docker", *words)
+
+    def within(self, *command: str) -> subprocess.CompletedProcess[str]:
+        """Run a command where the published ports are; its status is the caller's to judge."""
+        return self._run("in", *command, timeout_s=CALL_TIMEOUT_S)
+
+    def volume(self, name: str) -> Path:
+        return Path(self.docker("volume", "inspect", "-f", "{{.Mountpoint}}", f"raftmq_{name}"))
+
+    def tool(self, *words: str, timeout_s: float = CALL_TIMEOUT_S) -> str:
+        done = self._run(*words, timeout_s=timeout_s)
+        assert done.returncode == 0, f"{' '.join(words)}:\n{done.stdout}{done.stderr}"
+        return done.stdout.strip()
+
+    def _run(self, *words: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [str(TOOL), *words],
+            env=self.environment,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+        )

@@ -159,7 +159,7 @@ function queueTable(topic, queues) {
       queues.map((one) => [
         number(one.queueId), number(one.minOffset), number(one.maxOffset), number(one.maxOffset - one.minOffset),
         one.lastStoreTimeMs > 0 ? ago(one.lastStoreTimeMs) : "–",
-        one.maxOffset > one.minOffset && h("a", { href: `#/messages?topic=${seg(topic)}&by=offset&group=${seg(one.group)}&queueId=${one.queueId}&offset=${Math.max(one.minOffset, one.maxOffset - 32)}` }, "latest"),
+        one.maxOffset > one.minOffset && h("a", { href: `#/messages?topic=${seg(topic)}&by=offset&group=${seg(one.group)}&queueId=${one.queueId}&offset=${Math.max(one.minOffset, one.maxOffset - 32)}` }, "open"),
       ])),
   ];
 }

@@ -1,0 +1,172 @@
+"""What tools ask for: bodies, and the limits of what is kept and answered."""
+
+import orjson
+import pytest
+
+from broker import progress, resets, stats
+from broker.errors import Refused
+from broker.resets import Resets, Wait
+from broker.state import BrokerState, commit_offsets, reset_offsets
+from broker.stats import GroupRates
+from remoting.codes import RequestCode, ResponseCode
+from remoting.fastjson import MessageQueue, loads_object
+from tests.broker.cluster import Group
+
+DAY_S = 86_400
+
+
+@pytest.fixture
+async def group(tmp_path):
+    async with Group(tmp_path) as one:
+        yield one
+
+
+async def asked(group, broker, code, /, **ext):
+    response = await group.ask(broker, code, ext)
+    return response.code, loads_object(response.body or b"{}")
+
+
+async def test_bodies(group):
+    broker = await group.leading()
+    await group.create_topic(broker, "T", 2)
+    for number in range(5):
+        await group.send(broker, "T", b"m%d" % number)
+    body = orjson.dumps({"groupName": "cg"})
+    await group.ask(broker, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, body)
+    assert (await group.commit(broker, "T", 0, 3)).code == 0
+    first, second = (MessageQueue("T", "group-a", number) for number in (0, 1))
+
+    code, found = await asked(group, broker, RequestCode.GET_TOPIC_STATS_INFO, topic="T")
+    assert (code, found["offsetTable"][second]["maxOffset"]) == (0, 0)
+    assert found["offsetTable"][first]["maxOffset"] == 5
+    newest_ms = found["offsetTable"][first]["lastUpdateTimestamp"]
+    assert newest_ms > 0
+
+    code, found = await asked(group, broker, RequestCode.GET_CONSUME_STATS, consumerGroup="cg")
+    at = found["offsetTable"][first]
+    assert (at["brokerOffset"], at["consumerOffset"]) == (5, 3)
+    assert 0 < at["lastTimestamp"] <= newest_ms
+    code, _ = await asked(group, broker, RequestCode.GET_CONSUME_STATS, consumerGroup="nobody")
+    assert code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+
+    code, found = await asked(group, broker, RequestCode.GET_BROKER_CONSUME_STATS, isOrder="false")
+    assert (code, found["totalDiff"]) == (0, 2)
+    code, found = await asked(group, broker, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, topic="T")
+    assert found == {"groupList": ["cg"]}
+    code, found = await asked(group, broker, RequestCode.QUERY_TOPICS_BY_CONSUMER, group="cg")
+    assert found["topicList"] == ["T"]
+    code, found = await asked(
+        group, broker, RequestCode.QUERY_CONSUME_TIME_SPAN, topic="T", group="cg"
+    )
+    assert [span["messageQueue"]["queueId"] for span in found["consumeTimeSpanSet"]] == [0, 1]
+    code, found = await asked(
+        group, broker, RequestCode.VIEW_BROKER_STATS_DATA, statsName="TOPIC_PUT_NUMS", statsKey="T"
+    )
+    assert {name: window["sum"] for name, window in found.items()} == {
+        "statsDay": 5,
+        "statsHour": 5,
+        "statsMinute": 5,
+    }
+    code, _ = await asked(
+        group, broker, RequestCode.VIEW_BROKER_STATS_DATA, statsName="NO", statsKey="T"
+    )
+    assert code == ResponseCode.SYSTEM_ERROR
+
+
+async def test_units_are_answered_up_to_a_limit(group, monkeypatch):
+    monkeypatch.setattr(progress, "UNITS_MAX", 3)
+    broker = await group.leading()
+    await group.create_topic(broker, "T", 1)
+    for _ in range(5):
+        await group.send(broker, "T")
+    for index, count, wanted in (("0", "9", 3), ("4", "9", 1), ("5", "9", 0), ("0", "-1", 0)):
+        code, found = await asked(
+            group,
+            broker,
+            RequestCode.QUERY_CONSUME_QUEUE,
+            topic="T",
+            queueId="0",
+            index=index,
+            count=count,
+        )
+        assert (code, len(found["queueData"])) == (0, wanted)
+        assert (found["minQueueIndex"], found["maxQueueIndex"]) == (0, 5)
+
+
+async def test_live_keys_all_or_none(group):
+    broker = await group.leading()
+    code = RequestCode.UPDATE_BROKER_CONFIG
+    assert (await group.ask(broker, code, None, b"metricsSeriesMax=7\n")).code == 0
+    assert broker.config.metrics_series_max == 7
+    for body, says in (
+        (b"metricsSeriesMax=8\nlistenPort=1\n", "listenPort: not while"),
+        (b"metricsSeriesMax=-1\n", "at least 0"),
+        (b"metricSeriesMax=8\n", "did you mean metricsSeriesMax"),
+        (b"\xff", "decode"),
+    ):
+        response = await group.ask(broker, code, None, body)
+        assert response.code == ResponseCode.SYSTEM_ERROR
+        assert says in response.remark
+        assert broker.config.metrics_series_max == 7
+
+
+async def test_who_is_not_there_cannot_be_asked(group):
+    broker = await group.leading()
+    ext = {"consumerGroup": "cg", "clientId": "c", "group": "cg", "topic": "T"}
+    for code in (
+        RequestCode.GET_CONSUMER_RUNNING_INFO,
+        RequestCode.CONSUME_MESSAGE_DIRECTLY,
+        RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS,
+    ):
+        response = await group.ask(broker, code, ext)
+        assert response.code == ResponseCode.CONSUMER_NOT_ONLINE
+
+
+def test_what_groups_take_is_sampled_up_to_a_limit(monkeypatch):
+    monkeypatch.setattr(stats, "PAIRS_MAX", 1)
+    now = [0]
+    state = BrokerState()
+    rates = GroupRates(state, lambda: now[0])
+    for minute in range(5):
+        now[0] = minute * 60_000
+        offset = 600 * minute
+        state.apply(minute + 1, 0, commit_offsets([("T", "g", 0, offset), ("U", "h", 0, offset)]))
+        rates.sample()
+    assert rates.stats("T", "g")["statsMinute"] == {"sum": 600, "tps": 10.0, "avgpt": 0.0}
+    assert rates.stats("T", "g")["statsDay"]["sum"] == 2400
+    assert rates.stats("U", "h")["statsDay"]["sum"] == 0  # one too many
+    state.offsets.delete_group("g")
+    now[0] += DAY_S * 1000
+    rates.sample()
+    rates.sample()
+    assert rates.stats("T", "g")["statsDay"]["sum"] == 0
+    assert rates.stats("U", "h")["statsMinute"]["sum"] == 0
+
+
+def test_only_so_many_pulls_wait_for_a_reset_to_be_taken(monkeypatch):
+    monkeypatch.setattr(resets, "TAKING_MAX", 2)
+    state = BrokerState()
+    state.apply(1, 0, reset_offsets([("T", "g", 0, 5)]))
+    proposed, again = [], []
+    judge = Resets(
+        "b",
+        state,
+        store=None,
+        clients=None,
+        propose=None,
+        propose_then=lambda command, done: proposed.append((command, done)),
+        leading=lambda: True,
+        not_leader=lambda: Refused(14, ""),
+        flush_commits=lambda: None,
+        wake=lambda: None,
+    ).judge
+    where = ("T", "g", 0)
+    assert judge(*where, 9, again.append) == 5
+    for _ in range(2):
+        assert judge(*where, 5, lambda: again.append(1)) is Wait.LATER
+    with pytest.raises(Refused, match="BUSY"):
+        judge(*where, 5, lambda: again.append(1))
+    ((command, done),) = proposed
+    state.apply(2, 0, command)
+    done(None)
+    assert (again, judge(*where, 5, again.clear)) == ([1, 1], None)

@@ -421,12 +421,5 @@ class RefillWorld(World):
 
     def run(self) -> dict[str, int]:
         numbers = super().run()
-        ends = {
-            (node.machine.tables_index, node.machine.digest)
-            for node in self.nodes.values()
-            if isinstance(node, RefilledNode)
-        }
-        if len(ends) > 1:
-            self.checker.fail(f"in the end tables differ: {ends}")
         mine = {"installed": self.installed, "torn": self.torn, "trimmed": self.trimmed}
         return numbers | mine

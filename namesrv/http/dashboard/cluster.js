@@ -3,7 +3,7 @@
 import { call, get, seg } from "/dashboard/api.js";
 import { ask, attempt } from "/dashboard/dialog.js";
 import { h } from "/dashboard/dom.js";
-import { ago, bytes, number, plural, rate, span } from "/dashboard/format.js";
+import { ago, bytes, number, plural, rate, replicaName, span } from "/dashboard/format.js";
 import { bar, empty, head, problem, sparkline, timeline } from "/dashboard/parts.js";
 
 const FAULTS_MS = 3000;
@@ -91,16 +91,16 @@ function card(app, group, faults) {
   const names = new Map(group.brokers.map((broker) => [broker.address, broker.name]));
   const nameOf = (text) => names.get(text) ?? text;
   const findings = app.cluster.findings.filter((one) => one.group === group.name);
-  const kind = classic(group) ? "master and slaves" : "Raft group";
+  const kind = classic(group) ? "Master and slaves, group" : "Raft group";
   return h("section", { class: "card", "data-key": `group-${group.name}`, "aria-label": `Group ${group.name}` },
     h("div", { class: "card-head" },
       h("div", null,
         h("h2", null, group.name),
-        h("p", { class: "muted" }, `${kind} of ${group.brokers.length} in ${group.cluster || "no cluster"} · term ${number(group.term)} · ${plural(group.topicCount, "topic")}`)),
+        h("p", { class: "muted" }, `${kind} of ${group.brokers.length} in ${group.cluster || "no cluster"}${classic(group) ? "" : ` · term ${number(group.term)}`} · ${plural(group.topicCount, "topic")}`)),
       h("div", { class: "buttons" },
         !classic(group) && h("button", { type: "button", "data-do": "transfer", "data-group": group.name, disabled: app.me.role === "viewer" }, "Transfer leadership…"))),
     h("div", { class: "replicas" }, group.brokers.map((broker) => replica(app, group, broker, findings, faults))),
-    group.lastFailover && h("div", { class: "block", "data-key": "failover" },
+    group.lastFailover && !classic(group) && h("div", { class: "block", "data-key": "failover" },
       h("h3", null, group.lastFailover.oldLeader ? "Last failover" : "First election"), timeline(group.lastFailover, nameOf)),
     beliefs(group, findings));
 }
@@ -119,7 +119,7 @@ function replica(app, group, broker, findings, faults) {
   const { node } = broker;
   if (!node) {
     return h("div", { class: "replica silent", "data-key": broker.address },
-      h("div", { class: "who" }, h("strong", null, broker.name), h("span", { class: "role bad" }, "no answer")),
+      h("div", { class: "who" }, h("strong", null, replicaName(broker.name)), h("span", { class: "role bad" }, "no answer")),
       h("p", { class: "muted" }, broker.error),
       h("p", { class: "muted" }, broker.registered ? "It is still registered." : `Its registration ended ${ago(broker.goneSinceMs)}.`),
       !broker.registered && h("button", { type: "button", class: "small quiet", "data-do": "forget", "data-group": group.name, "data-address": broker.address }, "Forget…"));
@@ -131,7 +131,7 @@ function replica(app, group, broker, findings, faults) {
   const unit = classic(group) ? bytes(lag) : plural(lag, "frame");
   const role = leading && node.leaderReady === false && node.mode !== "classic" ? `${node.role}, not ready` : node.role;
   return h("div", { class: `replica ${leading ? "leader" : ""} ${mine.length ? "differs" : ""}`, "data-key": broker.address },
-    h("div", { class: "who" }, h("strong", null, broker.name), h("span", { class: `role ${node.role}` }, role)),
+    h("div", { class: "who" }, h("strong", null, replicaName(broker.name)), h("span", { class: `role ${node.role}` }, role)),
     h("p", { class: "muted mono" }, broker.address),
     h("p", null, leading
       ? [`${rate(node.rates?.sendsPerS ?? 0)} sends/s · ${rate(node.rates?.pullsPerS ?? 0)} pulls/s`, bar(1, "good")]
@@ -172,7 +172,7 @@ function beliefs(group, findings) {
     h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `What the replicas of ${group.name} believe` },
       h("table", { class: "beliefs" },
         h("thead", null, h("tr", null, h("th", { scope: "col" }, h("span", { class: "hidden" }, "What")), group.brokers.map((broker) =>
-          h("th", { scope: "col", class: leads(broker.node) ? "leader" : "" }, broker.name)))),
+          h("th", { scope: "col", class: leads(broker.node) ? "leader" : "" }, replicaName(broker.name))))),
         h("tbody", null, rows.map(([title, field, value]) =>
           h("tr", null, h("th", { scope: "row" }, title), group.brokers.map((broker) => {
             if (!broker.node) return h("td", { class: "muted" }, field === "role" ? "no answer" : "");

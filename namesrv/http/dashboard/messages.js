@@ -3,7 +3,7 @@
 import { call, get, query, seg } from "/dashboard/api.js";
 import { ask, attempt } from "/dashboard/dialog.js";
 import { h } from "/dashboard/dom.js";
-import { ago, bytes, clock, moment, number, plural } from "/dashboard/format.js";
+import { ago, bytes, clock, moment, number, plural, replicaName } from "/dashboard/format.js";
 import { back, empty, facts, head, problem } from "/dashboard/parts.js";
 
 const LIMIT = 64;
@@ -206,7 +206,7 @@ function steps({ message, replicas, consumers, consumersLeftOut, consumersError 
       step("good", clock(message.storeTimestamp), "Stored", `by ${message.storeHost ?? "the leader"}${delay >= 0 ? `, ${number(delay)} ms later` : ""}`),
       replicas.map((one) => {
         const [kind, words] = ON_REPLICA[one.state];
-        return step(kind, "now", `On ${one.name}`, [words, one.error && `: ${one.error}`, one.behindBytes && `: ${bytes(one.behindBytes)} behind`]);
+        return step(kind, "now", `On ${replicaName(one.name)}`, [words, one.error && `: ${one.error}`, one.behindBytes && `: ${bytes(one.behindBytes)} behind`]);
       }),
       consumers.map((one) => {
         const link = h("a", { href: `#/consumers/${seg(one.name)}` }, one.name);

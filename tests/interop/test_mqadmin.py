@@ -192,11 +192,9 @@ def apache_rounds(leader: str, traffic: Traffic) -> list[tuple[list[str], list[s
         "wipeWritePerm -b broker-a": r"wipe write perm of broker\[broker-a\].* OK, [1-9]",
         f"deleteSubGroup -b {leader} -g made": r"delete subscription group \[made\] .* success",
     }
-    last = {
-        "addWritePerm -b broker-a": r"add write perm of broker\[broker-a\].* OK, [1-9]",
-        f"updateTopicPerm -c {WHERE} {topic} -p 4": rf"perm from 6 to 4 in {leader} success",
-    }
-    return [(list(part), list(part.values())) for part in (reads, changes, after, last)]
+    added = {"addWritePerm -b broker-a": r"add write perm of broker\[broker-a\].* OK, [1-9]"}
+    last = {f"updateTopicPerm -c {WHERE} {topic} -p 4": rf"perm from 6 to 4 in {leader} success"}
+    return [(list(part), list(part.values())) for part in (reads, changes, after, added, last)]
 
 
 def check_resets_of_apache(admin: ApacheAdmin, cluster: Cluster, leader: str) -> None:

@@ -29,6 +29,8 @@ def ask(address: str, command: RemotingCommand, timeout_s: float) -> RemotingCom
                 reader.receive_data(data)
     except TimeoutError as error:
         raise SendTimeout(f"{address} did not answer in time", outcome_unknown=True) from error
+    except (BrokenPipeError, ConnectionResetError) as error:  # refused ones are of another kind
+        raise ConnectionLost(f"{address}: {error}", outcome_unknown=True) from error
     except OSError as error:
         raise ConnectError(f"{address}: {error}") from error
     answer = decode_command(frame)

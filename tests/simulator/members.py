@@ -50,6 +50,7 @@ class Members:
         self.founding = founding((name, f"{name}:1") for name in founders)
         self.names = (*founders, *self.spares)
         self.committed: tuple[int, Configuration] = (0, self.founding)
+        self._committed: list[tuple[int, Configuration]] = []
         self._proposed: dict[tuple[int, int], Configuration] = {}  # (index, term)
         self._every_ms = rng.choice((1.0, 3.0, 8.0, 20.0)) * world.unit_ms
         self._hasty = rng.random() < 0.5  # asks each new leader at once
@@ -66,6 +67,7 @@ class Members:
         """A frame is committed that was not known to be so before."""
         if frame.kind == FrameKind.CONFIGURATION:
             self.committed = (frame.index, decode_configuration(frame.payload))
+            self._committed.append(self.committed)
             self.changes += 1
             self._world.note(f"members {self.committed}")
 
@@ -77,6 +79,7 @@ class Members:
             for (at, term), configuration in self._proposed.items()
             if index.first_index <= at <= index.last_index and index.term_at(at) == term
         ]
+        found += [entry for entry in self._committed if entry[0] < index.first_index]  # trimmed
         found.sort(key=lambda entry: -entry[0])
         return [*found, (0, self.founding)]
 

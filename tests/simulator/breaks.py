@@ -431,18 +431,8 @@ class ChangesTwiceAtOnce(RaftCore):
         pass
 
 
-class ChangesBeforeItsNoop(RaftCore):
-    """M3. A change is made before a frame of the leader's own term is committed (the flaw of
-    2015)."""
-
-    __slots__ = ()
-
-    def _check_own_term(self) -> None:
-        pass
-
-
 class CountsLearners(RaftCore):
-    """M4. A learner's copy counts for commit."""
+    """M3. A learner's copy counts for commit."""
 
     __slots__ = ()
 
@@ -452,7 +442,7 @@ class CountsLearners(RaftCore):
 
 
 class CountsItselfThoughRemoved(RaftCore):
-    """M5. A leader that is leaving goes on counting itself."""
+    """M4. A leader that is leaving goes on counting itself."""
 
     __slots__ = ()
 
@@ -463,7 +453,7 @@ class CountsItselfThoughRemoved(RaftCore):
 
 
 class KeepsCutConfiguration(RaftCore):
-    """M6. A configuration stays in force although its frame was cut."""
+    """M5. A configuration stays in force although its frame was cut."""
 
     __slots__ = ()
 
@@ -478,7 +468,7 @@ class KeepsCutConfiguration(RaftCore):
 
 
 class CampaignsAsLearner(RaftCore):
-    """M7. Whoever hears no leader campaigns, and votes for itself."""
+    """M6. Whoever hears no leader campaigns, and votes for itself."""
 
     __slots__ = ()
 
@@ -488,7 +478,7 @@ class CampaignsAsLearner(RaftCore):
 
 
 class ForgetsConfigurationAtStart(SimNode):
-    """M8. After a restart the configuration of broker.conf is in force again."""
+    """M7. After a restart the configuration of broker.conf is in force again."""
 
     def take_part(self, hard_state: HardState) -> None:
         self.saved = None
@@ -529,7 +519,6 @@ NODE_BREAKS: tuple[type[SimNode], ...] = (
 MEMBER_BREAKS: tuple[type[RaftCore] | type[SimNode], ...] = (
     ConfiguredAtCommit,
     ChangesTwiceAtOnce,
-    ChangesBeforeItsNoop,
     CountsLearners,
     CountsItselfThoughRemoved,
     KeepsCutConfiguration,

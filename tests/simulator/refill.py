@@ -322,6 +322,9 @@ class RefilledNode(SimNode):
         """Let old segments go. Raises SimCrash."""
         index = self.log.index
         settled = min(self.snapshot_index, self.core.commit_index, self.log.durable_index)
+        configured = self.core.configurations.settled[0]
+        if configured > self.configuration_file.saved_index:
+            settled = min(settled, configured - 1)  # its frame is all that says who the members are
         if settled < index.first_index:
             return
         start, end = self.commitlog.min_offset, index.end_of(settled)

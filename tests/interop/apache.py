@@ -62,6 +62,7 @@ class ApacheBroker:
         self.address = f"127.0.0.1:{self.port}"
         self.jvm: Jvm | None = None
         self.more_jars: list[str] = []  # on its class path, besides its own
+        self.more_properties: dict[str, str] = {}  # of its JVM
         self.controller: JavaObject | None = None
         self.settings = {
             **SETTINGS,
@@ -82,6 +83,7 @@ class ApacheBroker:
         properties = {
             "rocketmq.home.dir": str(self.directory / "home"),
             "user.home": str(self.directory),  # its logs go there
+            **self.more_properties,
         }
         self.jvm = Jvm(properties, fetch(IVY_FILE, JARS) + self.more_jars)
         java = self.jvm.gateway.jvm

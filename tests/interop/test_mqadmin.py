@@ -57,6 +57,8 @@ def broker(
         timerWheelEnable="true",  # its deleteTopic fails without
     )
     broker.more_jars = fetch(apache.TOOLS_IVY_FILE, apache.TOOLS_JARS)
+    # A Java consumer that begins with no queue looks again after 20 s, else.
+    broker.more_properties["rocketmq.client.rebalance.waitInterval"] = "2000"
     broker.start()
     yield broker
     broker.kill()

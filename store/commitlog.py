@@ -246,8 +246,9 @@ class CommitLog:
         """Before settling: what stood below `end` was durable once, also where a power cut has set
         the mark back. Noted durably, for the next start. Blocking. Raises OSError."""
         mark = self._mark
-        if mark is not None and not mark.lost and mark.durable_offset < end:
-            mark.lower_durable(end)  # which does not lower it here: but it returns when synced
+        if end > 0 and mark is not None and not mark.lost:
+            # Never lower than it is; and synced, also where it is above and only noted.
+            mark.lower_durable(max(end, mark.durable_offset))
 
     def _note_restored(self, end: int) -> None:
         """A segment that ends at `end` is missing in front of others. Before it is there again: the

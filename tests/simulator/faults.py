@@ -288,15 +288,13 @@ class FaultPlan:
         apart_ms = (6 + 4 * world.rng.random()) * world.unit_ms
         world.after(apart_ms, self._strike_fork, leader.name)
 
-    def kills_in_doubt(self, node: SimNode) -> bool:
+    def kill_in_doubt(self, node: SimNode) -> None:
         """`node` has just patched its log, and knows that what stands behind the patch may not
         belong there. Nobody may believe it after a kill either."""
         world = self._world
-        if world.healed or world.damage.rng.random() < 0.5:
-            return False
-        world.note("killed in doubt")
-        self._stop(node, power=world.profile.durable and world.damage.rng.random() < 0.5)
-        return True
+        if not world.healed and world.damage.rng.random() < 0.5:
+            world.note("killed in doubt")
+            self._stop(node, power=world.profile.durable and world.damage.rng.random() < 0.5)
 
     def _strike_fork(self, alone: str) -> None:
         """Half of the time nobody but the one who was alone is there to answer."""

@@ -116,10 +116,9 @@ class Mender:
     def _decided(self, verdict: Patch | GiveUp) -> None:
         self.world.note(f"{self.node.name} {verdict}")
         if isinstance(verdict, Patch):
-            wanted = self.mend(verdict)
-            if not verdict.proven and self.world.plan.kills_in_doubt(self.node):
-                return
-            self._go_on(wanted)
+            self._go_on(self.mend(verdict))
+            if not verdict.proven and self.repairing is not None:
+                self.world.plan.kill_in_doubt(self.node)
         else:
             self.give_up(verdict.reason)
             self._take_part()

@@ -12,6 +12,7 @@ import pytest
 from dledger.hardstate import HardStateFile
 from dledger.log import RaftLog
 from dledger.messages import HardState
+from store.checkpoint import Checkpoint
 from store.commitlog import CommitLog
 from store.frame import FrameKind, seal_frame
 from tests.simulator.disk import SimCrash, SimDisk
@@ -61,3 +62,35 @@ def test_a_smaller_frame_takes_the_place_of_one_that_had_closed_the_segment() ->
     again = RaftLog(commitlog)
     again.open()
     assert again.frames(1, 2)[1] == small
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_that_a_lost_segment_was_full_is_known_after_a_power_cut_too(seed: int) -> None:
+    """The durable mark stood above it, but had not been synced: the start that restored the
+    segment's file has to see to that."""
+    disk = SimDisk(Random(seed))
+    mark = Checkpoint(disk, "checkpoint")
+    mark.open()
+    commitlog = CommitLog(disk, "commitlog", 4096, mark)
+    commitlog.open()
+    log = RaftLog(commitlog)
+    log.open()
+    for index in range(1, 7):
+        frame = seal_frame(index, 1, log.place(1500), 0, FrameKind.COMMAND, 0, bytes(1500))
+        log.append((frame,))
+        ticket = log.begin_sync()
+        assert ticket is not None
+        ticket.run()
+        log.finish_sync(ticket)
+    disk.kill_process()
+    assert disk.lose_file("commitlog/00000000000000004096")
+    for lose in (disk.kill_process, disk.lose_power):
+        mark = Checkpoint(disk, "checkpoint")
+        mark.open(verify=True)
+        commitlog = CommitLog(disk, "commitlog", 4096, mark)
+        commitlog.open(restore=True)
+        assert max(commitlog.restored_end, commitlog.durable_hint) >= 8192
+        lose()
+    mark = Checkpoint(disk, "checkpoint")
+    mark.open(verify=True)
+    assert mark.durable_offset >= 8192

@@ -260,6 +260,11 @@ class Configurations:
         """The newest one that is known to be committed."""
         return self._entries[0]
 
+    @property
+    def ids(self) -> frozenset[NodeId]:
+        """Members of the one in force, or of one that may come back."""
+        return frozenset().union(*(configuration.ids for _, configuration in self._entries))
+
     def ever_voter(self, node_id: NodeId) -> bool:
         """Whether it votes in the one in force, or in one that may come back."""
         return any(node_id in configuration.voters for _, configuration in self._entries)

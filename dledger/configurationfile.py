@@ -23,6 +23,7 @@ from dledger.configuration import (
     decode_configuration,
     encode_configuration,
 )
+from dledger.errors import RaftError
 from dledger.log import RaftLog
 from dledger.slots import SlotFile, SlotsDamaged
 from store.disk import Disk
@@ -30,8 +31,11 @@ from store.disk import Disk
 _INDEX = struct.Struct(">q")
 
 
-class ConfigurationLost(Exception):
+class ConfigurationLost(RaftError):
     """The file is damaged, and the log does not go back to its beginning."""
+
+    code = "CONFIGURATION_LOST"
+    retriable = False
 
 
 class ConfigurationFile:

@@ -26,6 +26,7 @@ from typing import TypeVar
 from dledger.errors import FrameDamaged
 from dledger.index import LogIndex
 from dledger.log import RaftLog
+from dledger.messages import NodeId
 from dledger.repair import (
     FrameRepair,
     GiveUp,
@@ -96,6 +97,11 @@ class Healer:
         self._stopping = False
         self._failure: BaseException | None = None
 
+    def set_members(self, members: frozenset[NodeId]) -> None:
+        """Whom to ask from now on."""
+        self._start.asker.set_members(members)
+        self._frames.asker.set_members(members)
+
     # -- before the core runs -------------------------------------------------------------------
 
     async def recover(
@@ -118,7 +124,7 @@ class Healer:
         if wanted is None:
             return
         position, reason = wanted.position, self._log.damage_reason
-        if len(self._config.peers) == 1:
+        if not self._start.asker.peers:
             raise StoreDamaged(position, f"{reason}; and there is no peer to repair it from")
         self._start.term = await self._in_pool(last_term)
         await open_links()

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from dledger.applier import Application, Applier
-from dledger.configuration import Configurations, founding
+from dledger.configuration import Change
 from dledger.core import RaftCore
 from dledger.errors import NotLeader, StateTooOld
 from dledger.flusher import FlushMode, LogFlusher
@@ -46,6 +46,7 @@ from dledger.proposer import Proposer
 from dledger.reads import Reads
 from dledger.readtrial import ReadTrial
 from dledger.repair import RepairRequest, RepairResponse, Standing, standing_of
+from dledger.roster import Roster, members_of
 from dledger.saver import HardStateSaver
 from dledger.settings import MemberConfig
 from dledger.slots import SlotFile
@@ -131,6 +132,9 @@ class RaftMember(Performing):
         self._links = PeerLinks(
             config.node_id, config.group, config.peers, self, rng, config.links, listen_socket
         )
+        self._roster = Roster(
+            config, disk, lambda reason, error: self._fail(reason, error, disk=True)
+        )
         self._linked = False  # listens and dials
         self._has_core = False  # the log is whole
         self._running = False
@@ -165,7 +169,12 @@ class RaftMember(Performing):
         and when it is cancelled."""
         loop = asyncio.get_running_loop()
         self._housekeeper = ThreadPoolExecutor(1, thread_name_prefix="raft-housekeeping")
+        await loop.run_in_executor(self._housekeeper, self._roster.load)
+        self._roster.before_the_core(self._links, self._healer)
         hard_state = await self._recover(self._housekeeper)
+        configurations = await loop.run_in_executor(
+            self._housekeeper, self._roster.starting, self.log
+        )
         if self.recovering is not None:
             log.warning("recovering node=%s reason=%s", self.config.node_id, self.recovering)
         await loop.run_in_executor(self._housekeeper, self._applier.start)
@@ -178,9 +187,7 @@ class RaftMember(Performing):
         config = self.config
         self.core = RaftCore(
             config.node_id,
-            Configurations(
-                0, founding((p.node_id, f"{p.host}:{p.port}") for p in config.peers.values())
-            ),
+            configurations,
             config.core,
             self.log.index,
             hard_state,
@@ -198,6 +205,7 @@ class RaftMember(Performing):
             config.frames_in_flight_max,
         )
         self._running = self._has_core = True
+        self._roster.follow(self.core, self._links, self._healer)
         self._flusher.start()
         self._healer.start(self._housekeeper)
         self._installer.start(self.core, self._housekeeper)
@@ -234,11 +242,14 @@ class RaftMember(Performing):
         if self._timer is not None:
             self._timer.cancel()
         self._applier.stop()
+        if self._has_core:
+            self._proposer.leadership_lost()
         self._proposals.close("the node stops")
         self._reads.close()
         await self._links.stop()
         await self._healer.stop()
         await self._installer.stop()
+        await self._roster.stop()
         await self._saver.stop()
         await self._flusher.stop()
         if self._preparing is not None:
@@ -316,6 +327,7 @@ class RaftMember(Performing):
         only. Returns the new first offset. Raises OSError."""
         index = self.log.index
         settled = min(self._applier.applied_index, self.core.commit_index, self.log.durable_index)
+        settled = self._roster.may_go(self.core, settled)
         if settled >= index.first_index:
             self.core.trim(self.log.trim(min(position, index.end_of(settled))))
         return self._commitlog.min_offset
@@ -374,6 +386,23 @@ class RaftMember(Performing):
             self._health,
             self._healer.status() | self._installer.status(),
         )
+
+    def change_members(self, change: Change) -> asyncio.Future[int]:
+        """Change the group; the future gives the frame's index once it is committed and applied
+        here. One change at a time; membership.py says what else is refused.
+
+        Raises, or the future fails with: NotLeader, Busy, ChangeRefused (nothing has happened),
+        OutcomeUnknown."""
+        if not self._running or self.core.role is not Role.LEADER:
+            raise NotLeader(self.leader)
+        future = self._proposer.ask_change(change)
+        self._schedule_cut()
+        return future
+
+    @property
+    def members(self) -> list[dict[str, object]]:
+        """Who is in the group, as this node knows it (roster.members_of)."""
+        return members_of(self.core) if self._has_core else []
 
     # -- what happens (LinkHandler, timer, threads) -------------------------------------------
 
@@ -482,6 +511,8 @@ class RaftMember(Performing):
 
     def _keep_house(self, now_ms: float) -> None:
         self._proposals.expire(now_ms)
+        assert self._housekeeper is not None
+        self._roster.save(self.core, self._housekeeper)
         if self._health.is_full:
             self._try_to_write()
         self._read_trial.try_again(self.core)

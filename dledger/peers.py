@@ -1,8 +1,9 @@
 """The links between the replicas of a group, over asyncio's Protocol classes.
 
-Each node dials every other one. The connection a node dialled carries its messages to that peer
-and nothing else but the answer to its hello; so a directed link is one TCP connection, and losing
-either direction is noticed at once on both ends. Names are resolved anew at each dial.
+Each node dials every other member of its group; who these are may change (`set_peers`). The
+connection a node dialled carries its messages to that peer and nothing else but the answer to its
+hello; so a directed link is one TCP connection, and losing either direction is noticed at once on
+both ends. Names are resolved anew at each dial.
 
 Limits: what waits for a peer that does not read is bounded in bytes (beyond it messages are
 dropped: Raft sends again); what a peer sends is bounded per message by `wire`; connections that
@@ -14,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -133,11 +134,15 @@ class PeerLinks:
         self.group = group
         self.handler = handler
         self.config = config or LinkConfig()
+        self._rng = rng
         self._listen_socket = listen_socket
         self._address = peers[node_id]
         self._dialers = {
             peer: _Dialer(self, address, rng) for peer, address in peers.items() if peer != node_id
         }
+        self._retired: list[_Dialer] = []
+        self._removed: frozenset[NodeId] = frozenset()
+        self._started = False
         self._server: asyncio.Server | None = None
         self._accepted: set[_Accepted] = set()
         self._incoming: dict[NodeId, _Accepted] = {}
@@ -157,18 +162,40 @@ class PeerLinks:
                 self.config.listen_host or self._address.host,
                 self._address.port,
             )
+        self._started = True
         for dialer in self._dialers.values():
             dialer.start()
+
+    def set_peers(
+        self, peers: Mapping[NodeId, PeerAddress], removed: Collection[NodeId] = ()
+    ) -> None:
+        """Dial these, and nobody else, from now on; what waits for the others is still sent.
+        Whoever was `removed` is told so when it dials."""
+        self._removed = frozenset(removed)
+        self._retired = [dialer for dialer in self._retired if not dialer.is_over]
+        for peer, dialer in list(self._dialers.items()):
+            if peers.get(peer) != dialer.address:
+                dialer.retire()
+                self._retired.append(dialer)
+                del self._dialers[peer]
+        for peer, address in peers.items():
+            if peer != self.node_id and peer not in self._dialers:
+                dialer = self._dialers[peer] = _Dialer(self, address, self._rng)
+                if self._started and not self._stopping:
+                    dialer.start()
+        for peer in self._removed & self._incoming.keys():
+            self._incoming[peer].abort()
 
     async def stop(self, linger_ms: int = 200) -> None:
         """Close all; what is buffered gets `linger_ms` to leave. Reports nothing any more."""
         self._stopping = True
         if self._server is not None:
             self._server.close()
-        for dialer in self._dialers.values():
+        dialers = [*self._dialers.values(), *self._retired]
+        for dialer in dialers:
             await dialer.stop()
         connections: list[_Connection] = list(self._accepted)
-        connections += [d.connection for d in self._dialers.values() if d.connection is not None]
+        connections += [d.connection for d in dialers if d.connection is not None]
         for connection in connections:
             connection.close()
         if connections:
@@ -187,7 +214,7 @@ class PeerLinks:
         self._stopping = True
         if self._server is not None:
             self._server.close()
-        for dialer in self._dialers.values():
+        for dialer in (*self._dialers.values(), *self._retired):
             dialer.cut()
         for accepted in list(self._accepted):
             accepted.abort()
@@ -195,11 +222,11 @@ class PeerLinks:
     def send(self, peer: NodeId, buffers: Sequence[bytes], *, droppable: bool) -> bool:
         """Write buffers to `peer` in one call; False if they were dropped.
 
-        Dropped without an open link, and when too much is waiting; `droppable` says that the
-        buffers carry frames, which give way first."""
-        dialer = self._dialers[peer]
-        transport = dialer.transport
-        if transport is None:
+        Dropped without an open link, for a stranger, and when too much is waiting; `droppable`
+        says that the buffers carry frames, which give way first."""
+        dialer = self._dialers.get(peer)
+        transport = None if dialer is None else dialer.transport
+        if dialer is None or transport is None:
             return False
         limit = self.config.send_buffer_bytes_max
         if transport.get_write_buffer_size() >= (
@@ -212,26 +239,32 @@ class PeerLinks:
 
     def is_open(self, peer: NodeId) -> bool:
         """Whether messages to `peer` go out."""
-        return self._dialers[peer].transport is not None
+        dialer = self._dialers.get(peer)
+        return dialer is not None and dialer.transport is not None
 
     def dropped(self, peer: NodeId) -> int:
         """How many writes to `peer` were dropped at the buffer's limit."""
-        return self._dialers[peer].dropped
+        dialer = self._dialers.get(peer)
+        return 0 if dialer is None else dialer.dropped
 
     def last_error(self, peer: NodeId) -> str:
         """Why the last attempt to reach `peer` failed; empty if it did not."""
-        return self._dialers[peer].error
+        dialer = self._dialers.get(peer)
+        return "" if dialer is None else dialer.error
 
     # -- for the connections below --
 
     def refusal(self, hello: Hello) -> str:
-        """Why a dialler is not welcome; empty if it is."""
+        """Why a dialler is not welcome; empty if it is. A stranger is: it may be a member that
+        this node has not heard of yet, and whom it shall hear (RaftCore.step)."""
         if hello.group != self.group:
             return f"this is group {self.group}, not {hello.group}"
         if hello.receiver != self.node_id:
             return f"this is {self.node_id}, not {hello.receiver}"
-        if hello.sender not in self._dialers:
-            return f"{hello.sender} is no peer of {self.node_id}"
+        if hello.sender == self.node_id:
+            return f"this is {self.node_id} itself"
+        if hello.sender in self._removed:
+            return f"{hello.sender} was removed from group {self.group}"
         return ""
 
     def accepted_opened(self, connection: _Accepted) -> bool:
@@ -245,7 +278,9 @@ class PeerLinks:
         self._incoming[peer] = connection
         if old is not None:
             old.abort()  # the peer dialled again: it gave the old one up
-        self._dialers[peer].hurry()  # it lives: no need to wait out the back-off
+        dialer = self._dialers.get(peer)
+        if dialer is not None:
+            dialer.hurry()  # it lives: no need to wait out the back-off
 
     def accepted_lost(self, connection: _Accepted) -> None:
         self._accepted.discard(connection)
@@ -440,6 +475,20 @@ class _Dialer:
             self._task.cancel()
         if self.connection is not None:
             self.connection.abort()
+
+    def retire(self) -> None:
+        """Dial no more, and close the connection when what waits has been sent. Reports nothing
+        any more."""
+        self.transport = None
+        if self._task is not None:
+            self._task.cancel()
+        if self.connection is not None:
+            self.connection.close()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether a retired one has nothing left to be waited for."""
+        return self.connection is None and (self._task is None or self._task.done())
 
     def hurry(self) -> None:
         """Dial now if a back-off is being waited out."""

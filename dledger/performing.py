@@ -26,6 +26,7 @@ from dledger.proposals import Proposals
 from dledger.proposer import Proposer
 from dledger.reads import Reads
 from dledger.readtrial import ReadTrial
+from dledger.roster import Roster
 from dledger.saver import HardStateSaver
 from dledger.settings import MemberConfig
 from dledger.wire import encode_append, encode_message
@@ -45,6 +46,7 @@ class Performing:
     failure: str | None
     _application: Application
     _applier: Applier
+    _clock_ms: Callable[[], float]
     _commit_due: int  # committed, to be applied; 0: nothing
     _flusher: LogFlusher
     _has_core: bool
@@ -59,6 +61,7 @@ class Performing:
     _read_trial: ReadTrial
     _reads: Reads
     _ready_event: tuple[RoleEvent, int] | None  # to deliver once applied
+    _roster: Roster
     _running: bool
     _saver: HardStateSaver
     _serving: bool  # the application knows that it leads
@@ -107,6 +110,8 @@ class Performing:
                     self._perform(wanted)
                 elif self.core.wants_noop:
                     self._proposer.propose_noop()
+                elif self._proposer.propose_change(self._clock_ms()):
+                    continue
                 elif self._serving and self._proposer.propose_next():
                     continue
                 elif self._commit_due:
@@ -168,6 +173,8 @@ class Performing:
             # Behind the sending, so that the peers' disks work while ours does. Nothing of this
             # is acknowledged before the core is told that it is durable.
             self._frames_written()
+        if ready.configuration_changed:  # behind the last word to whoever was removed
+            self._members_changed()
         if ready.commit_index is not None:
             self._commit_due = ready.commit_index  # applied by the pump
         for token, index in ready.reads:
@@ -199,6 +206,19 @@ class Performing:
             self._links.send(peer, buffers, droppable=False)
         for peer, buffers in frames.items():
             self._links.send(peer, buffers, droppable=True)
+
+    def _members_changed(self) -> None:
+        core = self.core
+        configurations = core.configurations
+        log.warning(
+            "members_changed node=%s index=%d committed=%s voters=%s members=%s",
+            core.node_id,
+            configurations.index,
+            configurations.index <= core.commit_index,
+            ",".join(sorted(core.voters)),
+            ",".join(sorted(configurations.current.ids)),
+        )
+        self._roster.follow(core, self._links, self._healer)
 
     # -- role and progress --------------------------------------------------------------------
 
@@ -269,6 +289,7 @@ class Performing:
                 RoleEvent(Role.FOLLOWER, term, None, False, self.failure)
             )
         finally:  # whatever state the rest is in, nobody may be left waiting
+            self._proposer.leadership_lost()
             self._proposals.close(self.failure)
             self._reads.close()
             self._on_fatal(self.failure)

@@ -87,6 +87,11 @@ class Proposals:
             return command.payload
         return None
 
+    def expect(self, index: int, term: int, now_ms: float, future: asyncio.Future[int]) -> None:
+        """Tell `future` the fate of frame (index, term), just proposed, that did not wait here."""
+        deadline_ms = now_ms + self._timeout_ms
+        self._proposed[index] = _Command(b"", future, deadline_ms, index, term)
+
     def note(self, index: int, term: int) -> None:
         """Frame (index, term), of whatever kind, is being proposed here."""
         self._term, self._last_index = term, index

@@ -7,14 +7,19 @@ are under way make up the next one.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Callable
 
 from dledger.applier import Application
+from dledger.configuration import Change, encode_configuration
 from dledger.core import RaftCore
-from dledger.errors import Busy
+from dledger.errors import Busy, NotLeader, RaftError
 from dledger.log import RaftLog
 from dledger.proposals import Proposals
 from store.frame import Frame, FrameKind, seal_frame
+
+log = logging.getLogger("dledger.proposer")
 
 
 class Proposer:
@@ -37,6 +42,7 @@ class Proposer:
         self._wall_ms = wall_ms
         self._frames_in_flight_max = frames_in_flight_max
         self._command_last = False  # who was asked last
+        self._change: tuple[Change, asyncio.Future[int]] | None = None  # waits to be proposed
         self._held: Frame | None = None  # cut, but refused by the core as Busy: goes first
 
     def propose_noop(self) -> None:
@@ -64,9 +70,42 @@ class Proposer:
             return False
         return True
 
+    def ask_change(self, change: Change) -> asyncio.Future[int]:
+        """Propose this when it is its turn; the future gives its index once it is applied here.
+        Raises Busy while another one waits."""
+        if self._change is not None:
+            raise Busy("another change of members waits to be proposed")
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._change = (change, future)
+        return future
+
+    def propose_change(self, now_ms: float) -> bool:
+        """Propose the change that waits, or refuse it; False if there is none to be done now. To
+        be performed before the next frame, as with `propose_next`."""
+        if self._change is None or self._held is not None:
+            return False  # a held frame has its place already
+        (change, future), self._change = self._change, None
+        core = self._core
+        try:
+            payload = encode_configuration(core.configuration_after(change))
+            frame = self._seal(FrameKind.CONFIGURATION, payload)
+            core.propose(frame)
+        except RaftError as error:
+            if not future.done():
+                future.set_exception(error)
+            return True
+        log.info("change node=%s change=%s frame=%r", core.node_id, change, frame)
+        self._proposals.note(frame.index, frame.term)
+        self._proposals.expect(frame.index, frame.term, now_ms, future)
+        return True
+
     def leadership_lost(self) -> None:
         """A frame held back was never proposed; its fate is found like that of the others."""
         self._held = None
+        if self._change is not None:
+            (_, future), self._change = self._change, None
+            if not future.done():
+                future.set_exception(NotLeader(self._core.leader))
 
     def _next_frame(self) -> Frame | None:
         if self._command_last:

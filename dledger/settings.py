@@ -38,3 +38,4 @@ class MemberConfig:
     install: InstallTiming = field(default_factory=InstallTiming)
     core: CoreConfig = field(default_factory=CoreConfig)
     links: LinkConfig = field(default_factory=LinkConfig)
+    join: bool = False  # it founds no group with them: it waits until they take it in

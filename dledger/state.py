@@ -219,10 +219,15 @@ class CoreState:
         self._configuration_due = index if index > self.commit_index else 0
         self.voters = configuration.voters
         self.is_voter = self.node_id in self.voters
-        self.peers = tuple(sorted(configuration.ids - {self.node_id}))
+        self._set_peers()
         if self.role is Role.LEADER:
             self._configure_leader()
         self._out_configuration = True
+
+    def _set_peers(self) -> None:
+        """Also those of a configuration that may come back: a leader that is being removed has to
+        be answered."""
+        self.peers = tuple(sorted(self.configurations.ids - {self.node_id}))
 
     def _configure_leader(self) -> None:
         raise NotImplementedError  # membership.py
@@ -336,6 +341,8 @@ class CoreState:
             self._configuration_due = 0
             self.configurations.settle(index)
             self._out_configuration = True
+            if self.role is not Role.LEADER:
+                self._set_peers()
 
     def _truncate(self, from_index: int) -> None:
         """Cut the log at a proven conflict: its frames there and behind are another leader's."""

@@ -6,6 +6,7 @@ from dledger.core import RaftCore
 from dledger.health import DiskHealth
 from dledger.log import RaftLog
 from dledger.peers import PeerLinks
+from dledger.roster import members_of, standing_in_group
 from dledger.settings import MemberConfig
 
 
@@ -63,6 +64,10 @@ def status_of(
         "disk_reason": health.reason,
         **healing,
         "commands_waiting": commands_waiting,
+        "membership": standing_in_group(core),
+        "configuration_index": core.configurations.index,
+        "configuration_committed": core.configurations.index <= core.commit_index,
+        "members": members_of(core),
         "peers": peers,
     }
 

@@ -58,6 +58,8 @@ CORE = [
     "dledger/quorum.py",
     "dledger/progress.py",
     "dledger/index.py",
+    "dledger/configuration.py",
+    "dledger/membership.py",
     "dledger/core.py",
     "dledger/errors.py",
     "dledger/state.py",

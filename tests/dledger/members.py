@@ -173,6 +173,7 @@ class Node:
         self.running = False
         self.snapshot_index = 0
         self.source: InstallationSource | None = None
+        self.settings: dict[str, object] = {}  # other than the group's
         sock = socket.socket()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(("127.0.0.1", 0))
@@ -195,7 +196,7 @@ class Node:
         self.commitlog.open(restore=True)
         sock, self.sock = self.sock, None
         self.member = RaftMember(
-            replace(group.config, node_id=self.node_id),
+            replace(group.config, node_id=self.node_id, **self.settings),  # type: ignore[arg-type]
             self.disk,  # type: ignore[arg-type]
             self.commitlog,
             self.app,
@@ -298,6 +299,14 @@ class Group:
 
         await self.until(lambda: bool(ready()))
         return max(ready(), key=lambda n: n.member.core.term)
+
+    def joiner(self, node_id: str) -> Node:
+        """A new node, not started yet, that waits to be taken in."""
+        node = Node(self, node_id)
+        address = PeerAddress(node_id, "127.0.0.1", node.port)
+        node.settings = {"join": True, "peers": {**self.config.peers, node_id: address}}
+        self.nodes.append(node)
+        return node
 
     def others(self, node: Node) -> list[Node]:
         return [n for n in self.nodes if n is not node]

@@ -17,7 +17,9 @@ from dledger.peers import (
 )
 from dledger.wire import (
     Hello,
+    HelloAnswer,
     decode_answer,
+    encode_answer,
     encode_append,
     encode_hello,
     encode_message,
@@ -198,8 +200,7 @@ async def dial(net: Net, node: str) -> tuple[asyncio.StreamReader, asyncio.Strea
     ("hello", "reason"),
     [
         (Hello("g", "n1", "n9"), "this is n0, not n9"),
-        (Hello("g", "n9", "n0"), "n9 is no peer of n0"),
-        (Hello("g", "n0", "n0"), "n0 is no peer of n0"),
+        (Hello("g", "n0", "n0"), "this is n0 itself"),
         (Hello("other", "n1", "n0"), "this is group g, not other"),
     ],
 )
@@ -288,7 +289,7 @@ async def test_a_peer_that_does_not_read_cannot_fill_our_memory(net: Net) -> Non
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(10)
-        writer.write(b"RMQA\x02\x00\x00\x00")
+        writer.write(encode_answer(HelloAnswer("")))
         writer.transport.pause_reading()  # type: ignore[attr-defined]
         stalled.append(writer)
 

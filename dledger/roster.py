@@ -1,0 +1,142 @@
+"""Who is in the group, for the shell: where members are reached, and what is kept of that on disk.
+
+The core decides which configuration is in force; this follows it: the links dial its members, the
+healer asks them, the newest committed one is noted in the configuration file (by a whole replica
+only, see standing.py), and retention spares its frame until that is durable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import Executor
+
+from dledger.configuration import Configuration, Configurations, GroupMember, founding
+from dledger.configurationfile import ConfigurationFile, starting_configurations
+from dledger.core import RaftCore
+from dledger.healer import Healer
+from dledger.log import RaftLog
+from dledger.messages import NodeId
+from dledger.peers import PeerAddress, PeerLinks
+from dledger.settings import MemberConfig
+from store.disk import Disk
+
+log = logging.getLogger("dledger.roster")
+
+
+class Roster:
+    """Owned by the member; on the loop, but for `load`, `starting` and the saving."""
+
+    def __init__(
+        self, config: MemberConfig, disk: Disk, on_failed: Callable[[str, BaseException], None]
+    ) -> None:
+        self._config = config
+        self._file = ConfigurationFile(disk, config.directory)
+        self._on_failed = on_failed
+        self._saved: tuple[int, Configuration] | None = None
+        self._addresses = dict(config.peers)  # of everybody that was ever known
+        self._saving: asyncio.Future[None] | None = None
+
+    def load(self) -> None:
+        """Blocking; first of all. Raises OSError."""
+        self._saved = self._file.load()
+
+    @property
+    def founding(self) -> Configuration:
+        """What broker.conf says: nothing, for a replica that is to join a group."""
+        peers = () if self._config.join else self._config.peers.values()
+        return founding((peer.node_id, f"{peer.host}:{peer.port}") for peer in peers)
+
+    def starting(self, raft_log: RaftLog) -> Configurations:
+        """Those of a log that is open now. Blocking. Raises ConfigurationLost, OSError,
+        FrameDamaged."""
+        return starting_configurations(self._saved, self._file.damaged, self.founding, raft_log)
+
+    def before_the_core(self, links: PeerLinks, healer: Healer) -> None:
+        """Whom to ask while the log is mended: everybody of the file and of broker.conf."""
+        known = self._saved[1] if self._saved is not None else Configuration()
+        for member in known.members:
+            self._addresses[member.node_id] = self._address(member)
+        links.set_peers(self._addresses)
+        healer.set_members(frozenset(self._addresses))
+
+    def follow(self, core: RaftCore, links: PeerLinks, healer: Healer) -> None:
+        """Another configuration is in force, or the one in force is committed."""
+        current = core.configurations.current
+        for member in current.members:
+            self._addresses[member.node_id] = self._address(member)
+        # One that is to join, and knows of no configuration yet, dials whom it was told to.
+        ids = core.peers if current.members else tuple(self._addresses)
+        links.set_peers(
+            {peer: self._addresses[peer] for peer in ids if peer in self._addresses},
+            core.configurations.settled[1].removed,
+        )
+        healer.set_members(frozenset(ids) | {core.node_id})
+
+    def _address(self, member: GroupMember) -> PeerAddress:
+        own = self._config.peers.get(member.node_id)
+        if own is not None and (member.founder or member.node_id == self._config.node_id):
+            return own
+        host, _, port = member.address.rpartition(":")
+        host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+        return PeerAddress(member.node_id, host, int(port))
+
+    # -- what is durable ----------------------------------------------------------------------
+
+    def save(self, core: RaftCore, pool: Executor) -> None:
+        """Note the newest committed configuration, if that is due. Again and again."""
+        index, configuration = core.configurations.settled
+        if self._saving is not None or index <= self._file.saved_index or not core.whole:
+            return
+        loop = asyncio.get_running_loop()
+        self._saving = loop.run_in_executor(pool, self._file.save, index, configuration)
+        self._saving.add_done_callback(self._saved_it)
+
+    def _saved_it(self, done: asyncio.Future[None]) -> None:
+        self._saving = None
+        error = done.exception()
+        if error is not None:
+            self._on_failed("saving the configuration failed", error)
+
+    def may_go(self, core: RaftCore, index: int) -> int:
+        """Up to which frame retention may take the log, of those up to `index`."""
+        settled, _ = core.configurations.settled
+        return index if settled <= self._file.saved_index else min(index, settled - 1)
+
+    async def stop(self) -> None:
+        if self._saving is not None:
+            await asyncio.wait([self._saving])
+        self._file.close()
+
+
+def members_of(core: RaftCore) -> list[dict[str, object]]:
+    """Every member, as data: `match` (last frame it has), `lag` (frames it lacks) and `whole` of
+    the others are None on a replica that does not lead."""
+    rows: list[dict[str, object]] = []
+    for member in core.configurations.current.members:
+        node_id: NodeId = member.node_id
+        progress = core.progress.get(node_id)
+        match = core.durable_index if node_id == core.node_id else None
+        whole: bool | None = core.whole if node_id == core.node_id else None
+        if progress is not None:
+            match = progress.match_index
+            whole = None if progress.recovering is None else not progress.recovering
+        rows.append(
+            {
+                "node_id": node_id,
+                "address": member.address,
+                "role": member.role.name.lower(),
+                "broker_id": member.broker_id,
+                "match": match,
+                "lag": None if match is None else core.last_index - match,
+                "whole": whole,
+            }
+        )
+    return rows
+
+
+def standing_in_group(core: RaftCore) -> str:
+    """`voter`, `learner`, or `none`: this replica was removed, or has not been added yet."""
+    member = core.configurations.current.get(core.node_id)
+    return "none" if member is None else member.role.name.lower()

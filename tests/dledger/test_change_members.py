@@ -1,0 +1,142 @@
+"""Members change while real members work: real sockets, real files."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from dledger.configuration import Change, ChangeKind
+from dledger.errors import ChangeRefused, NotLeader
+from dledger.flusher import FlushMode
+from tests.dledger.members import Group, Node
+
+
+def address(node: Node) -> str:
+    return f"127.0.0.1:{node.port}"
+
+
+async def change(group: Group, kind: ChangeKind, node_id: str, where: str = "") -> int:
+    """Ask whoever leads, until it is done: a learner may need a moment, a leader may leave."""
+    async with asyncio.timeout(30):
+        while True:
+            whole = [n for n in group.nodes if n.running and n.member.core.whole]
+            leader = await group.leader(whole)
+            try:
+                return await leader.member.change_members(Change(kind, node_id, where))
+            except (ChangeRefused, NotLeader):
+                await asyncio.sleep(0.02)
+
+
+async def keep_sending(group: Group, sent: list[bytes], leader: Node) -> None:
+    while True:
+        message = b"m%d" % len(sent)
+        sent.append(message)
+        leader.app.send(message)
+        await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("flush", list(FlushMode))
+async def test_a_dead_voter_is_replaced_and_no_send_fails(tmp_path: Path, flush: FlushMode) -> None:
+    async with Group(tmp_path, flush=flush) as group:
+        leader = await group.leader()
+        dead = next(n for n in group.others(leader))
+        sent: list[bytes] = []
+        sending = asyncio.create_task(keep_sending(group, sent, leader))
+        await group.until(lambda: len(leader.app.fates) > 20)
+        new = group.joiner("n3")
+        await new.start()
+        assert new.member.status()["membership"] == "none"
+        await dead.kill()
+        await change(group, ChangeKind.ADD_LEARNER, "n3", address(new))
+        await change(group, ChangeKind.PROMOTE, "n3")
+        await change(group, ChangeKind.REMOVE, dead.node_id)
+        await group.until(lambda: len(leader.app.fates) > 60)
+        sending.cancel()
+        await asyncio.wait([sending])
+        await group.until(lambda: len(leader.app.fates) == len(sent))
+        assert set(leader.app.fates.values()) == {"stored"}
+        assert leader.member.core.role.value == "leader"  # it led all the time
+        await group.until(lambda: new.app.applied_index == leader.app.applied_index)
+        assert new.app.payloads == leader.app.payloads
+        rows = {row["node_id"]: row for row in new.member.members}
+        assert dead.node_id not in rows
+        assert (rows["n3"]["role"], rows["n3"]["broker_id"]) == ("voter", 4)
+        assert new.member.status()["membership"] == "voter"
+
+
+async def test_a_removed_replica_knows_it_and_disturbs_nobody(tmp_path: Path) -> None:
+    async with Group(tmp_path) as group:
+        leader = await group.leader()
+        gone = group.others(leader)[0]
+        await change(group, ChangeKind.REMOVE, gone.node_id)
+        await group.until(lambda: gone.member.status()["membership"] == "none")
+        await group.until(lambda: bool(gone.member.status()["configuration_committed"]))
+        term = leader.member.core.term
+        await asyncio.sleep(4 * group.config.core.election_ms_max / 1000)
+        assert (leader.member.core.term, leader.member.core.role.value) == (term, "leader")
+        assert gone.node_id not in leader.member.core.peers
+        # After a restart, too: it is told so, and remembers.
+        await gone.stop()
+        await gone.start()
+        assert gone.member.status()["membership"] == "none"
+
+
+async def test_a_leader_that_is_removed_names_its_successor(tmp_path: Path) -> None:
+    async with Group(tmp_path) as group:
+        old = await group.leader()
+        index = await change(group, ChangeKind.REMOVE, old.node_id)
+        new = await group.leader(group.others(old))
+        assert old.member.core.role.value == "follower"
+        assert new.member.core.configurations.index == index
+        with pytest.raises(NotLeader):
+            old.member.change_members(Change(ChangeKind.REMOVE, new.node_id))
+
+
+async def test_what_a_member_may_not_do_is_refused_with_the_reason(tmp_path: Path) -> None:
+    async with Group(tmp_path) as group:
+        leader = await group.leader()
+        with pytest.raises(ChangeRefused, match="no member"):
+            await leader.member.change_members(Change(ChangeKind.PROMOTE, "n9"))
+        await change(group, ChangeKind.ADD_LEARNER, "n9", "127.0.0.1:1")
+        with pytest.raises(ChangeRefused, match="n9"):
+            await leader.member.change_members(Change(ChangeKind.PROMOTE, "n9"))
+        await change(group, ChangeKind.REMOVE, "n9")
+
+
+async def test_a_moved_address_is_dialled(tmp_path: Path) -> None:
+    async with Group(tmp_path) as group:
+        leader = await group.leader()
+        moved = group.others(leader)[0]
+        await moved.stop()
+        again = Node(group, moved.node_id)  # the same disk, another port
+        again.disk = moved.disk
+        group.nodes[group.nodes.index(moved)] = again
+        await change(group, ChangeKind.MOVE, moved.node_id, address(again))
+        await again.start()
+        await group.until(lambda: again.app.applied_index == leader.app.applied_index)
+        assert leader.member._links.is_open(moved.node_id)
+
+
+async def test_the_configuration_outlives_the_frame_that_held_it(tmp_path: Path) -> None:
+    async with Group(tmp_path, segment_size_bytes=1 << 16) as group:
+        leader = await group.leader()
+        gone = group.others(leader)[0]
+        await change(group, ChangeKind.REMOVE, gone.node_id)
+        await gone.stop()
+        for count in range(60):
+            leader.app.send(bytes(4000))
+            await group.until(lambda count=count: leader.app.applied_index > count)
+        index = leader.member.core.configurations.index
+
+        def trimmed() -> bool:
+            leader.member.delete_before(leader.commitlog.max_offset)
+            return leader.member.log.index.first_index > index
+
+        await group.until(trimmed)
+        leader.snapshot_index = leader.app.applied_index
+        await leader.stop()
+        await leader.start()
+        assert leader.member.core.configurations.index == index
+        assert gone.node_id not in leader.member.core.voters

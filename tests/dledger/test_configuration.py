@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import pytest
+
+from dledger.configuration import (
+    MEMBERS_MAX,
+    REMOVED_MAX,
+    SIZE_BYTES_MAX,
+    Change,
+    ChangeKind,
+    Configuration,
+    ConfigurationError,
+    Configurations,
+    MemberRole,
+    decode_configuration,
+    encode_configuration,
+    founding,
+)
+from dledger.errors import ChangeRefused
+
+ADD, PROMOTE, REMOVE, MOVE = (
+    ChangeKind.ADD_LEARNER,
+    ChangeKind.PROMOTE,
+    ChangeKind.REMOVE,
+    ChangeKind.MOVE,
+)
+THREE = founding([("a", "ha:1"), ("b", "hb:2"), ("c", "hc:3")])
+
+
+def grown() -> Configuration:
+    return THREE.after(Change(ADD, "d", "hd:4")).after(Change(PROMOTE, "d"))
+
+
+def test_a_replacement_step_by_step() -> None:
+    learner = THREE.after(Change(ADD, "d", "hd:4"))
+    assert (learner.voters, learner.ids) == (frozenset("abc"), frozenset("abcd"))
+    after = learner.after(Change(PROMOTE, "d")).after(Change(REMOVE, "b"))
+    assert (after.voters, after.removed) == (frozenset("acd"), ("b",))
+    assert [(m.node_id, m.broker_id, m.founder) for m in after.members] == [
+        ("a", 1, True),
+        ("c", 3, True),
+        ("d", 4, False),
+    ]
+    back = after.after(Change(ADD, "b", "hb:9"))
+    assert back.removed == ()
+    member = back.get("b")
+    assert member is not None
+    assert (member.broker_id, member.role) == (5, MemberRole.LEARNER)  # no id is given twice
+
+
+def test_a_moved_founder_is_reached_where_the_change_says() -> None:
+    member = THREE.after(Change(MOVE, "b", "elsewhere:7")).get("b")
+    assert member is not None
+    assert (member.address, member.founder, member.broker_id) == ("elsewhere:7", False, 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (Change(ADD, "a", "h:1"), "a is a voter already"),
+        (Change(ADD, "d", "h"), "must read host:port"),
+        (Change(ADD, "d", "h:0"), "must read host:port"),
+        (Change(ADD, "d", "h" * 300 + ":1"), "too long"),
+        (Change(ADD, "", "h:1"), "is no id"),
+        (Change(PROMOTE, "a"), "a is a voter already"),
+        (Change(PROMOTE, "x"), "x is no member"),
+        (Change(REMOVE, "x"), "x is no member"),
+        (Change(MOVE, "x", "h:1"), "x is no member"),
+        (Change(MOVE, "a", "nowhere"), "must read host:port"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(change: Change, reason: str) -> None:
+    with pytest.raises(ChangeRefused, match=reason):
+        THREE.after(change)
+
+
+def test_the_only_voter_stays() -> None:
+    alone = founding([("a", "h:1")]).after(Change(ADD, "b", "h:2"))
+    with pytest.raises(ChangeRefused, match="only voter"):
+        alone.after(Change(REMOVE, "a"))
+
+
+def test_limits() -> None:
+    full = THREE
+    for n in range(MEMBERS_MAX - 3):
+        full = full.after(Change(ADD, f"n{n}", "h:1"))
+    with pytest.raises(ChangeRefused, match="may not have more"):
+        full.after(Change(ADD, "one-more", "h:1"))
+    for n in range(REMOVED_MAX + 3):
+        full = full.after(Change(REMOVE, f"n{n}" if n < 6 else f"m{n}")) if n < 6 else full
+    assert len(full.removed) <= REMOVED_MAX
+    with pytest.raises(ChangeRefused, match=f"exceed {SIZE_BYTES_MAX} bytes"):
+        wide = THREE
+        for n in range(5):
+            wide = wide.after(Change(ADD, f"{n}" * 200, "h:1"))
+
+
+@pytest.mark.parametrize("configuration", [Configuration(), THREE, grown()])
+def test_round_trip_and_every_truncation(configuration: Configuration) -> None:
+    data = encode_configuration(configuration)
+    assert decode_configuration(data) == configuration
+    for size in range(len(data)):
+        with pytest.raises(ConfigurationError):
+            decode_configuration(data[:size])
+    with pytest.raises(ConfigurationError):
+        decode_configuration(data + b"\0")
+
+
+def test_what_is_no_configuration() -> None:
+    data = bytearray(encode_configuration(THREE))
+    for at, value in ((0, 9), (7, 7), (8, 0x80)):  # version, role, flags
+        bad = data.copy()
+        bad[at] = value
+        with pytest.raises(ConfigurationError):
+            decode_configuration(bytes(bad))
+    twice = Configuration((*THREE.members, THREE.members[0]))
+    with pytest.raises(ConfigurationError, match="twice"):
+        decode_configuration(encode_configuration(twice))
+
+
+def test_the_newest_in_the_log_is_in_force_and_gone_when_it_is_cut() -> None:
+    log = Configurations(0, THREE)
+    learner = THREE.after(Change(ADD, "d", "hd:4"))
+    assert log.append(5, learner)
+    assert log.append(7, grown())
+    assert (log.current, log.index, log.settled) == (grown(), 7, (0, THREE))
+    assert log.truncate(6)
+    assert (log.current, log.index) == (learner, 5)
+    assert not log.truncate(6)
+    log.settle(5)
+    assert log.settled == (5, learner)
+    assert not log.append(4, THREE)  # read again, from before
+    assert log.current == learner
+
+
+def test_whoever_may_vote_again_counts_as_a_voter_that_may_come_back() -> None:
+    log = Configurations(0, THREE)
+    log.append(3, THREE.after(Change(REMOVE, "c")))
+    assert log.ever_voter("c")
+    log.settle(3)
+    assert not log.ever_voter("c")

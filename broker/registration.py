@@ -116,7 +116,8 @@ class Registrar:
         wait_ms = self._period_ms
         while True:
             with contextlib.suppress(TimeoutError):  # the period is over: register again
-                await asyncio.wait_for(event.wait(), wait_ms / 1000)
+                async with asyncio.timeout(wait_ms / 1000):  # wait_for may swallow a cancellation
+                    await event.wait()
             event.clear()
             wait_ms = self._period_ms if await self._register(server) else RETRY_MS
 

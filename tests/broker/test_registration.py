@@ -1,5 +1,7 @@
 """A name server that loses our connection is told again soon, not only a period later."""
 
+import asyncio
+
 from broker import registration
 from remoting.command import RemotingCommand
 from remoting.server import RemotingServer
@@ -26,6 +28,26 @@ class NameServer:
     def cut(self):
         for connection in list(self.server.connections):
             connection.abort("test")
+
+
+async def test_a_change_and_a_stop_at_once(tmp_path):
+    """The registrar is woken and cancelled in one turn of the loop: it ends all the same."""
+    names = NameServer()
+    await names.server.start("127.0.0.1", 0)
+    try:
+        async with Group(tmp_path, namesrvAddr=f"127.0.0.1:{names.server.port}") as group:
+            broker = await group.leading()
+            await until(lambda: broker.registrar.registered != {})
+            heard = -1
+            while heard != names.heard:  # it waits, nothing is under way
+                heard = names.heard
+                await asyncio.sleep(0.1)
+            async with asyncio.timeout(30):
+                broker.registrar.trigger()
+                await asyncio.sleep(0)  # the waiter is woken, its task not yet
+                await broker.registrar.stop()
+    finally:
+        await names.server.stop()
 
 
 async def test_a_lost_connection_is_followed_by_a_registration(tmp_path, monkeypatch):

@@ -1,0 +1,82 @@
+"""What a leader's core refuses, and who counts, while members change. No shell, no time."""
+
+from __future__ import annotations
+
+import pytest
+
+from dledger.configuration import Change, ChangeKind, encode_configuration
+from dledger.errors import ChangeRefused, NotLeader
+from store.frame import FrameKind, seal_frame
+from tests.dledger.group import Group, Member
+
+REMOVE_C = Change(ChangeKind.REMOVE, "c")
+ADD_D = Change(ChangeKind.ADD_LEARNER, "d", "d:1")
+
+
+def led() -> Group:
+    group = Group("abc")
+    group.elect("a")
+    return group
+
+
+def make(member: Member, change: Change) -> None:
+    core = member.core
+    payload = encode_configuration(core.configuration_after(change))
+    index, position = core.last_index + 1, member.log[-1].end
+    core.propose(seal_frame(index, core.term, position, 0, FrameKind.CONFIGURATION, 0, payload))
+
+
+def test_only_a_leader_changes_members() -> None:
+    group = led()
+    with pytest.raises(NotLeader):
+        group["b"].core.configuration_after(REMOVE_C)
+
+
+def test_no_change_before_a_frame_of_the_own_term_is_committed() -> None:
+    group = led()
+    for name in "bc":
+        group[name].holding = True  # their disks are slow: the no-op is written, not durable
+    group["a"].core.step_down("test")
+    group.settle()
+    leader = next(m for m in group.members.values() if m.core.role.value == "leader")
+    assert not leader.core.leader_ready
+    with pytest.raises(ChangeRefused, match="no frame of term"):
+        leader.core.configuration_after(ADD_D)
+
+
+def test_one_change_at_a_time() -> None:
+    group = led()
+    make(group["a"], ADD_D)
+    with pytest.raises(ChangeRefused, match="not committed yet"):
+        group["a"].core.configuration_after(REMOVE_C)
+    group.settle()
+    make(group["a"], REMOVE_C)
+
+
+def test_in_force_from_the_append_on_and_no_more_when_it_is_cut() -> None:
+    group = led()
+    group.dropped = {("a", "b"), ("a", "c")}
+    make(group["a"], REMOVE_C)
+    group.settle()
+    assert group["a"].core.voters == {"a", "b"}
+    group.dropped = {("b", "a"), ("c", "a"), ("a", "b"), ("a", "c")}
+    group.elect("b")
+    group.dropped = set()
+    group.run(2_000)
+    assert group["a"].core.voters == {"a", "b", "c"}
+
+
+def test_a_learner_does_not_count() -> None:
+    group = led()
+    make(group["a"], ADD_D)
+    group.settle()
+    core = group["a"].core
+    assert core.peers == ("b", "c", "d")
+    assert core.voters == {"a", "b", "c"}
+    core.progress["d"].whole_index = core.last_index + 10
+    for name in "bc":
+        group[name].down = True
+    group["a"].propose(b"x")
+    before = core.commit_index
+    group.settle()
+    assert core.commit_index == before

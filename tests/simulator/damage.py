@@ -49,9 +49,10 @@ class Damage:
         return (frame.index, frame.term) in self.missing.get(node.name, {})
 
     def has(self, node: SimNode) -> bool:
-        """Whether anything of this node is damaged."""
+        """Whether anything of this node is damaged, or in doubt while it repairs itself."""
         self._refresh(node)
-        return bool(self.missing.get(node.name)) or node.name in self._marks
+        doubts = node.repair_wants is not None
+        return doubts or bool(self.missing.get(node.name)) or node.name in self._marks
 
     def wiped(self, node: SimNode) -> None:
         """It has a new disk."""

@@ -33,6 +33,7 @@ from broker.http.api import NodeApi
 from broker.installation import RAFT_DIRECTORY, Source
 from broker.keeper import ClassicKeeper, Keeper, RaftKeeper
 from broker.keyquery import KeyQueries
+from broker.members import LOOK_MS
 from broker.metrics import BrokerMetrics
 from broker.operators import Operators
 from broker.processor import Processor
@@ -466,6 +467,7 @@ class Broker:
             Chore("held_sends", 0, self.sends.release_overdue),
             Chore("disk_usage", 1_000, self._look_at_disk),
             Chore("rates", SAMPLE_MS, self._sample_rates),
+            Chore("members", LOOK_MS, self.operators.members.look),
             Chore("group_rates", GROUP_SAMPLE_MS, self.operators.rates.sample),
         ]
         self._housekeeper = Housekeeper(self.clock_ms, quick, self.keeper.chores(), self.fail)

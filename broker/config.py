@@ -227,6 +227,9 @@ class BrokerConfig:
     dleger_bind_address: str = option("raft", "dLegerBindAddress", "",
         "The address listened on for peers; empty: the host of this replica's entry in"
         " `dLegerPeers`. `0.0.0.0` where that host's address may change, as a container's does.")
+    raft_join: bool = option("raft", "raftJoin", False,
+        "This replica joins a group that is there (`dLegerPeers`: its members and this one): it"
+        " waits until it is added, and founds nothing.")
     preferred_leader_id: str = option("raft", "preferredLeaderId", "",
         "Accepted for Apache's sake; without effect.")
     engine: str = option("raft", "engine", "dledger",
@@ -290,6 +293,7 @@ class BrokerConfig:
             ("dLegerGroup", self.dleger_group, ""),
             ("dLegerPeers", self.dleger_peers, ""),
             ("dLegerSelfId", self.dleger_self_id, "n0"),
+            ("raftJoin", self.raft_join, False),
             ("engine", self.engine, "dledger"),
         )
         classic_only = (
@@ -332,7 +336,8 @@ class BrokerConfig:
         return str(self.broker_id) if self.is_classic else self.dleger_self_id
 
     def registration_id(self, leader: bool) -> int:
-        """0 for the leader or master. Others: a slave's brokerId; 1 + the ordinal in the peers."""
+        """0 for the leader or master. Others: a slave's brokerId; 1 + the ordinal in the peers,
+        which holds in a Raft group as long as its configuration says nothing else."""
         if leader:
             return 0
         if self.is_classic:
@@ -457,6 +462,10 @@ def _check_together(config: BrokerConfig, places: dict[str, str]) -> None:
         if config.preferred_leader_id and config.preferred_leader_id not in ids:
             near = nearest(config.preferred_leader_id, ids)
             fail("preferred_leader_id", f"not among the peers {', '.join(ids)}{near}")
+        if config.raft_join and config.engine != "dledger":
+            fail("raft_join", f"members do not change with engine={config.engine}")
+        if config.raft_join and len(ids) == 1:
+            fail("raft_join", "dLegerPeers must name the group's members, too")
     if config.is_slave and config.broker_id == 0:
         fail("broker_id", "0 is the master's; a SLAVE needs a brokerId of its own, e.g. 1")
     if config.is_classic and not config.is_slave and config.broker_id != 0:

@@ -13,6 +13,7 @@ import random
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from broker.config import BrokerConfig
@@ -85,8 +86,18 @@ class FramedEngine(Engine, Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What the group's configuration says of this replica. `broker_id` None: nothing yet."""
+
+    standing: str  # voter, learner; none: removed, or not added yet
+    broker_id: int | None
+    members: int  # of the group; 0: this replica does not know whose it will be
+
+
 class RaftEngine(RaftMember):
-    """RaftMember, with the two views of its log that snapshots and recovery need."""
+    """RaftMember, with the two views of its log that snapshots and recovery need, and what its
+    configuration means for a broker."""
 
     @property
     def log_index(self) -> LogIndex:
@@ -95,6 +106,21 @@ class RaftEngine(RaftMember):
     @property
     def durable_index(self) -> int:
         return self.log.durable_index
+
+    @property
+    def place(self) -> Place | None:
+        """None while the log is being recovered. A removal counts once it is committed (until then
+        this replica may be a member again), or when peers tell one who was away meanwhile."""
+        if not self._has_core:
+            return None
+        if self.core.leader is None and self._links.told_removed:
+            return Place("none", None, len(self.core.configurations.current.members))
+        configurations = self.core.configurations
+        current, node_id = configurations.current, self.config.node_id
+        member = current.get(node_id) or configurations.settled[1].get(node_id)
+        if member is None:
+            return Place("none", None, len(current.members))
+        return Place(member.role.name.lower(), member.broker_id, len(current.members))
 
 
 def make_engine(
@@ -126,6 +152,7 @@ def make_engine(
             catch_up_bytes_per_s=config.raft_catch_up_bytes_per_s,
         ),
         links=LinkConfig(listen_host=config.dleger_bind_address or None),
+        join=config.raft_join,
     )
     return _engine_class(config)(
         member,

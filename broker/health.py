@@ -48,6 +48,8 @@ def why_not(info: Mapping[str, str]) -> str:
         if refused:
             return f"follows its master no more: {refused}"
         return "no link to the master" if info.get("haConnected") == "false" else ""
+    if info.get("raftMembership") == "none":
+        return "is no member of its group"
     role = info["raftRole"]
     if role == "leader":
         return "" if info.get("raftLeaderReady") == "true" else "leads but is not ready yet"

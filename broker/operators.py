@@ -1,11 +1,12 @@
 """What operators' tools ask a broker for beyond topics and groups (broker.admin), put together:
-progress, resets, relayed requests, figures, upkeep."""
+progress, resets, relayed requests, figures, upkeep, members."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
+from broker.members import Members
 from broker.progress import ProgressQueries
 from broker.queries import not_leader
 from broker.relay import Relay
@@ -50,6 +51,7 @@ class Operators:
         self._stats = StatsQueries(state, store, self.rates, broker.wall_ms)
         self._relay = Relay(clients, name, store.message_at)
         self._upkeep = Upkeep(broker)
+        self.members = Members(broker)
 
     def handlers(self) -> dict[int, Handler]:
         return {
@@ -58,4 +60,5 @@ class Operators:
             **self._stats.handlers(),
             **self._relay.handlers(),
             **self._upkeep.handlers(),
+            **self.members.handlers(),
         }

@@ -5,6 +5,7 @@ One task per name server, so that one that is down delays nobody: at start, ever
 soon after a name server's connection was lost: with the connection it forgets the broker.
 The ready leader registers as brokerId 0, every other replica with its own id; `raftTerm` lets a
 name server refuse a deposed leader's claim. A failed attempt is repeated after RETRY_MS.
+Who is no member of its Raft group (any more, or yet) leaves the routes and stays out of them.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class Identity:
     broker_id: int
     term: int  # 0: of no Raft group
     role: str  # leader, follower; "": of no Raft group
+    member: bool = True  # else it does not belong into the routes
 
 
 class Registrar:
@@ -108,7 +110,8 @@ class Registrar:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(*(self._unregister(server) for server in self._name_servers))
+        own = self._identity().broker_id
+        await asyncio.gather(*(self._unregister(server, own) for server in self._name_servers))
         await self._client.close()
 
     async def _keep(self, server: str) -> None:
@@ -124,6 +127,8 @@ class Registrar:
     async def _register(self, server: str) -> bool:
         """One registration; False if it has to be repeated soon."""
         identity = self._identity()
+        if not identity.member:
+            return await self._leave(server)
         try:
             response = await self._client.invoke(server, self._command(identity), self._timeout_ms)
         except RemotingError as error:
@@ -151,6 +156,17 @@ class Registrar:
             self._on_master(master, text_or(response.ext, "haServerAddr"))
         return bool(master) or not self._needs_master
 
+    async def _leave(self, server: str) -> bool:
+        """Out of the routes, if this replica may be in them; False if it has to be repeated."""
+        told = self.registered.get(server)
+        if told is None:
+            return True
+        if not await self._unregister(server, told.broker_id):
+            return False
+        self.registered.pop(server, None)
+        log.info("unregistered namesrv=%s broker_id=%d: no member", server, told.broker_id)
+        return True
+
     def _command(self, identity: Identity) -> RemotingCommand:
         version, topics = self._topics()
         if self._body is None or self._body[0] != version:
@@ -170,12 +186,12 @@ class Registrar:
         )
         return RemotingCommand.request(RequestCode.REGISTER_BROKER, header.to_ext(), body)
 
-    async def _unregister(self, server: str) -> None:
-        header = BrokerHeader(
-            self._broker_name, self._address(), self._cluster, self._identity().broker_id
-        )
+    async def _unregister(self, server: str, broker_id: int) -> bool:
+        header = BrokerHeader(self._broker_name, self._address(), self._cluster, broker_id)
         command = RemotingCommand.request(RequestCode.UNREGISTER_BROKER, header.to_ext())
         try:
             await self._client.invoke(server, command, UNREGISTER_TIMEOUT_MS)
         except RemotingError as error:  # it will notice by itself that our connection closed
             log.info("unregister_failed namesrv=%s: %s", server, error)
+            return False
+        return True

@@ -79,6 +79,8 @@ def runtime_info(broker: Broker) -> dict[str, str]:
     }
     for name, key in names.items():
         info[key] = _text(status.get(name))
+    place = broker.roles.place()
+    info["raftMembership"] = place.standing if place is not None else ""
     info["raftInstalling"] = _installing(status.get("installing"))
     return info
 

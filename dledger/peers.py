@@ -39,6 +39,7 @@ HELLO_SIZE_BYTES_MAX = 1024  # more than the longest hello: 8 + 3 * 255 + 4
 HANDSHAKING_MAX = 64  # accepted connections that have not said hello
 # Room for votes and heartbeats behind a full buffer of frames and the one largest message.
 CONTROL_RESERVE_BYTES = MESSAGE_SIZE_BYTES_MAX + (1 << 20)
+WAS_REMOVED = "was removed from group"  # in the refusal that whoever was removed gets
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +253,12 @@ class PeerLinks:
         dialer = self._dialers.get(peer)
         return "" if dialer is None else dialer.error
 
+    @property
+    def told_removed(self) -> bool:
+        """Whether a peer refuses this node because it was removed. For operators: the core goes by
+        its log alone."""
+        return any(WAS_REMOVED in dialer.error for dialer in self._dialers.values())
+
     # -- for the connections below --
 
     def refusal(self, hello: Hello) -> str:
@@ -264,7 +271,7 @@ class PeerLinks:
         if hello.sender == self.node_id:
             return f"this is {self.node_id} itself"
         if hello.sender in self._removed:
-            return f"{hello.sender} was removed from group {self.group}"
+            return f"{hello.sender} {WAS_REMOVED} {self.group}"
         return ""
 
     def accepted_opened(self, connection: _Accepted) -> bool:

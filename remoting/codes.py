@@ -142,6 +142,7 @@ class RequestCode(IntEnum):
     BATCH_ACK_MESSAGE = 200151
     # ours, where Apache has none
     TRANSFER_LEADERSHIP = 30_001
+    CHANGE_MEMBERS = 30_002
 
 
 class ResponseCode(IntEnum):

@@ -1,0 +1,217 @@
+"""Members of a broker's group change on request (30002): who they are, what name servers show."""
+
+import asyncio
+import logging
+from contextlib import asynccontextmanager
+
+import orjson
+import pytest
+
+from broker.config import Setting, build_config
+from broker.health import why_not
+from client.admin import Admin
+from namesrv.config import NameServerConfig
+from namesrv.server import NameServer
+from ops.options import ConfigError
+from remoting.codes import RequestCode, ResponseCode
+from tests.broker.cluster import Group, _bound, until
+
+PATIENCE_S = 60.0  # only a hang takes so long
+GROUP = "group-a"
+
+
+class Growing(Group):
+    """A group that others may join. The founders' dLegerPeers stays what it was."""
+
+    def __init__(self, root, count, **settings):
+        super().__init__(root, count, **settings)
+        self.founders = self.peers(self.names)
+        self.joiners = set()
+
+    def peers(self, names):
+        return ";".join(f"{name}-127.0.0.1:{self.ports[name]}" for name in names)
+
+    def config(self, name):
+        joins = name in self.joiners
+        own = {
+            "dLegerPeers": self.peers(self.names) if joins else self.founders,
+            "raftJoin": str(joins).lower(),
+        }
+        self.settings |= own
+        return super().config(name)
+
+    async def join(self, name):
+        self.sockets[name] = _bound()
+        self.ports[name] = self.sockets[name].getsockname()[1]
+        self.names.append(name)
+        self.joiners.add(name)
+        return await self.start(name)
+
+    async def change(self, op, member, address=""):
+        """Ask whoever leads until it is done."""
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                answer = await self.ask(
+                    await self.leading(), RequestCode.CHANGE_MEMBERS, fields(op, member, address)
+                )
+                if answer.code == ResponseCode.SUCCESS:
+                    return answer
+                assert "OUTCOME_UNKNOWN" not in answer.remark, answer.remark
+                await asyncio.sleep(0.02)
+
+    async def info(self, name):
+        answer = await self.ask(self.brokers[name], RequestCode.GET_BROKER_RUNTIME_INFO)
+        return orjson.loads(answer.body)["table"]
+
+
+def fields(op, member="", address=""):
+    wanted = {"op": op, "memberId": member, "memberAddress": address}
+    return {key: value for key, value in wanted.items() if value}
+
+
+@asynccontextmanager
+async def registered(root, count):
+    """A group, and what the name server shows of it: brokerId to address."""
+    config = NameServerConfig(bind="127.0.0.1", port=0, http_enable=False)
+    async with NameServer(config) as names:
+        where = f"127.0.0.1:{names.port}"
+        settings = {"electionTimeoutMinMs": 1500, "electionTimeoutMaxMs": 2500}
+        async with (
+            Admin(where) as admin,
+            Growing(root, count, namesrvAddr=where, **settings) as group,
+        ):
+
+            async def shown():
+                found = (await admin.cluster_info()).brokers.get(GROUP)
+                return dict(found.addresses) if found else {}
+
+            yield group, shown
+
+
+async def shows(shown, wanted):
+    async with asyncio.timeout(PATIENCE_S):
+        while await shown() != wanted:  # noqa: ASYNC110 (another process's table)
+            await asyncio.sleep(0.02)
+
+
+async def test_a_broker_is_replaced_and_the_name_server_shows_who_is_there(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    async with registered(tmp_path, 3) as (group, shown):
+        first = await group.leader()
+        leader = group.brokers[first]
+        dead, kept = (name for name in group.names if name != first)
+        ids = {name: 1 + int(name[1:]) for name in ("n0", "n1", "n2")}
+        await group.kill(dead)
+        new = await group.join("n3")
+        assert (await group.info("n3"))["raftMembership"] == "none"
+        assert why_not(await group.info("n3")) == "is no member of its group"
+        here = {0: leader.address, ids[kept]: group.brokers[kept].address}
+        await shows(shown, here)
+        await group.change("add-learner", "n3", f"127.0.0.1:{group.ports['n3']}")
+        await group.change("promote", "n3")
+        answer = await group.change("remove", dead)
+        members = {row["node_id"]: row for row in orjson.loads(answer.body)["members"]}
+        assert set(members) == {first, kept, "n3"} and int(answer.ext["index"]) > 0
+        assert (members["n3"]["role"], members["n3"]["broker_id"]) == ("voter", 4)
+        await shows(shown, here | {4: new.address})
+        assert why_not(await group.info("n3")) == ""
+
+        # The one that was removed comes back, and hears that it is out.
+        await group.start(dead)
+        await until(lambda: not group.brokers[dead].roles.identity.member)
+        await shows(shown, here | {4: new.address})
+        assert (await group.info(dead))["raftMembership"] == "none"
+        assert "no_member" in caplog.text
+
+        # A leader that is removed leaves, and another one leads.
+        await group.change("remove", first)
+        await until(lambda: not leader.roles.identity.member)
+        successor = await group.leader()
+        other = "n3" if successor == kept else kept
+        other_id = 4 if other == "n3" else ids[kept]
+        wanted = {0: group.brokers[successor].address, other_id: group.brokers[other].address}
+        await shows(shown, wanted)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [
+        (fields("grow"), "expected one of list, add-learner, promote, remove, move"),
+        (fields("promote"), "memberId='' is no id"),
+        (fields("promote", "n-1"), "memberId='n-1' is no id"),
+        (fields("promote", "n9"), "n9 is no member of this group"),
+        (fields("promote", "n0"), "n0 is a voter already"),
+        (fields("promote", "n0", "h:1"), "promote takes no memberAddress"),
+        (fields("add-learner", "n9"), "add-learner needs memberAddress"),
+        (fields("add-learner", "n9", "h"), "'h' is no address"),
+        (fields("remove", "n0"), "n0 is the group's only voter"),
+    ],
+)
+async def test_what_is_refused_is_told_in_words(single, wanted, words):
+    broker = await single.leading()
+    answer = await single.ask(broker, RequestCode.CHANGE_MEMBERS, wanted)
+    assert answer.code in (ResponseCode.SYSTEM_ERROR, ResponseCode.INVALID_PARAMETER)
+    assert words in answer.remark
+    assert [row["node_id"] for row in broker.engine.members] == ["n0"]
+
+
+@pytest.fixture
+async def single(tmp_path):
+    async with Growing(tmp_path, 1) as one:
+        yield one
+
+
+async def test_a_follower_lists_and_does_not_change(tmp_path):
+    async with Group(tmp_path, count=3) as group:
+        first = await group.leader()
+        other = next(name for name in group.names if name != first)
+        follower = group.brokers[other]
+        await until(lambda: follower.roles.leader_address != "")
+        listed = await group.ask(follower, RequestCode.CHANGE_MEMBERS, fields("list"))
+        rows = orjson.loads(listed.body)["members"]
+        assert [(row["node_id"], row["role"], row["broker_id"]) for row in rows] == [
+            ("n0", "voter", 1),
+            ("n1", "voter", 2),
+            ("n2", "voter", 3),
+        ]
+        answer = await group.ask(follower, RequestCode.CHANGE_MEMBERS, fields("remove", first))
+        assert answer.remark.startswith("[NOT_LEADER]")
+        assert answer.ext["leaderAddr"] == group.brokers[first].address
+
+
+async def test_a_change_whose_outcome_is_not_known_is_told_as_such(tmp_path):
+    settings = {"electionTimeoutMinMs": 600, "electionTimeoutMaxMs": 900}
+    async with Group(tmp_path, count=3, **settings) as group:
+        first = await group.leader()
+        leader = group.brokers[first]
+        others = [name for name in group.names if name != first]
+        for name in others:  # they have answered just now, and will not again
+            group.brokers[name].abandon("killed by the test")
+        wanted = fields("add-learner", "n9", "127.0.0.1:1")
+        answer = await group.ask(leader, RequestCode.CHANGE_MEMBERS, wanted, b"", 30_000)
+        assert answer.remark.startswith("[OUTCOME_UNKNOWN]"), answer.remark
+
+
+async def test_members_of_a_classic_broker_do_not_change(tmp_path):
+    async with Group(tmp_path, enableDLegerCommitLog="false", dLegerPeers="") as group:
+        answer = await group.ask(group.brokers["n0"], RequestCode.CHANGE_MEMBERS, fields("list"))
+        assert answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"engine": "pysyncobj"}, "members do not change with engine=pysyncobj"),
+        ({"dLegerPeers": "n0-h:1"}, "must name the group's members"),
+    ],
+)
+def test_who_can_not_join_is_told_so(more, words):
+    values = {
+        "enableDLegerCommitLog": "true",
+        "dLegerPeers": "n0-h:1;n1-h:2",
+        "dLegerSelfId": "n0",
+        "raftJoin": "true",
+    } | more
+    with pytest.raises(ConfigError, match="raftJoin") as refused:
+        build_config([Setting(key, value, "test") for key, value in values.items()])
+    assert words in str(refused.value)

@@ -38,6 +38,7 @@ PERM_READ_WRITE = 6
 TIME_MS_MAX = (1 << 63) - 1  # the end of time of a query
 TO_END = -1  # a reset's timestamp: behind the last message
 PULL_SUBSCRIPTION = 0x4  # of a pull's sysFlag: it brings its own subscription
+MEMBERS_TIMEOUT_MS = 15_000  # longer than a broker waits for the commit
 RETRY_PREFIX = "%RETRY%"
 
 
@@ -524,6 +525,24 @@ class Admin:
         ext = {"target": target} if target else {}
         response = await self.ask(address, RequestCode.TRANSFER_LEADERSHIP, ext)
         return (response.ext or {}).get("target", "")
+
+    async def members(self, address: str) -> list[dict[str, Any]]:
+        """30002, ours: the members of the broker's Raft group, as it knows them: node_id, address,
+        role (voter, learner), broker_id; and match, lag, whole, which a leader knows."""
+        response = await self.ask(address, RequestCode.CHANGE_MEMBERS, {"op": "list"})
+        return list(loads_object(response.body).get("members") or ())
+
+    async def change_members(
+        self, address: str, op: str, member_id: str, member_address: str = ""
+    ) -> list[dict[str, Any]]:
+        """30002, to the leader: `op` is add-learner, promote, remove or move; the first and the
+        last with `member_address` (host:port of its Raft listener). The members, once committed."""
+        ext = {"op": op, "memberId": member_id}
+        if member_address:
+            ext["memberAddress"] = member_address
+        code = RequestCode.CHANGE_MEMBERS
+        response = await self.ask(address, code, ext, timeout_ms=MEMBERS_TIMEOUT_MS)
+        return list(loads_object(response.body).get("members") or ())
 
     # ---- inside
 

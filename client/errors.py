@@ -48,10 +48,12 @@ class NameServerUnreachable(ClientError):
 
 
 class BrokerRefused(ClientError):
-    """A broker answered an operation with an error code; `remark` is its text."""
+    """A broker answered an operation with an error code; `remark` is its text. `outcome_unknown` is
+    set on the instance when the broker says that it does not know."""
 
     def __init__(self, code: int, remark: str, address: str) -> None:
         super().__init__(code, f"{address} answered: {remark or 'no remark'}")
+        self.outcome_unknown = remark.startswith("[OUTCOME_UNKNOWN]")
         self.remark = remark
         self.address = address
 

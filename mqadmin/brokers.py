@@ -1,5 +1,5 @@
 """clusterList, brokerStatus, brokerConsumeStats, configuration, upkeep; and of Raft groups:
-raftStatus, transferLeader."""
+raftStatus, transferLeader, members."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from client.admin import Admin
-from client.errors import ClientError
+from client.errors import BrokerRefused, ClientError
 from client.route import LEADER_ID
 from mqadmin.command import (
     Arguments,
@@ -28,6 +28,8 @@ from mqadmin.targets import BROKER, CLUSTER, Replica, leaders, readable, replica
 HOUR_MS = 3_600_000
 TRANSFER_WAIT_S = 10.0
 TRANSFER_POLL_S = 0.1
+MEMBERS_POLL_S = 0.2
+MEMBER_OPS = {"add": "add-learner", "promote": "promote", "remove": "remove", "move": "move"}
 
 
 async def cluster_list(admin: Admin, arguments: Arguments) -> Sequence[Part]:
@@ -220,6 +222,46 @@ async def transfer_leader(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     raise CommandError(f"begun, but {target} did not lead {name} within {TRANSFER_WAIT_S:.0f} s")
 
 
+async def members(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+    name, op = arguments.text("brokerName"), arguments.text("op")
+    if op != "list" and op not in MEMBER_OPS:
+        raise CommandError(f"-o {op}: expected list, {', '.join(MEMBER_OPS)}", usage=True)
+    deadline = time.monotonic() + (arguments.integer("wait") or 0)
+    while True:
+        found = [r for r in await leaders(admin) if r.broker_name == name]
+        if not found:
+            raise CommandError(f"the name server knows no broker group {name!r}")
+        leader = found[0].address
+        if op == "list":
+            return [Table([_member(row) for row in await admin.members(leader)])]
+        node_id, where = arguments.text("memberId"), arguments.text("memberAddress")
+        try:
+            rows = await admin.change_members(leader, MEMBER_OPS[op], node_id, where)
+        except BrokerRefused as error:  # a learner may lack some of the log still
+            if error.outcome_unknown or time.monotonic() >= deadline:
+                raise
+            await asyncio.sleep(MEMBERS_POLL_S)
+            continue
+        sentence = f"{op} {node_id}: done; {name} has the members {_roles(rows)}"
+        return [Done(sentence, {"broker": name, "members": [_member(row) for row in rows]})]
+
+
+def _member(row: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "node": row["node_id"],
+        "address": row["address"],
+        "role": row["role"],
+        "brokerId": row["broker_id"],
+        "match": row["match"],
+        "lag": row["lag"],
+        "whole": row["whole"],
+    }
+
+
+def _roles(rows: Sequence[dict[str, Any]]) -> str:
+    return ", ".join(f"{row['node_id']} ({row['role']})" for row in rows)
+
+
 COMMANDS = (
     Command("clusterList", "List the brokers of all clusters, and their load.",
         (Flag("m", "moreStats", "Messages in and out, yesterday and today.", Kind.SWITCH),
@@ -249,4 +291,12 @@ COMMANDS = (
         (Flag("b", "brokerName", "The broker group.", required=True),
          Flag("t", "target", "The replica that shall lead (n1); none: who has most.")),
         transfer_leader),
+    Command("members", "Show who belongs to a Raft group, or change that.",
+        (Flag("b", "brokerName", "The broker group.", required=True),
+         Flag("o", "op", "list, add (a learner), promote (it to voter), remove, move (address).",
+              default="list"),
+         Flag("i", "memberId", "Whom: its dLegerSelfId (n3)."),
+         Flag("a", "memberAddress", "add, move: host:port of its Raft listener."),
+         Flag("w", "wait", "Ask again for so many seconds while it is refused.", Kind.INTEGER)),
+        members),
 )  # fmt: skip

@@ -23,7 +23,7 @@ HEAD = """\
 # mqadmin
 
 Administers a cluster over the wire protocol: ours, or Apache RocketMQ's. Sub-commands and flags
-are those of Apache's `mqadmin` 5.3; `raftStatus` and `transferLeader` are ours.
+are those of Apache's `mqadmin` 5.3; `raftStatus`, `transferLeader` and `members` are ours.
 
 ```
 mqadmin COMMAND [FLAGS] -n HOST:PORT[;HOST:PORT]
@@ -90,6 +90,9 @@ EXAMPLES = (
     "wipeWritePerm -b broker-a",
     "addWritePerm -b broker-a",
     "raftStatus",
+    "members -b broker-a",
+    "members -b broker-a -o add -i n3 -a 127.0.0.1:1",
+    "members -b broker-a -o remove -i n3",
     f"transferLeader -b broker-a -t {FOLLOWER}",
     "deleteSubGroup -c DefaultCluster -g billing",
     "deleteTopic -c DefaultCluster -t orders",

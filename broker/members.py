@@ -90,6 +90,11 @@ class Members:
             self._publish(self._settled[1], *settled)
         self._settled = settled
 
+    @property
+    def watches(self) -> bool:
+        """Whether a change from now on would be told of."""
+        return self._settled is not None
+
     def _say(self, place: Place) -> None:
         if place.broker_id is not None:
             log.info("member standing=%s broker_id=%d", place.standing, place.broker_id)

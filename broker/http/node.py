@@ -1,7 +1,8 @@
-"""This node: its own view of itself and its group, health, hand-over, planned stop."""
+"""This node: its own view of itself and its group, health, hand-over, members, planned stop."""
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,9 @@ from broker.http.views import (
     DiskView,
     LiveView,
     LogView,
+    MemberBody,
+    MemberPath,
+    MemberProgressView,
     MembersView,
     MemberView,
     NodeView,
@@ -26,13 +30,15 @@ from broker.runtime import runtime_info
 from remoting.codes import RequestCode
 from store.errors import StoreError
 from web.operation import Call, Operation, Reply, Role
-from web.problem import unavailable
+from web.problem import conflict, not_found, unavailable
 
 if TYPE_CHECKING:
     from broker.broker import Broker
 
 VERSION = "0.1.0"
 STARTING = "STARTING"
+
+log = logging.getLogger("broker.http")
 
 
 class NodeOperations:
@@ -54,6 +60,18 @@ class NodeOperations:
             Operation("GET", "/api/v1/members", "listMembers",
                       "Who belongs to the Raft group; nobody in classic mode.", self.members,
                       answer=MembersView),
+            Operation("POST", "/api/v1/members", "addMember",
+                      "Add a learner: it gets the log, and does not count yet.", self.add_member,
+                      role=Role.ADMIN, body=MemberBody, answer=MemberProgressView, status=201,
+                      problems=(409, 503, 504)),
+            Operation("POST", "/api/v1/members/{id}/promote", "promoteMember",
+                      "Make a learner that has caught up a voter.", self.promote_member,
+                      role=Role.ADMIN, parameters=MemberPath, answer=MemberProgressView,
+                      problems=(404, 409, 503, 504)),
+            Operation("DELETE", "/api/v1/members/{id}", "removeMember",
+                      "Take a member out of the group, dead or alive.", self.remove_member,
+                      role=Role.ADMIN, parameters=MemberPath, status=204,
+                      problems=(404, 409, 503, 504)),
             Operation("POST", "/api/v1/node/transfer", "transferLeadership",
                       "Begin to hand leadership over: to target, or to who has most.",
                       self.transfer, role=Role.OPERATOR, body=TransferBody, answer=TransferView,
@@ -80,7 +98,38 @@ class NodeOperations:
         return node_view(self._broker)
 
     async def members(self, _: Call) -> MembersView:
-        return MembersView(items=_members(self._broker))
+        return MembersView(items=_progress(self._broker))
+
+    async def add_member(self, call: Call) -> Reply:
+        body: MemberBody = call.body
+        await self._change(call, "add-learner", body.id, memberAddress=body.address)
+        return Reply(self._progress_of(body.id), status=201)
+
+    async def promote_member(self, call: Call) -> MemberProgressView:
+        await self._change(call, "promote", self._known(call))
+        return self._progress_of(call.parameters.id)
+
+    async def remove_member(self, call: Call) -> None:
+        await self._change(call, "remove", self._known(call))
+
+    def _known(self, call: Call) -> str:
+        """Raises ApiProblem (404) on a leader that has no such member; others say who leads."""
+        node_id: str = call.parameters.id
+        rows = _progress(self._broker)
+        if self._broker.roles.leading and rows and node_id not in {row.id for row in rows}:
+            raise not_found(f"{node_id} is no member of this group")
+        return node_id
+
+    async def _change(self, call: Call, op: str, node_id: str, **more: str) -> None:
+        ext = {"op": op, "memberId": node_id} | more
+        await self._local.ask(RequestCode.CHANGE_MEMBERS, ext)
+        log.info("members_changed_by caller=%s op=%s member=%s", call.caller.name, op, node_id)
+
+    def _progress_of(self, node_id: str) -> MemberProgressView:
+        for row in _progress(self._broker):
+            if row.id == node_id:
+                return row
+        raise conflict(f"{node_id} was a member for a moment, and was removed again")
 
     async def transfer(self, call: Call) -> Reply:
         ext = {"target": call.body.target} if call.body.target else {}
@@ -109,6 +158,7 @@ def node_view(broker: Broker) -> NodeView:
     clock_ms = broker.clock_ms()
     log = broker.store.commitlog
     classic = config.is_classic
+    place = roles.place()
     return NodeView(
         name=config.node_name,
         group=config.group_name,
@@ -122,6 +172,7 @@ def node_view(broker: Broker) -> NodeView:
         boot_time_ms=broker.boot_ms,
         pid=os.getpid(),
         role=role_of(broker),
+        membership=None if place is None else place.standing,
         term=roles.term,
         leader=roles.leader,
         leader_address=roles.leader_address,
@@ -210,11 +261,24 @@ def _slaves(broker: Broker) -> list[PeerView]:
 
 
 def _members(broker: Broker) -> list[MemberView]:
-    if broker.config.is_classic:
-        return []
-    addresses = {peer.node_id: f"{peer.host}:{peer.port}" for peer in broker.config.peers}
     return [
-        MemberView(id=name, address=address, role="voter") for name, address in addresses.items()
+        MemberView(id=one.id, address=one.address, role=one.role, broker_id=one.broker_id)
+        for one in _progress(broker)
+    ]
+
+
+def _progress(broker: Broker) -> list[MemberProgressView]:
+    return [
+        MemberProgressView(
+            id=row["node_id"],
+            address=row["address"],
+            role=row["role"],
+            broker_id=row["broker_id"],
+            match_index=row["match"],
+            lag_frames=row["lag"],
+            whole=row["whole"],
+        )
+        for row in broker.operators.members.rows()
     ]
 
 

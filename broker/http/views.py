@@ -83,14 +83,41 @@ class PeerView(View, frozen=True, kw_only=True):
 
 
 class MemberView(View, frozen=True, kw_only=True):
+    """`role`: voter, or learner, which gets the log and does not count."""
+
     id: str
     address: str
     role: str
+    broker_id: int
+
+
+class MemberProgressView(View, frozen=True, kw_only=True):
+    """`matchIndex` (last frame it has), `lagFrames` (it lacks) and `whole` of others are null on a
+    replica that does not lead."""
+
+    id: str
+    address: str
+    role: str
+    broker_id: int
+    match_index: int | None
+    lag_frames: int | None
+    whole: bool | None
 
 
 class MembersView(View, frozen=True, kw_only=True):
-    items: list[MemberView]
+    items: list[MemberProgressView]
     next: None = None
+
+
+class MemberBody(Input, frozen=True, kw_only=True):
+    """`address`: of its Raft listener."""
+
+    id: NodeName
+    address: Annotated[str, Meta(pattern="^[A-Za-z0-9.-]+:[1-9][0-9]{0,4}$", max_length=255)]
+
+
+class MemberPath(Input, frozen=True, kw_only=True):
+    id: NodeName
 
 
 class RatesView(View, frozen=True, kw_only=True):
@@ -101,7 +128,8 @@ class RatesView(View, frozen=True, kw_only=True):
 
 
 class NodeView(View, frozen=True, kw_only=True):
-    """One replica's own view. What only Raft has is null in classic mode."""
+    """One replica's own view. What only Raft has is null in classic mode. `membership`: voter,
+    learner; none: removed from its group, or not added yet."""
 
     name: str
     group: str
@@ -115,6 +143,7 @@ class NodeView(View, frozen=True, kw_only=True):
     boot_time_ms: int
     pid: int
     role: str
+    membership: str | None
     term: int
     leader: str | None
     leader_address: str

@@ -54,8 +54,12 @@ async def test_a_follower_names_the_leader_and_leadership_is_handed_over(tmp_pat
             assert set(peers) == set(group.names) - {first}
             assert peers[other]["voter"] and peers[other]["matchIndex"] > 0
             members = (await client.get("/api/v1/members")).json["items"]
-            assert members == node["members"]
-            assert {member["id"] for member in members} == set(group.names)
+            assert {m["id"]: (m["role"], m["brokerId"]) for m in members} == {
+                name: ("voter", 1 + int(name[1:])) for name in group.names
+            }
+            assert all(m["whole"] and m["matchIndex"] > 0 for m in members)
+            keys = ("id", "address", "role", "brokerId")
+            assert node["members"] == [{key: m[key] for key in keys} for m in members]
             url = f"{client.base}/api/v1/events"
             headers = {"Last-Event-ID": "0-0"}
             async with client.session.get(url, headers=headers) as response:
@@ -121,3 +125,40 @@ def test_an_open_api_without_tokens_does_not_start(tmp_path):
         done = subprocess.run(command(tmp_path, *settings), capture_output=True, timeout=60)
         assert done.returncode == 2, done.stderr
         assert words in done.stderr
+
+
+async def test_a_member_is_added_and_removed(tmp_path):
+    async with Group(tmp_path, 3) as group:
+        first = await group.leader()
+        other = next(name for name in group.names if name != first)
+        follower = group.brokers[other]
+        body = {"id": "n9", "address": "127.0.0.1:1"}
+        await until(lambda: follower.operators.members.watches)
+        async with (
+            Client(group.brokers[first].http.address) as client,
+            Client(follower.http.address) as there,
+        ):
+            assert (await there.post("/api/v1/members", body)).code == "NOT_LEADER"
+            made = await client.post("/api/v1/members", body)
+            assert (made.status, made.json["role"], made.json["brokerId"]) == (201, "learner", 4)
+            for refused in (
+                await client.post("/api/v1/members", body),
+                await client.post("/api/v1/members/n9/promote"),
+            ):
+                assert (refused.status, refused.code) == (409, "REFUSED")
+            assert (await client.delete("/api/v1/members/n8")).status == 404
+            assert (await client.post("/api/v1/members/n8/promote")).status == 404
+            assert (await client.delete("/api/v1/members/n9")).status == 204
+            listed = (await client.get("/api/v1/members")).json["items"]
+            assert {member["id"] for member in listed} == set(group.names)
+            assert (await there.get("/api/v1/node")).json["membership"] == "voter"
+            url, headers = f"{there.base}/api/v1/events", {"Last-Event-ID": "0-0"}
+            async with there.session.get(url, headers=headers) as response:
+                seen = await events_until(
+                    response, lambda e: e["kind"] == "memberChanged" and len(_ids(e)) == 3
+                )
+        assert seen[-1]["node"] == other and set(_ids(seen[-1])) == set(group.names)
+
+
+def _ids(event):
+    return [member["id"] for member in event["detail"]["members"]]

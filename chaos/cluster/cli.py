@@ -14,8 +14,10 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from chaos.cluster import members
 from chaos.cluster.cluster import DOWN_TIMEOUT_S, UP_TIMEOUT_S, Cluster, NodeStatus
 from chaos.cluster.clusterfile import ClusterError
+from chaos.cluster.members import CHANGE_TIMEOUT_S
 from chaos.cluster.restart import restart_all, restart_rolling
 from chaos.cluster.topology import GROUPS_MAX, MODES, NAME_SERVERS_MAX, REPLICAS_MAX, Shape
 from chaos.cluster.transfer import transfer
@@ -50,6 +52,8 @@ def main() -> None:
       mqcluster kill --dir /tmp/demo leader
       mqcluster start --dir /tmp/demo n0
       mqcluster restart --dir /tmp/demo --rolling
+      mqcluster add --dir /tmp/demo
+      mqcluster remove --dir /tmp/demo n1
       mqcluster down --dir /tmp/demo
     """
 
@@ -187,6 +191,38 @@ def transfer_leadership(directory: Path, target: str, group: str | None) -> None
     async def work(cluster: Cluster) -> None:
         old, new = await transfer(cluster, group, target)
         click.echo(f"{old.name} handed leadership over to {new.name}")
+
+    run(directory, work)
+
+
+@main.command("add")
+@DIRECTORY
+@click.option("--group", help="To which broker group (the first one).")
+@click.option(
+    "--timeout", default=CHANGE_TIMEOUT_S, show_default=True, help="Seconds to catch up in."
+)
+def add_member(directory: Path, group: str | None, timeout: float) -> None:
+    """Add a broker to a Raft group: start it, let it catch up, make it a voter."""
+
+    async def work(cluster: Cluster) -> None:
+        node = await members.add(cluster, group, click.echo, timeout)
+        click.echo(f"{node.name} is a voter of {node.group}")
+
+    run(directory, work)
+
+
+@main.command("remove")
+@DIRECTORY
+@click.argument("name")
+@click.option(
+    "--timeout", default=CHANGE_TIMEOUT_S, show_default=True, help="Seconds to be taken out in."
+)
+def remove_member(directory: Path, name: str, timeout: float) -> None:
+    """Take the broker called NAME, dead or alive, out of its Raft group; its files stay."""
+
+    async def work(cluster: Cluster) -> None:
+        node, how = await members.remove(cluster, name, timeout)
+        click.echo(f"{name} is no member of {node.group} any more; its process: {how}")
 
     run(directory, work)
 

@@ -132,7 +132,7 @@ class Cluster:
             try:
                 for node in planned.nodes:
                     if node.process is None or state(node.process) == "dead":
-                        started.append(self._start(node.name))
+                        started.append(self.start_locked(node.name))
                 await self._wait_serving(timeout_s, everybody=True)
             except BaseException:  # Ctrl-C included: end what was started, then go on raising
                 end_now(started)
@@ -198,7 +198,7 @@ class Cluster:
             node = self.state().node(name)
             if node.process is not None and state(node.process) != "dead":
                 raise ClusterError(f"{name} runs already (pid {node.process.pid})")
-            return self._start(name)
+            return self.start_locked(name)
 
     async def down(self, timeout_s: float = DOWN_TIMEOUT_S) -> dict[str, str]:
         """End every process: SIGTERM, then SIGKILL. Returns node → how it ended."""
@@ -207,7 +207,7 @@ class Cluster:
             ended: dict[str, str] = {}
             for kind in (found.brokers, found.nodes):  # the name servers last
                 pending = [n for n in kind if n.name not in ended]
-                ended |= await self._end(pending, timeout_s)
+                ended |= await self.end(pending, timeout_s)
             if found.netns:
                 self._leave()
                 namespaces.delete(found.netns)
@@ -234,7 +234,7 @@ class Cluster:
             old = replace(old, namesrv=shape.namesrv, nodes=kept)
         return replace(old, settings=old.settings | settings)
 
-    def _start(self, name: str) -> ProcessId:
+    def start_locked(self, name: str) -> ProcessId:
         """Spawn and remember; the caller holds the lock."""
         found = self.state()
         node = found.node(name)
@@ -321,7 +321,8 @@ class Cluster:
             parts.append(f"--- {path}\n{tail(path, TAIL_LINES) or '(empty)'}")
         return "\n".join(parts)
 
-    async def _end(self, nodes: Sequence[Node], timeout_s: float) -> dict[str, str]:
+    async def end(self, nodes: Sequence[Node], timeout_s: float) -> dict[str, str]:
+        """SIGTERM, then SIGKILL; the caller holds the lock. Node → how it ended."""
         ended: dict[str, str] = {}
         waiting: list[tuple[str, ProcessId]] = []
         for node in nodes:

@@ -41,6 +41,7 @@ class Node:
     broker_id: int = 0  # classic: brokerId; Raft: the ordinal in the group
     process: ProcessId | None = None
     http_port: int = 0  # of its HTTP API; 0: any (proxies have none)
+    joins: bool = False  # it came into its group later: broker.conf says raftJoin
 
     @property
     def ha_port(self) -> int:
@@ -70,6 +71,7 @@ class ClusterState:
     faultable: bool = False  # brokers run over the fault layer
     link_ports: dict[str, int] = field(default_factory=dict)  # link's name → its proxy's port
     netns: str = ""  # name of its network namespaces (chaos.cluster.namespaces); "": none
+    founders: dict[str, str] = field(default_factory=dict)  # group → dLegerPeers, before changes
     on: str = PROCESSES  # of this machine, or COMPOSE: containers (never in a file)
 
     @property
@@ -130,6 +132,7 @@ def load_state(directory: Path) -> ClusterState:
             data["faultable"],
             data["link_ports"],
             data.get("netns", ""),
+            dict(data.get("founders", {})),
         )
     except FileNotFoundError:
         raise ClusterError(
@@ -150,6 +153,7 @@ def save_state(directory: Path, state: ClusterState) -> None:
         "faultable": state.faultable,
         "link_ports": state.link_ports,
         "netns": state.netns,
+        "founders": state.founders,
         "nodes": [_plain(node) for node in state.nodes],
     }
     path = directory / "cluster.json"
@@ -183,6 +187,7 @@ def _node(entry: dict[str, Any]) -> Node:
         entry["broker_id"],
         process,
         entry.get("http_port", 0),  # clusters made before there was an API
+        entry.get("joins", False),
     )
 
 
@@ -197,6 +202,7 @@ def _plain(node: Node) -> dict[str, Any]:
         "broker_id": node.broker_id,
         "http_port": node.http_port,
         "http": node.http,
+        "joins": node.joins,
         "pid": node.process.pid if node.process else 0,
         "start_ticks": node.process.start_ticks if node.process else 0,
     }

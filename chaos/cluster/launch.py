@@ -120,14 +120,21 @@ def _classic(mode: Mode, state: ClusterState, node: Node) -> dict[str, str]:
 
 
 def _replicated(mode: Mode, state: ClusterState, node: Node) -> dict[str, str]:
-    members = state.members(node.group)
-    ports = state.link_ports  # to itself there is no link: there it listens
-    peers = ";".join(
-        f"{p.name}-{p.host}:{ports.get(f'{node.name}>{p.name}', p.peer_port)}" for p in members
-    )
+    founding = None if node.joins else state.founders.get(node.group)
+    peers = founding or peers_of(state, node.group, node.name)
     return {
         "enableDLegerCommitLog": "true",
         "dLegerGroup": node.group,
         "dLegerPeers": peers,
         "dLegerSelfId": node.name,
+        "raftJoin": str(node.joins).lower(),
     } | ({"engine": "pysyncobj"} if mode.engine == PYSYNCOBJ else {})
+
+
+def peers_of(state: ClusterState, group: str, name: str = "") -> str:
+    """dLegerPeers of the broker called `name`; "": of one that nobody links to."""
+    ports = state.link_ports  # to itself there is no link: there it listens
+    return ";".join(
+        f"{p.name}-{p.host}:{ports.get(f'{name}>{p.name}', p.peer_port)}"
+        for p in state.members(group)
+    )

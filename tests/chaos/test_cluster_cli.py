@@ -105,5 +105,5 @@ def test_wrong_use_is_explained(run, words: tuple[str, ...], status: int, output
 
 def test_help_names_every_command() -> None:
     text = CliRunner().invoke(cluster_cli.main, ["--help"]).output
-    for name in ("up", "status", "kill", "start", "restart", "down"):
+    for name in ("up", "status", "kill", "start", "restart", "add", "remove", "down"):
         assert f"mqcluster {name}" in text

@@ -1,0 +1,171 @@
+"""A broker more, or one less, in a running cluster's Raft group.
+
+`add` plans a node, starts it with raftJoin, has the leader take it in as a learner, and promotes it
+once it has caught up. `remove` takes a member out, dead or alive, and ends its process. A name is
+never given again: its directory stays. What the founders' broker.conf says stays as it was, too
+(`ClusterState.founders`): a replica founds its group by it when it has nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+from chaos.cluster import launch
+from chaos.cluster.cluster import DOWN_TIMEOUT_S, HOST, Cluster, end_now
+from chaos.cluster.clusterfile import ClusterError, ClusterState, Node, locked, save_state
+from chaos.cluster.ports import choose_ports
+from chaos.cluster.topology import MODES, RAFT, REPLICAS_MAX
+from remoting.client import RemotingClient
+from remoting.codes import RequestCode, ResponseCode
+from remoting.command import RemotingCommand
+from remoting.errors import RemotingError
+
+CHANGE_TIMEOUT_S = 60.0  # for a learner's catching up, above all
+ASK_TIMEOUT_MS = 15_000  # longer than a broker waits for the commit
+POLL_S = 0.1
+UNKNOWN = "[OUTCOME_UNKNOWN]"
+NO_MEMBER = "is no member of this group"
+
+Say = Callable[[str], None]
+
+
+async def add(
+    cluster: Cluster, group: str | None, say: Say, timeout_s: float = CHANGE_TIMEOUT_S
+) -> Node:
+    """A new voter of `group` (None: the first one). Raises ClusterError; what was begun is undone,
+    or the text says what is left."""
+    deadline = time.monotonic() + timeout_s
+    with locked(cluster.directory):
+        node = _planned(cluster, group)
+        process = cluster.start_locked(node.name)
+        try:
+            say(f"started {node.name} (pid {process.pid}, {node.address})")
+            await _until_answering(cluster, node, deadline)
+            await _change(cluster, node, "add-learner", deadline)
+        except ClusterError as error:
+            if UNKNOWN in str(error):
+                raise ClusterError(f"{error}\nlook, then promote or remove {node.name}") from error
+            end_now([process])
+            _forget(cluster, node)
+            raise
+        say(f"{node.name} is a learner of {node.group}, and gets the log")
+        try:
+            await _change(cluster, node, "promote", deadline)
+        except ClusterError as error:
+            left = f"{node.name} stays a learner; promote or remove it. {error}"
+            raise ClusterError(left) from error
+    return cluster.state().node(node.name)
+
+
+async def remove(
+    cluster: Cluster, name: str, timeout_s: float = CHANGE_TIMEOUT_S
+) -> tuple[Node, str]:
+    """Take a member out for good; how its process ended. Raises ClusterError."""
+    deadline = time.monotonic() + timeout_s
+    with locked(cluster.directory):
+        found = changeable(cluster.state())
+        node = found.node(name)
+        if node.kind != "broker":
+            raise ClusterError(f"{name} is no broker")
+        save_state(cluster.directory, _founded(found))
+        await _change(cluster, node, "remove", deadline)
+        ended = await cluster.end([cluster.state().node(name)], DOWN_TIMEOUT_S)
+        _forget(cluster, node)
+    return node, ended[name]
+
+
+def planned(found: ClusterState, group: str, name: str, ports: tuple[int, int, int]) -> Node:
+    """`ports`: of clients, of peers, of HTTP. Raises ClusterError. Pure."""
+    members = found.members(group)
+    if len(members) >= REPLICAS_MAX:
+        raise ClusterError(f"{group} has {REPLICAS_MAX} members, and may not have more")
+    port, peer_port, http_port = ports
+    ordinal = 1 + max(node.broker_id for node in members)
+    return Node(name, "broker", HOST, port, peer_port, group, ordinal, None, http_port, joins=True)
+
+
+def _planned(cluster: Cluster, group: str | None) -> Node:
+    """Plan it and write that down; the caller holds the lock."""
+    found = _founded(changeable(cluster.state()))
+    group = group or found.groups[0]
+    port, peer_port, http_port = choose_ports(3, HOST, random.Random())
+    node = planned(found, group, _free_name(cluster, found), (port, peer_port, http_port))
+    save_state(cluster.directory, replace(found, nodes=(*found.nodes, node)))
+    return node
+
+
+def _free_name(cluster: Cluster, found: ClusterState) -> str:
+    """A name that nobody has or had."""
+    number = len(found.brokers)
+    while f"n{number}" in {node.name for node in found.nodes} or (
+        (cluster.directory / f"n{number}").exists()
+    ):
+        number += 1
+    return f"n{number}"
+
+
+def changeable(found: ClusterState) -> ClusterState:
+    """The same, if its members may change. Raises ClusterError. Pure."""
+    if MODES[found.mode].engine != RAFT:
+        raise ClusterError(f"members change in Raft groups only, and this cluster is {found.mode}")
+    if found.links or found.netns:
+        raise ClusterError("members do not change in a cluster with links or network namespaces")
+    return found
+
+
+def _founded(found: ClusterState) -> ClusterState:
+    """With the founders' peers written down, before the first change."""
+    missing = {g: launch.peers_of(found, g) for g in found.groups if g not in found.founders}
+    return replace(found, founders=found.founders | missing)
+
+
+def _forget(cluster: Cluster, node: Node) -> None:
+    found = cluster.state()
+    nodes = tuple(one for one in found.nodes if one.name != node.name)
+    save_state(cluster.directory, replace(found, nodes=nodes))
+
+
+async def _until_answering(cluster: Cluster, node: Node, deadline: float) -> None:
+    while True:
+        status = next(s for s in await cluster.status() if s.node.name == node.name)
+        if status.view is not None:
+            return
+        if not status.alive or time.monotonic() > deadline:
+            raise ClusterError(f"{node.name} does not come up\n{cluster.log_tails([node])}")
+        await asyncio.sleep(POLL_S)
+
+
+async def _change(cluster: Cluster, node: Node, op: str, deadline: float) -> None:
+    """Ask whoever leads until it is done. Raises ClusterError: at the deadline with the last
+    refusal; at once where the outcome is unknown."""
+    ext = {"op": op, "memberId": node.name}
+    if op == "add-learner":
+        ext["memberAddress"] = f"{node.host}:{node.peer_port}"
+    command = RemotingCommand.request(RequestCode.CHANGE_MEMBERS, ext)
+    client = RemotingClient(connect_timeout_ms=ASK_TIMEOUT_MS)
+    why = "there is no leader"
+    try:
+        while True:
+            leader = await cluster.leader(node.group)
+            if leader is not None:
+                why = await _asked(client.invoke(leader.address, command, ASK_TIMEOUT_MS))
+                if not why or (op == "remove" and NO_MEMBER in why):  # it was done before
+                    return
+            if UNKNOWN in why or time.monotonic() > deadline:
+                raise ClusterError(f"{op} {node.name}: {why}")
+            await asyncio.sleep(POLL_S)
+    finally:
+        await client.close()
+
+
+async def _asked(answering: Awaitable[RemotingCommand]) -> str:
+    """Why it is not done; "" if it is."""
+    try:
+        answer = await answering
+    except RemotingError as error:
+        return f"{UNKNOWN} {error}" if error.outcome_unknown else str(error)
+    return "" if answer.code == ResponseCode.SUCCESS else answer.remark or f"code {answer.code}"

@@ -1,0 +1,126 @@
+"""A dead broker is replaced while clients send: separate processes, as an operator does it."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+
+import pytest
+
+from chaos.cluster import members
+from chaos.cluster.cluster import Cluster
+from chaos.cluster.clusterfile import ClusterError, Node, load_state
+from chaos.cluster.launch import broker_conf
+from chaos.cluster.topology import Shape, plan, ports_needed
+from client import Message, Producer, SendResult, SendStatus
+from client.admin import Admin
+from client.errors import ClientError
+from store.record import decode_offset_message_id
+
+PATIENCE_S = 180.0  # only a hang takes so long
+SENDERS = 4
+SETTINGS = {
+    # A busy machine shall not depose the leader.
+    "electionTimeoutMinMs": "3000",
+    "electionTimeoutMaxMs": "5000",
+    "flushDiskType": "SYNC_FLUSH",
+    "mappedFileSizeCommitLog": "8388608",
+}
+
+
+async def keep_sending(producer: Producer, sent: dict[bytes, SendResult], lane: int) -> None:
+    number = 0
+    while True:
+        body = b"%d-%d" % (lane, number)
+        result = await producer.send(Message("T", body))
+        assert result.status is SendStatus.OK
+        sent[body] = result
+        number += 1
+        await asyncio.sleep(0.01)
+
+
+async def shown(admin: Admin) -> dict[int, str]:
+    """What the name server shows: brokerId to address."""
+    return dict((await admin.cluster_info()).brokers["broker-a"].addresses)
+
+
+async def has_all(admin: Admin, node: Node, sent: dict[bytes, SendResult]) -> None:
+    """Return once this replica shows every message that was acknowledged."""
+    for body, result in sent.items():
+        _, offset = decode_offset_message_id(result.offset_msg_id)
+        while True:
+            try:
+                assert (await admin.view_message_at(node.address, offset)).body == body
+                break
+            except ClientError:  # a follower is behind for a moment
+                await asyncio.sleep(0.05)
+
+
+async def test_a_dead_broker_is_replaced_under_load(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path / "c")
+    said: list[str] = []
+    sent: dict[bytes, SendResult] = {}
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            found = await cluster.up(settings=SETTINGS, timeout_s=60)
+            leader = await cluster.find("leader")
+            dead = next(node for node in found.brokers if node.name != leader.name)
+            async with Producer("p", found.namesrv) as producer, Admin(found.namesrv) as admin:
+                lanes = [keep_sending(producer, sent, lane) for lane in range(SENDERS)]
+                sending = [asyncio.create_task(lane) for lane in lanes]
+                while len(sent) < 50:  # noqa: ASYNC110 (of several senders)
+                    await asyncio.sleep(0.02)
+                await cluster.wait_dead(cluster.signal(dead.name, signal.SIGKILL))
+                new = await members.add(cluster, None, said.append, PATIENCE_S)
+                gone, how = await members.remove(cluster, dead.name)
+                assert (new.name, gone.name, how) == ("n3", dead.name, "was not running")
+                count = len(sent)
+                while len(sent) < count + 50:
+                    assert not any(task.done() for task in sending), sending
+                    await asyncio.sleep(0.02)
+                for task in sending:
+                    task.cancel()
+                ended = await asyncio.gather(*sending, return_exceptions=True)
+                assert all(isinstance(one, asyncio.CancelledError) for one in ended), ended
+
+                now = cluster.state().brokers
+                kept = next(n for n in found.brokers if n.name not in (leader.name, dead.name))
+                assert {node.name for node in now} == {leader.name, kept.name, "n3"}
+                wanted = {0: leader.address, 1 + kept.broker_id: kept.address, 4: new.address}
+                while await shown(admin) != wanted:  # noqa: ASYNC110 (another process's table)
+                    await asyncio.sleep(0.05)
+                rows = {row["node_id"]: row for row in await admin.members(leader.address)}
+                assert {row["role"] for row in rows.values()} == {"voter"}
+                assert set(rows) == {node.name for node in now}
+                for node in now:
+                    await has_all(admin, node, sent)
+        # A founder's broker.conf says what it said; the name of the dead one is not given again.
+        state = load_state(cluster.directory)
+        assert dead.name in broker_conf(cluster.directory, state, kept)
+        assert "raftJoin=true" in broker_conf(cluster.directory, state, new)
+        assert "learner" in said[1]
+        with pytest.raises(ClusterError, match=f"no node '{dead.name}'"):
+            await members.remove(cluster, dead.name)
+    finally:
+        await cluster.down()
+        await cluster.close()
+
+
+def test_a_planned_node_and_the_limit() -> None:
+    state = plan(Shape(), {}, "127.0.0.1", range(10_000, 10_100))
+    node = members.planned(state, "broker-a", "n3", (1, 2, 3))
+    assert (node.broker_id, node.port, node.peer_port, node.http_port) == (3, 1, 2, 3)
+    full = plan(Shape(replicas=9), {}, "127.0.0.1", range(10_000, 10_100))
+    with pytest.raises(ClusterError, match="may not have more"):
+        members.planned(full, "broker-a", "n9", (1, 2, 3))
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [(Shape("sync"), "this cluster is sync"), (Shape(links=True), "with links")],
+)
+def test_a_cluster_whose_members_do_not_change(shape: Shape, words: str) -> None:
+    state = plan(shape, {}, "127.0.0.1", range(10_000, 10_000 + ports_needed(shape)))
+    with pytest.raises(ClusterError, match=words):
+        members.changeable(state)

@@ -15,6 +15,8 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from broker import config as broker_config
+from chaos.cluster.cli import main as mqcluster
+from mqadmin.commands import COMMANDS
 from namesrv import config as namesrv_config
 from namesrv.config import NameServerConfig
 from namesrv.server import NameServer
@@ -28,6 +30,7 @@ SCRAPES = ROOT / "deploy" / "prometheus" / "prometheus.yml"
 PROVISIONING = ROOT / "deploy" / "grafana" / "provisioning"
 DASHBOARD = ROOT / "deploy" / "grafana" / "dashboard.json"
 RUNBOOKS = ROOT / "docs" / "runbooks"
+WITHOUT_ALERT = {"README.md", "replace-node.md"}  # what to do, whatever led there
 METRICS = ROOT / "docs" / "metrics.md"
 
 METRIC = re.compile(r"\b(?:rocketmq|raft|process)_[a-z][a-z0-9_]*[a-z0-9]\b")
@@ -174,7 +177,22 @@ def test_every_alert_has_its_runbook_and_every_runbook_its_alert() -> None:
         ):
             assert f"\n## {part}" in text, (url, part)
     files = {f"docs/runbooks/{path.name}" for path in RUNBOOKS.glob("*.md")}
-    assert files == set(wanted) | {"docs/runbooks/README.md"}
+    assert files == set(wanted) | {f"docs/runbooks/{name}" for name in WITHOUT_ALERT}
+    for name in WITHOUT_ALERT - {"README.md"}:
+        assert f"({name})" in index
+
+
+def test_what_runbooks_type_at_mqadmin_and_mqcluster_is_there() -> None:
+    known = {command.name: command.flags for command in COMMANDS}
+    text = "\n".join(path.read_text() for path in sorted(RUNBOOKS.glob("*.md")))
+    typed = re.findall(r"mqadmin (\w+)((?: +-\w\s+[\w.:-]+)*)", text)
+    assert len(typed) > 4
+    for name, arguments in typed:
+        shorts = {flag.short for flag in known[name]} | {"n"}
+        assert set(re.findall(r" -(\w)\s", arguments)) <= shorts, (name, arguments)
+    assert set(re.findall(r"mqcluster (\w+) --dir", text)) <= set(mqcluster.commands)
+    keys = set(re.findall(r"^ +([a-zA-Z]\w+)=", text, re.MULTILINE))
+    assert {"raftJoin", "dLegerPeers"} <= keys <= set(broker_config.OPTIONS)
 
 
 def test_an_invented_metric_is_found(known: Known) -> None:

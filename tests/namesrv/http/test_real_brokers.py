@@ -146,6 +146,16 @@ async def test_a_day_of_an_operator(api: tuple[Api, Group]) -> None:
     assert (node["name"], node["role"]) == (follower, "follower")
     await call.change("POST", "/groups/group-a/transfer", {"target": follower})
     await call.until("/groups/group-a", lambda v: v["leader"] == follower)
+    members = "/groups/group-a/members"
+    learner = {"id": "n9", "address": "127.0.0.1:1"}
+    made = await call.change("POST", members, learner)
+    assert (made["role"], made["brokerId"]) == ("learner", 4)
+    status, refused, _ = await call("POST", f"{members}/n9/promote")
+    assert (status, refused["code"], refused["group"]) == (409, "REFUSED", "group-a")
+    await call.change("DELETE", f"{members}/n9")
+    assert (await call("DELETE", f"{members}/n9"))[0] == 404
+    listed = await call.until(members, lambda v: len(v["items"]) == 3)
+    assert {row["role"] for row in listed["items"]} == {"voter"}
     failovers = await call.until("/failovers", lambda v: v["items"][0]["newLeader"] == follower)
     assert failovers["items"][0]["planned"]
     await call.change("DELETE", TOPIC, If_Match="*")

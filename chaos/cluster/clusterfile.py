@@ -135,9 +135,7 @@ def load_state(directory: Path) -> ClusterState:
             dict(data.get("founders", {})),
         )
     except FileNotFoundError:
-        raise ClusterError(
-            f"no cluster in {directory}; make one with: up --dir {directory}"
-        ) from None
+        raise _no_cluster(directory) from None
     except (orjson.JSONDecodeError, KeyError, TypeError) as error:
         raise ClusterError(f"{path} is damaged: {error!r}") from error
 
@@ -164,13 +162,20 @@ def save_state(directory: Path, state: ClusterState) -> None:
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Hold the cluster's lock. Raises ClusterError if another command holds it."""
+    """Hold the cluster's lock. Raises ClusterError if another command holds it, or there is no
+    such directory."""
+    if not directory.is_dir():
+        raise _no_cluster(directory)
     with (directory / "cluster.lock").open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ClusterError(f"another command is changing the cluster in {directory}") from None
         yield
+
+
+def _no_cluster(directory: Path) -> ClusterError:
+    return ClusterError(f"no cluster in {directory}; make one with: up --dir {directory}")
 
 
 def _node(entry: dict[str, Any]) -> Node:

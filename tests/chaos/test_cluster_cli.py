@@ -95,12 +95,26 @@ def test_up_that_fails_prints_the_log_and_exits_with_1(run) -> None:
         (("status",), 1, "no cluster in"),
         (("kill", "leader"), 1, "no cluster in"),
         (("kill", "leader", "--signal", "HUP"), 2, "'HUP'"),
+        (("add",), 1, "no cluster in"),
+        (("remove", "n1"), 1, "no cluster in"),
     ],
 )
 def test_wrong_use_is_explained(run, words: tuple[str, ...], status: int, output: str) -> None:
     result = run(*words)
     assert result.exit_code == status
     assert output in result.output
+
+
+def test_a_broker_that_does_not_come_up_is_no_member_and_leaves_nothing(run) -> None:
+    assert run("up").exit_code == 0
+    before = orjson.loads(run("status", "--json").output)["nodes"]
+    PROGRAMS.programs["n3"] = ENDS
+    failed = run("add")
+    assert failed.exit_code == 1
+    assert "n3 does not come up" in failed.output and "cannot open the store" in failed.output
+    assert orjson.loads(run("status", "--json").output)["nodes"] == before
+    refused = run("remove", "namesrv")
+    assert refused.exit_code == 1 and "namesrv is no broker" in refused.output
 
 
 def test_help_names_every_command() -> None:

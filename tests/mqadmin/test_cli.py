@@ -48,6 +48,7 @@ def test_every_command_explains_itself(command):
         (["help", "nonsense"], "there is no sub-command"),
         (["resetOffsetByTime", "-g", "g", "-t", "T", "-s", "soon"], "'soon' is no time"),
         (["brokerStatus", "-n", "127.0.0.1:1"], "-b HOST:PORT or -c CLUSTER"),
+        (["members", "-b", "g", "-o", "grow", "-n", "127.0.0.1:1"], "expected list, add, promote"),
     ],
 )
 def test_what_is_asked_for_wrongly(arguments, says):
@@ -67,6 +68,7 @@ def test_nobody_answers():
     [
         (NoRoute("T", "unknown"), 1),
         (BrokerRefused(26, "no such group", "b:1"), 1),
+        (BrokerRefused(1, "[OUTCOME_UNKNOWN] not committed in time", "b:1"), 4),
         (CommandError("not there"), 1),
         (CommandError("say which", usage=True), 2),
         (BrokerUnreachable("b:1: refused"), 3),

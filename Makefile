@@ -5,6 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 SEEDS ?= 20000
 START ?= 1
+# Test files in turn to so many processes; 0: all in one, as a debugger wants it.
+WORKERS ?= 2
 
 .PHONY: venv demo test screenshots lint bench simulate clean
 
@@ -23,7 +25,7 @@ demo: $(VENV)/.demo-ready
 	@JAVA_HOME="$$(tools/find-java.sh)" && export JAVA_HOME && exec $(BIN)/python -m demo.flights $(DEMO_ARGS)
 
 test: $(VENV)/.demo-ready
-	@JAVA_HOME="$$(tools/find-java.sh)" && CHROMIUM="$$(tools/find-chromium.sh)" && export JAVA_HOME CHROMIUM && exec $(BIN)/python -m pytest $(PYTEST_ARGS)
+	@JAVA_HOME="$$(tools/find-java.sh)" && CHROMIUM="$$(tools/find-chromium.sh)" && export JAVA_HOME CHROMIUM && exec $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 screenshots: $(VENV)/.ready
 	@CHROMIUM="$$(tools/find-chromium.sh)" && export CHROMIUM && exec $(BIN)/python -m tests.browser.screenshots

@@ -133,32 +133,31 @@ async def test_a_broker_is_replaced_and_the_name_server_shows_who_is_there(tmp_p
         await shows(shown, wanted)
 
 
-@pytest.mark.parametrize(
-    ("wanted", "words"),
-    [
-        (fields("grow"), "expected one of list, add-learner, promote, remove, move"),
-        (fields("promote"), "memberId='' is no id"),
-        (fields("promote", "n-1"), "memberId='n-1' is no id"),
-        (fields("promote", "n9"), "n9 is no member of this group"),
-        (fields("promote", "n0"), "n0 is a voter already"),
-        (fields("promote", "n0", "h:1"), "promote takes no memberAddress"),
-        (fields("add-learner", "n9"), "add-learner needs memberAddress"),
-        (fields("add-learner", "n9", "h"), "'h' is no address"),
-        (fields("remove", "n0"), "n0 is the group's only voter"),
-    ],
+REFUSED = (
+    (fields("grow"), "expected one of list, add-learner, promote, remove, move"),
+    (fields("promote"), "memberId='' is no id"),
+    (fields("promote", "n-1"), "memberId='n-1' is no id"),
+    (fields("promote", "n9"), "n9 is no member of this group"),
+    (fields("promote", "n0"), "n0 is a voter already"),
+    (fields("promote", "n0", "h:1"), "promote takes no memberAddress"),
+    (fields("add-learner", "n9"), "add-learner needs memberAddress"),
+    (fields("add-learner", "n9", "h"), "'h' is no address"),
+    (fields("remove", "n0"), "n0 is the group's only voter"),
 )
-async def test_what_is_refused_is_told_in_words(single, wanted, words):
-    broker = await single.leading()
-    answer = await single.ask(broker, RequestCode.CHANGE_MEMBERS, wanted)
-    assert answer.code in (ResponseCode.SYSTEM_ERROR, ResponseCode.INVALID_PARAMETER)
-    assert words in answer.remark
-    assert [row["node_id"] for row in broker.engine.members] == ["n0"]
 
 
-@pytest.fixture
-async def single(tmp_path):
-    async with Growing(tmp_path, 1) as one:
-        yield one
+async def test_what_is_refused_is_told_in_words_and_a_member_is_moved(tmp_path):
+    async with Growing(tmp_path, 1) as single:
+        broker = await single.leading()
+        for wanted, words in REFUSED:
+            answer = await single.ask(broker, RequestCode.CHANGE_MEMBERS, wanted)
+            assert answer.code in (ResponseCode.SYSTEM_ERROR, ResponseCode.INVALID_PARAMETER)
+            assert words in answer.remark
+            assert [row["node_id"] for row in broker.engine.members] == ["n0"]
+        await single.change("add-learner", "n9", "127.0.0.1:1")
+        moved = await single.change("move", "n9", "127.0.0.1:2")
+        rows = orjson.loads(moved.body)["members"]
+        assert [row["address"] for row in rows][1:] == ["127.0.0.1:2"]
 
 
 async def test_a_follower_lists_and_does_not_change(tmp_path):

@@ -4,6 +4,7 @@ The jars come from the Maven registry through Ivy, which PySpark ships; they are
 kept beside the virtual environment. Nothing is compiled, so a JRE is enough.
 """
 
+import fcntl
 import glob
 import os
 import subprocess
@@ -37,30 +38,38 @@ def fetch_jars() -> list[str]:
 
 
 def fetch(ivy_file: Path, name: str) -> list[str]:
-    """The jars' paths; fetched into the directory `name` on first use, complete or not at all."""
+    """The jars' paths; fetched into the directory `name` on first use, complete or not at all, by
+    one process of those that want them at a time."""
     directory = JAR_DIRECTORY / name
+    directory.mkdir(parents=True, exist_ok=True)
     done = directory / ".complete"
-    if not done.exists():
-        (ivy,) = glob.glob(str(PYSPARK_JARS / "ivy-*.jar"))
-        result = subprocess.run(
-            [
-                java_command(),
-                "-jar",
-                ivy,
-                "-cache",
-                str(directory / "cache"),
-                "-ivy",
-                str(ivy_file),
-                "-retrieve",
-                str(directory / "[artifact]-[revision](-[classifier]).[ext]"),
-            ],
-            capture_output=True,
-            text=True,
-            timeout=FETCH_TIMEOUT_S,
-        )
-        assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-4000:]
-        done.touch()
+    with open(directory / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not done.exists():
+            _retrieve(ivy_file, directory)
+            done.touch()
     return sorted(glob.glob(str(directory / "*.jar")))
+
+
+def _retrieve(ivy_file: Path, directory: Path) -> None:
+    (ivy,) = glob.glob(str(PYSPARK_JARS / "ivy-*.jar"))
+    result = subprocess.run(
+        [
+            java_command(),
+            "-jar",
+            ivy,
+            "-cache",
+            str(directory / "cache"),
+            "-ivy",
+            str(ivy_file),
+            "-retrieve",
+            str(directory / "[artifact]-[revision](-[classifier]).[ext]"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=FETCH_TIMEOUT_S,
+    )
+    assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-4000:]
 
 
 class Jvm:

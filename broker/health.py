@@ -12,10 +12,8 @@ from collections.abc import Mapping
 
 import click
 
-from remoting.ask import ask
-from remoting.codes import RequestCode, ResponseCode
-from remoting.command import RemotingCommand
-from remoting.errors import RemotingError
+from remoting.ask import complaint
+from remoting.codes import RequestCode
 from remoting.fastjson import loads_object
 
 PORT = "10911"  # listenPort's default
@@ -28,15 +26,12 @@ PORT_VARIABLE = "RAFTMQ_LISTEN_PORT"
 def health(address: str | None, timeout_s: float) -> None:
     """Say whether a broker does its part; exit status 1 if not."""
     address = address or f"127.0.0.1:{os.environ.get(PORT_VARIABLE, PORT)}"
-    command = RemotingCommand.request(RequestCode.GET_BROKER_RUNTIME_INFO)
-    try:
-        answer = ask(address, command, timeout_s)
-        if answer.code != ResponseCode.SUCCESS:
-            reason = f"answers {answer.code}: {answer.remark}"
-        else:
-            reason = why_not(loads_object(answer.body).get("table") or {})
-    except RemotingError as error:
-        reason = str(error)
+    reason = complaint(
+        address,
+        RequestCode.GET_BROKER_RUNTIME_INFO,
+        timeout_s,
+        lambda answer: why_not(loads_object(answer.body).get("table") or {}),
+    )
     click.echo(f"{address}: {reason or 'healthy'}")
     sys.exit(1 if reason else 0)
 

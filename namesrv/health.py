@@ -10,10 +10,8 @@ import sys
 
 import click
 
-from remoting.ask import ask
-from remoting.codes import RequestCode, ResponseCode
-from remoting.command import RemotingCommand
-from remoting.errors import RemotingError
+from remoting.ask import complaint
+from remoting.codes import RequestCode
 
 PORT = "9876"  # listenPort's default
 PORT_VARIABLE = "RAFTMQ_LISTEN_PORT"
@@ -25,13 +23,7 @@ PORT_VARIABLE = "RAFTMQ_LISTEN_PORT"
 def health(address: str | None, timeout_s: float) -> None:
     """Say whether a name server answers; exit status 1 if not."""
     address = address or f"127.0.0.1:{os.environ.get(PORT_VARIABLE, PORT)}"
-    command = RemotingCommand.request(RequestCode.GET_BROKER_CLUSTER_INFO)
-    try:
-        answer = ask(address, command, timeout_s)
-        good = answer.code == ResponseCode.SUCCESS
-        reason = "" if good else f"answers {answer.code}: {answer.remark}"
-    except RemotingError as error:
-        reason = str(error)
+    reason = complaint(address, RequestCode.GET_BROKER_CLUSTER_INFO, timeout_s, lambda _: "")
     click.echo(f"{address}: {reason or 'healthy'}")
     sys.exit(1 if reason else 0)
 

@@ -4,11 +4,19 @@ checks that run every few seconds and must be cheap. No event loop, no connectio
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 
 from remoting.address import parse_address
 from remoting.codec import FrameReader, decode_command, encode_command
+from remoting.codes import ResponseCode
 from remoting.command import RemotingCommand
-from remoting.errors import ConnectError, ConnectionLost, RemotingProtocolError, SendTimeout
+from remoting.errors import (
+    ConnectError,
+    ConnectionLost,
+    RemotingError,
+    RemotingProtocolError,
+    SendTimeout,
+)
 
 RECEIVE_BYTES = 64 * 1024
 
@@ -37,3 +45,17 @@ def ask(address: str, command: RemotingCommand, timeout_s: float) -> RemotingCom
     if answer.opaque != command.opaque:
         raise RemotingProtocolError(f"{address} answered another request")
     return answer
+
+
+def complaint(
+    address: str, code: int, timeout_s: float, judge: Callable[[RemotingCommand], str]
+) -> str:
+    """Why the server at `host:port` is not well: it does not answer request `code`, refuses it, or
+    `judge` says what is wrong with its answer; "" if nothing is."""
+    try:
+        answer = ask(address, RemotingCommand.request(code), timeout_s)
+        if answer.code != ResponseCode.SUCCESS:
+            return f"answers {answer.code}: {answer.remark}"
+        return judge(answer)
+    except RemotingError as error:
+        return str(error)

@@ -4,7 +4,7 @@ import { call, get, seg } from "/dashboard/api.js";
 import { ask, attempt } from "/dashboard/dialog.js";
 import { h, lazy } from "/dashboard/dom.js";
 import { ago, number, plural } from "/dashboard/format.js";
-import { back, bar, empty, facts, head, lagScale, problem, table } from "/dashboard/parts.js";
+import { back, bar, empty, facts, head, lagScale, polled, problem, table } from "/dashboard/parts.js";
 import { longList, searchBox } from "/dashboard/topics.js";
 
 const REFRESH_MS = 3000;
@@ -14,13 +14,8 @@ const clientsOf = (groups) => Math.max(0, ...groups.map((one) => one.clientCount
 
 export function consumersPage(app) {
   const list = longList(app, { path: "/consumer-groups", nameOf: (item) => item.name });
-  let timer = 0;
   return {
-    start() {
-      list.load();
-      timer = setInterval(() => !document.hidden && list.items.length < 1000 && list.load(), REFRESH_MS);
-    },
-    stop: () => clearInterval(timer),
+    ...polled(() => list.load(), REFRESH_MS, () => list.items.length < 1000),
     render() {
       const most = lagScale(list.items.map((one) => sumOf(one.groups, "lag")));
       return [
@@ -48,7 +43,6 @@ export function consumersPage(app) {
 
 export function consumerPage(app, name) {
   const state = { view: null, error: "" };
-  let timer = 0;
 
   async function load() {
     try {
@@ -61,11 +55,7 @@ export function consumerPage(app, name) {
   }
 
   return {
-    start() {
-      load();
-      timer = setInterval(() => !document.hidden && load(), REFRESH_MS);
-    },
-    stop: () => clearInterval(timer),
+    ...polled(load, REFRESH_MS),
     render() {
       const { view, error } = state;
       const locked = app.me.role === "viewer";

@@ -3,7 +3,7 @@
 import { get } from "/dashboard/api.js";
 import { h } from "/dashboard/dom.js";
 import { ago, clock, number } from "/dashboard/format.js";
-import { empty, head, problem, timeline } from "/dashboard/parts.js";
+import { empty, head, polled, problem, timeline } from "/dashboard/parts.js";
 
 const SHOWN = 200;
 const KINDS = {
@@ -18,7 +18,6 @@ const KINDS = {
 
 export function eventsPage(app) {
   const state = { failovers: null, error: "", kind: "" };
-  let timer = 0;
   async function load() {
     try {
       state.failovers = (await get("/failovers?limit=20")).items;
@@ -29,11 +28,7 @@ export function eventsPage(app) {
     app.update();
   }
   return {
-    start() {
-      load();
-      timer = setInterval(() => !document.hidden && load(), 3000);
-    },
-    stop: () => clearInterval(timer),
+    ...polled(load, 3000),
     render() {
       const names = new Map((app.cluster?.groups ?? []).flatMap((group) => group.brokers.map((one) => [one.address, one.name])));
       const nameOf = (text) => names.get(text) ?? text;

@@ -4,7 +4,7 @@ import { call, get, query, seg } from "/dashboard/api.js";
 import { ask, attempt } from "/dashboard/dialog.js";
 import { h } from "/dashboard/dom.js";
 import { ago, bytes, clock, moment, number, plural, replicaName } from "/dashboard/format.js";
-import { back, empty, facts, head, problem } from "/dashboard/parts.js";
+import { back, empty, facts, head, polled, problem } from "/dashboard/parts.js";
 
 const LIMIT = 64;
 const SUGGESTIONS = 50;
@@ -139,7 +139,6 @@ const bodyOf = ({ text, body }) => (typeof text === "string" ? { text } : { data
 
 export function messagePage(app, id) {
   const state = { trace: null, error: "" };
-  let timer = 0;
 
   async function load() {
     try {
@@ -152,11 +151,7 @@ export function messagePage(app, id) {
   }
 
   return {
-    start() {
-      load();
-      timer = setInterval(() => !document.hidden && load(), 5000);
-    },
-    stop: () => clearInterval(timer),
+    ...polled(load, 5000),
     render() {
       const { trace, error } = state;
       if (!trace) return [back("messages", "Messages"), head("Message"), error ? problem(error) : h("p", { class: "loading" }, "Asking the leader…")];

@@ -77,3 +77,15 @@ export function timeline(failover, nameOf = (text) => text) {
           h("span", { class: "who" }, mark.node ? nameOf(mark.node) : ""));
       })));
 }
+
+/** `start` and `stop` of a page that loads at once, and again every `everyMs` while it is looked at and `wanted`. */
+export function polled(load, everyMs, wanted = () => true) {
+  let timer = 0;
+  return {
+    start() {
+      load();
+      timer = setInterval(() => !document.hidden && wanted() && load(), everyMs);
+    },
+    stop: () => clearInterval(timer),
+  };
+}

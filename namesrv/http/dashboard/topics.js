@@ -3,7 +3,7 @@
 import { get, query, seg } from "/dashboard/api.js";
 import { h, lazy } from "/dashboard/dom.js";
 import { ago, number, plural } from "/dashboard/format.js";
-import { back, bar, empty, facts, head, lagScale, problem, table } from "/dashboard/parts.js";
+import { back, bar, empty, facts, head, lagScale, polled, problem, table } from "/dashboard/parts.js";
 
 const PAGE = 1000;
 const SHOWN_MAX = 5000; // rows on the page; beyond that a search is quicker than scrolling
@@ -83,7 +83,6 @@ export function topicsPage(app) {
 
 export function topicPage(app, topic) {
   const state = { config: null, queues: null, readers: null, error: "" };
-  let timer = 0;
 
   async function load() {
     try {
@@ -100,11 +99,7 @@ export function topicPage(app, topic) {
   }
 
   return {
-    start() {
-      load();
-      timer = setInterval(() => !document.hidden && load(), 5000);
-    },
-    stop: () => clearInterval(timer),
+    ...polled(load, 5000),
     render() {
       return [
         back("topics", "Topics"),

@@ -143,6 +143,7 @@ class RequestCode(IntEnum):
     # ours, where Apache has none
     TRANSFER_LEADERSHIP = 30_001
     CHANGE_MEMBERS = 30_002
+    BACKUP = 30_003
 
 
 class ResponseCode(IntEnum):

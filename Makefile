@@ -1,4 +1,4 @@
-# make venv | demo | test | bench | simulate | lint; see README.md
+# make venv | demo | test | docs | bench | simulate | lint; see README.md
 SHELL := /bin/bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
@@ -8,7 +8,7 @@ START ?= 1
 # Test files in turn to so many processes; 0: all in one, as a debugger wants it.
 WORKERS ?= 2
 
-.PHONY: venv demo test screenshots lint bench simulate clean
+.PHONY: venv demo test docs docs-serve screenshots lint bench simulate clean
 
 venv: $(VENV)/.ready
 
@@ -26,6 +26,13 @@ demo: $(VENV)/.demo-ready
 
 test: $(VENV)/.demo-ready
 	@JAVA_HOME="$$(tools/find-java.sh)" && CHROMIUM="$$(tools/find-chromium.sh)" && export JAVA_HOME CHROMIUM && exec $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+
+# Strictly: a broken link, anchor or a page that nobody finds fails it. Read it from build/docs/index.html.
+docs: $(VENV)/.ready
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+docs-serve: $(VENV)/.ready
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --dev-addr 127.0.0.1:8000
 
 screenshots: $(VENV)/.ready
 	@CHROMIUM="$$(tools/find-chromium.sh)" && export CHROMIUM && exec $(BIN)/python -m tests.browser.screenshots

@@ -1,0 +1,94 @@
+"""The site of docs/ builds strictly, and neither building nor reading it fetches anything."""
+
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FETCHED = {  # element → the attribute by which a browser loads something without being asked
+    "script": "src",
+    "link": "href",
+    "img": "src",
+    "iframe": "src",
+    "source": "src",
+    "video": "src",
+}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `make docs` makes, or its warnings."""
+    directory = tmp_path_factory.mktemp("site")
+    built = build(ROOT, "--site-dir", str(directory))
+    assert built.returncode == 0, built.stderr
+    return directory
+
+
+def build(directory: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    # Not with --quiet: warnings that are not shown are not counted as errors either.
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", *options]
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    return subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True)
+
+
+class Loads(HTMLParser):
+    """Collects what a page has the browser load; links to click are none of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        target = dict(attrs).get(FETCHED.get(tag, ""))
+        if target:
+            self.found.append(target)
+
+
+def test_the_makefile_builds_it_as_this_test_does() -> None:
+    assert "mkdocs build --strict\n" in (ROOT / "Makefile").read_text()
+
+
+def test_every_page_is_there(site: Path) -> None:
+    pages = {p.relative_to(ROOT / "docs") for p in (ROOT / "docs").rglob("*.md")}
+    built = {p.with_name("index.html" if p.stem == "README" else f"{p.stem}.html") for p in pages}
+    assert all((site / page).is_file() for page in built)
+    assert len(pages) > 30
+
+
+def test_no_page_loads_anything_from_elsewhere(site: Path) -> None:
+    for page in site.rglob("*.html"):
+        loads = Loads()
+        loads.feed(page.read_text())
+        assert loads.found, page
+        assert not [t for t in loads.found if re.match(r"(https?:)?//", t)], page
+    for sheet in site.rglob("*.css"):
+        assert not re.search(r"(@import|url\()\s*[\"']?(https?:)?//", sheet.read_text()), sheet
+
+
+def test_a_search_finds_the_pages(site: Path) -> None:
+    index = (site / "search" / "search_index.json").read_text()
+    assert "Where we depart from the Raft paper" in index
+    assert "runbooks/replace-node.html" in index
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("[gone](nowhere.md)", "nowhere.md"),
+        ("[gone](index.md#nothing-like-that)", "nothing-like-that"),
+        ("![gone](nowhere.png)", "nowhere.png"),
+    ],
+)
+def test_what_is_broken_fails_the_build(tmp_path: Path, text: str, complaint: str) -> None:
+    config = (ROOT / "mkdocs.yml").read_text()
+    (tmp_path / "mkdocs.yml").write_text(config[: config.index("nav:\n  -")])
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "index.md").write_text(f"# A page\n\n{text}\n")
+    built = build(tmp_path)
+    assert built.returncode == 1
+    assert complaint in built.stderr

@@ -136,7 +136,7 @@ def _frame_batch(
         elif records and records[-1] >= end:
             found.append(bisect_left(records, end) - bisect_left(records, start))
         else:
-            found.append(len(walk_range(data, base, start, end).records))
+            found.append(len(walk_range(data, base, frame.at + frame.size, end).records))
     return _batch(
         LOG_SCHEMA,
         store,

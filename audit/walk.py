@@ -45,9 +45,11 @@ _ZEROS = bytes(_SEARCH_BYTES + 7)
 
 @dataclass(frozen=True, slots=True)
 class FrameItem:
-    """A frame header with a good CRC; `at` is relative to the segment."""
+    """A frame header with a good CRC; `at` is relative to the segment. `size`: what a walker hops
+    over, of a message frame up to its records."""
 
     at: int
+    size: int
     index: int
     term: int
     timestamp_ms: int
@@ -201,10 +203,10 @@ def _frame_at(data: memoryview, base: int, at: int) -> FrameItem | None:
         fields = parse_header(data, at)
     except FrameError:
         return None
-    _, _, index, term, position, timestamp_ms, length, record_count, kind, crc, head_crc = fields
+    size, _, index, term, position, timestamp_ms, length, record_count, kind, crc, head_crc = fields
     if position != base + at or at + HEADER_SIZE_BYTES + length > len(data):
         return None
-    return FrameItem(at, index, term, timestamp_ms, kind, record_count, length, crc, head_crc)
+    return FrameItem(at, size, index, term, timestamp_ms, kind, record_count, length, crc, head_crc)
 
 
 def _behind_blank(data: memoryview, start: int) -> bool:

@@ -13,8 +13,9 @@ from typing import Protocol
 
 from broker.cut import QueueUnits
 from broker.errors import StateError
-from broker.send import Pending, SendPath
+from broker.send import SendPath
 from broker.state import BrokerState
+from broker.waiting import Pending
 from dledger.index import LogIndex
 from dledger.messages import RoleEvent
 from store.frame import Frame, FrameKind
@@ -150,8 +151,9 @@ class BrokerApplication:
                     answers.append(pending)
             ready_made = None if pending is None else pending.units
             touched += self._store.dispatch_frame(frame, ready_made)
-            if frame.kind == FrameKind.COMMAND:
-                change = self._state.apply(frame.index, frame.timestamp_ms, frame.payload)
+            command = frame.command
+            if len(command):
+                change = self._state.apply(frame.index, frame.timestamp_ms, command)
                 topics += change.topics
             self._state.advance(frame.index)
             if frame.timestamp_ms > self._sends.stamp_ms:

@@ -28,8 +28,9 @@ from broker.ha.follower import Follower
 from broker.ha.master import HaMaster, MasterSettings
 from broker.ha.protocol import Run
 from broker.ha.slave import HaSlave, SlaveSettings
-from broker.send import Batch, SendPath
+from broker.send import SendPath
 from broker.state import BrokerState, Change, decode_command_payload
+from broker.waiting import Batch
 from dledger.errors import NotLeader
 from dledger.messages import Role, RoleEvent
 from store.errors import StoreError
@@ -68,8 +69,10 @@ class LocalApplication:
         self._on_topics = on_topics
 
     def append(self, batch: Batch) -> None:
-        """Write and dispatch; held pulls wake. Raises OSError."""
+        """Write, dispatch, tell the tables; held pulls wake. Raises OSError."""
         self.store.append_records(batch.position, batch.data, batch.units, batch.stamp_ms)
+        for command in batch.group.commands:
+            self.apply(command, batch.stamp_ms)
         self._arrived(batch.units)
 
     def copy(self, run: Run) -> None:

@@ -32,16 +32,26 @@ def cut_frame(
     place: Callable[[int], int],
     now_ms: int,
     store_host: bytes,
+    command: bytes = b"",
 ) -> tuple[Frame, list[int], list[int], list[QueueUnits]]:
-    """Build and seal the frame of `records`, whose sizes add up to `payload_size`. Returns it, and
-    what `cut_records` returns behind the payload."""
+    """Build and seal the frame of `command` and `records`, whose sizes add up to `payload_size`.
+    Returns it, and what `cut_records` returns behind the payload."""
     frame_position = place(HEADER_SIZE_BYTES + payload_size)
     payload, positions, offsets, groups = cut_records(
-        records, frame_position + HEADER_SIZE_BYTES, now_ms, store_host
+        records, frame_position + HEADER_SIZE_BYTES + len(command), now_ms, store_host
     )
+    if command:
+        payload = command + payload
     assert len(payload) == payload_size
     frame = seal_frame(
-        index, term, frame_position, now_ms, FrameKind.MESSAGES, len(records), payload
+        index,
+        term,
+        frame_position,
+        now_ms,
+        FrameKind.MESSAGES,
+        len(records),
+        payload,
+        len(command),
     )
     return frame, positions, offsets, groups
 

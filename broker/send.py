@@ -22,13 +22,13 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
 from broker.config import BrokerConfig
-from broker.cut import AnswerFormat, QueueUnits, cut_frame, cut_records
+from broker.cut import AnswerFormat, cut_frame, cut_records
 from broker.errors import Refused
 from broker.heldsends import HeldSend, HeldSends
 from broker.sendrequest import (
+    Outgoing,
     Record,
     SendQueue,
     SendRules,
@@ -36,6 +36,7 @@ from broker.sendrequest import (
     check_topic,
     parse_batch,
     parse_single,
+    record_of,
 )
 from broker.state import BrokerState, put_topic
 from broker.topics import (
@@ -43,16 +44,29 @@ from broker.topics import (
     DLQ_PREFIX,
     PERM_WRITE,
     RETRY_PREFIX,
+    TopicConfig,
     auto_created,
     topic_name_problem,
+)
+from broker.waiting import (
+    OWN,
+    Batch,
+    Connection,
+    Done,
+    Group,
+    Pending,
+    Sender,
+    Stored,
 )
 from remoting.codec import encode_command
 from remoting.codes import RequestCode, ResponseCode
 from remoting.command import JSON, RESPONSE_FLAG, RemotingCommand
 from store.frame import Frame
+from store.properties import TAGS, decode_properties, tags_code
 
 log = logging.getLogger("broker.send")
 
+COMMAND_OVERHEAD_BYTES = 64  # at least what one command costs in a frame besides its own bytes
 WAITING_OVERHEAD_BYTES = 512  # what a waiting send costs besides its record; counts as waiting
 CREATIONS_MAX = 1_000  # topics being auto-created at one time
 NOT_LEADER = "[NOT_LEADER]"
@@ -65,89 +79,6 @@ STORED_CODES = (
     ResponseCode.FLUSH_SLAVE_TIMEOUT,
 )
 NO_WAIT = b"WAIT\x01false"
-
-
-class Connection(Protocol):
-    """What the broker needs of a client's connection here (remoting.connection has the rest)."""
-
-    def write_many(self, frames: list[bytes]) -> bool: ...
-
-    def write(self, data: bytes) -> bool: ...
-
-
-# Who waits for an answer: connection, opaque, one-way (not 0: yes), header codec of the request.
-Sender = tuple[Connection, int, int, int]
-
-
-class Group:
-    """Sends that will share a frame. `replies`: (sender, unique key, record count) per send."""
-
-    __slots__ = ("held_bytes", "records", "replies", "size_bytes")
-
-    def __init__(self) -> None:
-        self.records: list[Record] = []
-        self.replies: list[tuple[Sender, str, int]] = []
-        self.size_bytes = 0
-        self.held_bytes = 0  # with the overhead, as counted against waitingBytesMax
-
-
-class Stored:
-    """A group that was cut: where each record stands and which queue offset it has."""
-
-    __slots__ = ("cut_s", "group", "offsets", "positions", "units")
-
-    def __init__(
-        self, group: Group, positions: list[int], offsets: list[int], units: list[QueueUnits]
-    ) -> None:
-        self.cut_s = time.perf_counter()  # 0: not to be timed
-        self.group = group
-        self.positions = positions
-        self.offsets = offsets
-        self.units = units
-
-
-class Pending(Stored):
-    """A frame that was cut here and is not applied yet."""
-
-    __slots__ = ("cut_ms", "frame")
-
-    def __init__(
-        self,
-        frame: Frame,
-        group: Group,
-        positions: list[int],
-        offsets: list[int],
-        units: list[QueueUnits],
-        cut_ms: int,
-    ) -> None:
-        super().__init__(group, positions, offsets, units)
-        self.frame = frame
-        self.cut_ms = cut_ms
-
-
-class Batch(Stored):
-    """Records cut for a log without frames (classic mode); `data` goes to `position`."""
-
-    __slots__ = ("data", "position", "stamp_ms")
-
-    def __init__(
-        self,
-        position: int,
-        data: bytes,
-        stamp_ms: int,
-        group: Group,
-        positions: list[int],
-        offsets: list[int],
-        units: list[QueueUnits],
-    ) -> None:
-        super().__init__(group, positions, offsets, units)
-        self.position = position
-        self.data = data
-        self.stamp_ms = stamp_ms
-
-    @property
-    def end(self) -> int:
-        return self.position + len(self.data)
 
 
 class SendPath:
@@ -188,6 +119,7 @@ class SendPath:
         self._pending: dict[int, Pending] = {}
         self._topics: dict[str, SendTopic] = {}
         self._queues: dict[tuple[str, int], SendQueue] = {}
+        self.internal_topics: dict[str, TopicConfig] = {}  # of the broker's own, in no table
         self._creating: dict[str, list[tuple[Sender, Mapping[str, str], bytes, bytes, int]]] = {}
         self._next_queue = 0
         self._term = 0
@@ -263,8 +195,44 @@ class SendPath:
         group.records.append(record)
         group.replies.append((sender, unique_key, 1))
 
-    def _room(self, size: int) -> Group:
-        """The group that takes `size` more bytes of records, which are counted as waiting now."""
+    def store(self, messages: Sequence[Outgoing], command: bytes, done: Done) -> None:
+        """Have the broker's own `messages` stored, in one frame, which also tells the tables
+        `command` (b"": nothing). `done` is called once with how that ended. `wake` after it.
+
+        Raises Refused: not stored, `done` is not called. Topics have to be there.
+        """
+        if not self._leading:
+            raise Refused(ResponseCode.SERVICE_NOT_AVAILABLE, self._not_leader_remark())
+        if self.disk_full:
+            raise Refused(ResponseCode.SERVICE_NOT_AVAILABLE, f"[DISK_FULL] {self.disk_full}")
+        records = [self._own_record(message) for message in messages]
+        size = sum(record[1] for record in records)
+        if size + len(command) > self._rules.record_bytes_max:
+            raise Refused(ResponseCode.MESSAGE_ILLEGAL, f"{size} bytes do not fit into a frame")
+        group = self._room(size, len(command))
+        group.records += records
+        group.replies.append((OWN, "", len(records)))
+        group.dones.append(done)
+        if command:
+            group.commands.append(command)
+
+    def _own_record(self, message: Outgoing) -> Record:
+        topic = self._topics.get(message.topic)
+        if topic is None:
+            config = self._state.topics.get(message.topic)
+            config = config or self.internal_topics.get(message.topic)
+            if config is None:
+                raise Refused(
+                    ResponseCode.TOPIC_NOT_EXIST, f"topic[{message.topic}] not exist, apply first"
+                )
+            topic = self._topics[message.topic] = SendTopic(config)
+        queue = self._queue_for(topic, message.queue_id)
+        tags = tags_code(decode_properties(message.properties).get(TAGS))
+        return record_of(message, queue, topic, tags, self._rules)
+
+    def _room(self, size: int, command_size: int = 0) -> Group:
+        """The group that takes `size` more bytes of records, which are counted as waiting now, and
+        a command of `command_size`."""
         held = size + WAITING_OVERHEAD_BYTES
         if self._held_bytes + held > self._waiting_bytes_max:
             raise Refused(
@@ -274,12 +242,17 @@ class SendPath:
                 retriable=True,
             )
         groups = self._groups
-        if groups and groups[-1].size_bytes + size <= self._group_size_max:
-            group = groups[-1]
-        else:  # one send alone may be larger than a group: it gets a frame of its own
+        if command_size:
+            command_size += COMMAND_OVERHEAD_BYTES
+        group = groups[-1] if groups else None
+        if (
+            group is None
+            or group.size_bytes + group.command_bytes + size + command_size > self._group_size_max
+        ):  # one send alone may be larger than a group: it gets a frame of its own
             group = Group()
             groups.append(group)
         group.size_bytes += size
+        group.command_bytes += command_size
         group.held_bytes += held
         self._held_bytes += held
         return group
@@ -401,8 +374,16 @@ class SendPath:
             return None
         group = groups[0]
         stamp_ms = max(self.stamp_ms, self._wall_ms())
+        command = group.command
         frame, positions, offsets, units = cut_frame(
-            group.records, group.size_bytes, index, term, place, stamp_ms, self._store_host
+            group.records,
+            len(command) + group.size_bytes,
+            index,
+            term,
+            place,
+            stamp_ms,
+            self._store_host,
+            command,
         )
         groups.popleft()  # only now: `place` may have raised
         self.stamp_ms = stamp_ms
@@ -446,7 +427,7 @@ class SendPath:
         answered = 0
         for pending in stored:
             group = pending.group
-            answered += len(group.replies)
+            answered += len(group.replies) - len(group.dones)
             if pending.cut_s:
                 self.on_stored(now_s - pending.cut_s)
             positions = pending.positions
@@ -476,6 +457,7 @@ class SendPath:
             self.put_count += at
             self._held_bytes -= group.held_bytes
             group.held_bytes = 0
+            group.end(int(code), "")
         key = (int(code), "")
         self.results[key] = self.results.get(key, 0) + answered
         for connection, chunks in writes.items():
@@ -617,9 +599,11 @@ class SendPath:
 
     def _fail(self, group: Group, code: int, remark: str) -> None:
         for sender, _, _ in group.replies:
-            self._refuse(sender, code, remark)
+            if sender is not OWN:
+                self._refuse(sender, code, remark)
         self._held_bytes -= group.held_bytes
         group.held_bytes = 0
+        group.end(int(code), remark)
 
     def refuse(self, sender: Sender, refused: Refused) -> None:
         """Answer a send that `admit` refused."""

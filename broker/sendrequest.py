@@ -23,6 +23,7 @@ import re
 import struct
 import uuid
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from zlib import crc32
 
 from broker.errors import Refused
@@ -89,6 +90,21 @@ V2_NAMES = {
     "bname": "n",
 }
 _REFUSED_PROPERTY = re.compile(r"\x02(DELAY|TRAN_MSG|TIMER_[A-Z_]+)\x01([^\x02]*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A message that the broker stores itself. `queue_id` -1: any; `properties` as stored."""
+
+    topic: str
+    queue_id: int
+    body: bytes
+    properties: bytes
+    born_ms: int
+    born_host: bytes  # BORNHOST as stored
+    flag: int = 0
+    sys_flag: int = 0  # the bits of the two hosts' families are set when it is stored
+    reconsume: int = 0
 
 
 class SendQueue:
@@ -359,6 +375,19 @@ def _record(
         tail,
         tags,
     )
+
+
+def record_of(
+    message: Outgoing, queue: SendQueue, topic: SendTopic, tags: int, rules: SendRules
+) -> Record:
+    """The record of a message that the broker stores itself. Raises Refused."""
+    if not message.body:
+        raise _body_refused(message.body, rules)
+    sys_flag = message.sys_flag & ~(BORN_V6 | STORE_V6)
+    if len(rules.store_host) == 20:
+        sys_flag |= STORE_V6
+    fixed = (sys_flag, message.flag, message.reconsume, message.born_ms, message.born_host)
+    return _record(queue, topic, message.body, fixed, message.properties, tags, rules)
 
 
 def _batch_records(

@@ -1,6 +1,7 @@
 """The replicated state beside the log: topics, groups and offsets as command frames.
 
-A command frame's payload is one JSON object; `op` says which:
+A command frame's payload is one JSON object, and so is what a message frame may begin with: it is
+applied together with the frame's records becoming visible. `op` says which:
 
     {"op":"put_topic","topic":TopicConfig,"if_absent":bool}
     {"op":"delete_topic","topic":name}                 also forgets the topic's consumer offsets
@@ -14,6 +15,7 @@ A command frame's payload is one JSON object; `op` says which:
                                                        its HTTP API (may be absent or ""); in no
                                                        snapshot, every leader says it again
     {"op":"forget_offsets","topic":name}, {…,"group":name}
+    {"op":"several","commands":[command,…]}            one after the other, at one index
 
 put_topic, delete_topic, put_group and delete_group may carry "if": {"versions":[…],"absent":bool},
 a web.versions.Condition: it is compared where the command is applied, with the entry as all the
@@ -30,6 +32,7 @@ make it differ from the others.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,13 +90,18 @@ class BrokerState:
     def apply(self, index: int, timestamp_ms: int, payload: bytes | memoryview) -> Change:
         """Apply the command frame `index`. Raises StateError."""
         command = decode_command_payload(payload)
-        change = NOTHING
+        commands = command["commands"] if command.get("op") == "several" else [command]
+        topics: list[str] = []
+        groups: list[str] = []
         try:
-            change = self._apply(command, index, timestamp_ms)
+            for command in commands:
+                change = self._apply(command, index, timestamp_ms)
+                topics += change.topics
+                groups += change.groups
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(f"command at index {index}: {command!r}: {error!r}") from error
         self.advance(index)
-        return change
+        return Change(tuple(topics), tuple(groups))
 
     def advance(self, index: int) -> None:
         """Every frame up to `index` was applied; those that are no commands change nothing."""
@@ -199,6 +207,13 @@ def decode_command_payload(payload: bytes | memoryview) -> dict[str, Any]:
     if not isinstance(command, dict):
         raise StateError(f"a command frame is not an object: {command!r}")
     return command
+
+
+def several(commands: Sequence[bytes]) -> bytes:
+    """One command out of some, none of which is of several itself."""
+    if len(commands) == 1:
+        return commands[0]
+    return b'{"op":"several","commands":[' + b",".join(commands) + b"]}"
 
 
 def put_topic(

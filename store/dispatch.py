@@ -18,6 +18,7 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
+from store.frame import Frame
 from store.properties import TAGS, decode_properties, tags_code
 from store.record import (
     MAGIC_V1,
@@ -68,6 +69,11 @@ class Dispatcher:
     def __init__(self, delay_levels_ms: tuple[int, ...] = DELAY_LEVELS_MS) -> None:
         self._delay_levels_ms = delay_levels_ms
         self._codes: dict[bytes, int] = {}
+
+    def index_frame(self, frame: Frame) -> list[QueueUnits]:
+        """`index` of a message frame. Raises DispatchError."""
+        at = frame.records_at
+        return self.index(frame.data, frame.position + at, at)
 
     def index(
         self, data: bytes, base_offset: int, start: int = 0, end: int | None = None

@@ -3,7 +3,8 @@
 One Raft entry is one frame is one group commit. A frame is a 60-byte header and its payload:
 
     off size field
-    0   4    size            walker's hop: 60 for a message frame, 60 + payload length otherwise
+    0   4    size            walker's hop: 60 + command length for a message frame, 60 + payload
+                             length otherwise
     4   4    magic           0xDAA320F0
     8   8    index           Raft index, 1-based
     16  8    term            Raft term
@@ -18,6 +19,9 @@ One Raft entry is one frame is one group commit. A frame is a 60-byte header and
 All integers are big-endian, signed, except the two checksums. A walker that knows only records hops
 over `size` bytes: after a message frame's header it meets the records, which are plain RocketMQ
 records; over any other frame it hops whole. A frame never spans segments (design.md section 3).
+
+The payload of a message frame may begin with a command: what storing these records means for the
+tables (a delayed message that was delivered, say). Both are committed, or neither is.
 Pure: bytes in, bytes out.
 """
 
@@ -101,6 +105,19 @@ class Frame:
         """The payload, not copied."""
         return memoryview(self.data)[HEADER_SIZE_BYTES:]
 
+    @property
+    def records_at(self) -> int:
+        """Of a message frame: where in `data` its records begin."""
+        return _hop(self.data)
+
+    @property
+    def command(self) -> memoryview:
+        """What this frame says to the tables; empty if nothing."""
+        if self.kind == FrameKind.COMMAND:
+            return self.payload
+        end = _hop(self.data) if self.kind == FrameKind.MESSAGES else HEADER_SIZE_BYTES
+        return memoryview(self.data)[HEADER_SIZE_BYTES:end]
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Frame) and self.data == other.data
 
@@ -120,11 +137,14 @@ def seal_frame(
     kind: int,
     record_count: int,
     payload: bytes,
+    command_length: int = 0,
 ) -> Frame:
-    """Build the header over `payload` and return the finished frame."""
+    """Build the header over `payload` and return the finished frame. The first `command_length`
+    bytes of a message frame's payload are its command."""
     length = len(payload)
     assert length <= PAYLOAD_SIZE_BYTES_MAX, length
-    hop = HEADER_SIZE_BYTES if kind == FrameKind.MESSAGES else HEADER_SIZE_BYTES + length
+    hop = HEADER_SIZE_BYTES + (command_length if kind == FrameKind.MESSAGES else length)
+    assert HEADER_SIZE_BYTES <= hop <= HEADER_SIZE_BYTES + length, command_length
     head = _HEADER_HEAD.pack(
         hop,
         FRAME_MAGIC,
@@ -139,6 +159,10 @@ def seal_frame(
     )
     data = b"".join((head, _CRC.pack(crc32c(head)), payload))
     return Frame(index, term, position, timestamp_ms, kind, record_count, data)
+
+
+def _hop(data: bytes) -> int:
+    return int.from_bytes(data[:4], "big")
 
 
 def parse_header(buffer: bytes | bytearray | memoryview, offset: int = 0) -> tuple[int, ...]:
@@ -159,7 +183,8 @@ def parse_header(buffer: bytes | bytearray | memoryview, offset: int = 0) -> tup
         raise FrameError("frame lengths out of range")
     if kind not in (1, 2, 3, 4):
         raise FrameError(f"unknown frame kind {kind}")
-    if hop != (HEADER_SIZE_BYTES if kind == FrameKind.MESSAGES else HEADER_SIZE_BYTES + length):
+    whole = HEADER_SIZE_BYTES + length
+    if hop != whole and not (kind == FrameKind.MESSAGES and HEADER_SIZE_BYTES <= hop < whole):
         raise FrameError("frame size does not agree with its payload length")
     return fields
 

@@ -265,7 +265,7 @@ class MessageStore:
         if frame.kind != FrameKind.MESSAGES:
             units = []
         elif units is None:
-            units = self._dispatcher.index(frame.data, frame.payload_position, HEADER_SIZE_BYTES)
+            units = self._dispatcher.index_frame(frame)
         append = self.queues.append
         for topic, queue_id, first, packed in units:
             append(topic, queue_id, first, packed)

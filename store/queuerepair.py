@@ -209,8 +209,7 @@ def _rebuild(
             frame = parse_frame(commitlog.read(header.position, header.size_bytes))
         except FrameError as error:
             raise StoreDamaged(header.position, error.reason) from error
-        found = dispatcher.index(frame.data, frame.payload_position, HEADER_SIZE_BYTES)
-        for topic, queue_id, first, units in found:
+        for topic, queue_id, first, units in dispatcher.index_frame(frame):
             if (topic, queue_id) in wanted:
                 queues.append(topic, queue_id, first, units)
     if walk.end < end_offset and walk.bad_position < end_offset:

@@ -93,6 +93,12 @@ def main() -> None:
     help="Give every process a host of its own: network namespaces. Needs root.",
 )
 @click.option(
+    "--standard-ports",
+    is_flag=True,
+    help="Listen where clients and documents look first: name server 9876, dashboard 9880, "
+    "brokers 10911, 10921, …. Otherwise on any free ports, so that clusters can be many.",
+)
+@click.option(
     "--set",
     "settings",
     multiple=True,
@@ -110,6 +116,7 @@ def up(
     links: bool | None,
     faultable: bool | None,
     netns: bool | None,
+    standard_ports: bool,
     settings: tuple[str, ...],
     timeout: float,
 ) -> None:
@@ -121,7 +128,17 @@ def up(
     wanted = parse_settings(settings)
 
     async def work(cluster: Cluster) -> None:
-        shape = Shape(mode, groups, replicas, name_servers, namesrv, links, faultable, netns)
+        shape = Shape(
+            mode,
+            groups,
+            replicas,
+            name_servers,
+            namesrv,
+            links,
+            faultable,
+            netns,
+            standard_ports,
+        )
         found = await cluster.up(shape, wanted, timeout)
         click.echo(f"up: group {', '.join(found.groups)}, name server {found.namesrv}")
         for server in found.name_servers:

@@ -29,7 +29,7 @@ from chaos.cluster.clusterfile import (
     locked,
     save_state,
 )
-from chaos.cluster.ports import choose_ports
+from chaos.cluster.ports import choose_ports, is_free
 from chaos.cluster.probe import MASTER, Probe, RemotingProbe, ReplicaView, leader_of, replicas
 from chaos.cluster.process import ProcessId, send_signal, spawn, state, tail
 from chaos.cluster.topology import (
@@ -40,6 +40,7 @@ from chaos.cluster.topology import (
     on_hosts,
     plan,
     ports_needed,
+    standard_ports,
 )
 
 LOG = logging.getLogger("chaos")
@@ -222,8 +223,7 @@ class Cluster:
 
     def _plan(self, shape: Shape, settings: dict[str, str]) -> ClusterState:
         if not (self.directory / "cluster.json").exists():
-            ports = choose_ports(ports_needed(shape), HOST, random.Random())
-            made = plan(shape, settings, HOST, ports)
+            made = plan(shape, settings, HOST, self._ports(shape))
             if not shape.netns:
                 return made
             return on_hosts(made, namespaces.name_for(self.directory), namespaces.address_of)
@@ -233,6 +233,16 @@ class Cluster:
             kept = tuple(node for node in old.nodes if node.kind != NAMESRV)
             old = replace(old, namesrv=shape.namesrv, nodes=kept)
         return replace(old, settings=old.settings | settings)
+
+    def _ports(self, shape: Shape) -> list[int]:
+        if not shape.standard_ports:
+            return choose_ports(ports_needed(shape), HOST, random.Random())
+        wanted = standard_ports(shape)
+        taken = [str(port) for port in wanted if not is_free(HOST, port)]
+        if taken:
+            why = f"in use already: port {', '.join(taken)}"
+            raise ClusterError(f"{why}; without standard ports a cluster takes free ones")
+        return wanted
 
     def start_locked(self, name: str) -> ProcessId:
         """Spawn and remember; the caller holds the lock."""

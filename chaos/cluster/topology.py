@@ -18,6 +18,11 @@ RAFT, PYSYNCOBJ, CLASSIC = "raft", "pysyncobj", "classic"  # engines
 REPLICAS_MAX = 9
 GROUPS_MAX = 16
 NAME_SERVERS_MAX = 8
+# Where Apache's servers listen unless told otherwise, further ones as in docker-compose.yml.
+NAME_SERVER_PORT, BROKER_PORT = 9876, 10911
+NEXT_BROKER, NEXT_GROUP = 10, 100  # a broker has neighbours: HA +1, HTTP +4, peers +6
+HTTP_SHIFT, PEER_SHIFT = 4, 6
+STANDARD_NAME_SERVERS_MAX = HTTP_SHIFT  # the next one would listen where the first serves HTTP
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,7 @@ class Shape:
     links: bool | None = None  # traffic goes through proxies that can cut it
     faultable: bool | None = None  # brokers run over the fault layer
     netns: bool | None = None  # every process on a host of its own: network namespaces, root only
+    standard_ports: bool = False  # 9876, 9880, 10911, …, as clients and documents assume them
 
 
 def ports_needed(shape: Shape) -> int:
@@ -65,6 +71,25 @@ def ports_needed(shape: Shape) -> int:
     per_broker = 1 if mode.engine == CLASSIC else 2
     links = link_names(_nodes(shape, "", itertools.count(1))) if shape.links else ()
     return groups * replicas * (per_broker + 1) + servers * 2 + len(links)  # each has HTTP, too
+
+
+def standard_ports(shape: Shape) -> list[int]:
+    """The well-known ports, in the order in which `plan` places them. Raises ClusterError."""
+    mode, groups, replicas, servers = _sizes(shape)
+    if shape.links or shape.netns:
+        raise ClusterError("standard ports are for a cluster without links and namespaces")
+    if servers > STANDARD_NAME_SERVERS_MAX:
+        most = STANDARD_NAME_SERVERS_MAX
+        raise ClusterError(f"there are standard ports for {most} name servers, not {servers}")
+    brokers = [
+        BROKER_PORT + group * NEXT_GROUP + ordinal * NEXT_BROKER
+        for group in range(groups)
+        for ordinal in range(replicas)
+    ]
+    names = [NAME_SERVER_PORT + number for number in range(servers)]
+    own = (0,) if mode.engine == CLASSIC else (0, PEER_SHIFT)
+    listeners = [port + shift for port in brokers for shift in own]
+    return [*listeners, *names, *(port + HTTP_SHIFT for port in (*names, *brokers))]
 
 
 def plan(shape: Shape, settings: dict[str, str], host: str, ports: Sequence[int]) -> ClusterState:
@@ -129,6 +154,9 @@ def check_unchanged(shape: Shape, state: ClusterState, directory: object) -> Non
                 f"the cluster in {directory} has {what} {found}, not {asked}; "
                 "that cannot be changed: make another cluster, or remove its directory"
             )
+    ports = (node.port for node in state.nodes)
+    if shape.standard_ports and set(standard_ports(shape)).isdisjoint(ports):
+        raise ClusterError(f"the cluster in {directory} has ports of its own already")
 
 
 def group_name(number: int) -> str:

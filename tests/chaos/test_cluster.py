@@ -16,7 +16,7 @@ from chaos.cluster.cluster import Cluster
 from chaos.cluster.clusterfile import ClusterError, load_state, locked
 from chaos.cluster.ports import choose_ports, ephemeral_low, is_free
 from chaos.cluster.process import state
-from chaos.cluster.topology import MODES, Shape, plan, ports_needed
+from chaos.cluster.topology import MODES, Shape, plan, ports_needed, standard_ports
 from tests.chaos.doubles import ENDS, STUBBORN, AgreeingProbe, Programs, StandInProbe
 
 
@@ -104,6 +104,44 @@ def test_every_mode_plans_distinct_nodes(mode: str) -> None:
     each = ((node.port, node.peer_port, node.http_port) for node in state.nodes)
     ports = [port for node in each for port in node if port]
     assert len(set(ports)) == len(ports) == needed
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_standard_ports_are_where_everybody_looks_and_distinct(mode: str) -> None:
+    shape = Shape(mode, groups=3, name_servers=4, standard_ports=True)
+    ports = standard_ports(shape)
+    assert len(ports) == len(set(ports)) == ports_needed(shape)
+    nodes = plan(shape, {}, "127.0.0.1", ports).nodes
+    assert [(n.port, n.http_port) for n in nodes[:2]] == [(9876, 9880), (9877, 9881)]
+    brokers = [node for node in nodes if node.group == "broker-a"]
+    assert (brokers[0].port, brokers[0].http_port) == (10911, 10915)
+    assert [node.port for node in brokers] == [10911, 10921, 10931][: len(brokers)]
+    used = {p for n in nodes for p in (n.port, n.peer_port, n.http_port) if p}
+    assert used.isdisjoint(node.ha_port for node in nodes if node.kind == "broker")
+
+
+@pytest.mark.parametrize(
+    "shape", [Shape(links=True), Shape(netns=True), Shape(name_servers=5), Shape(replicas=10)]
+)
+def test_what_cannot_have_standard_ports(shape: Shape) -> None:
+    with pytest.raises(ClusterError):
+        standard_ports(shape)
+
+
+async def test_standard_ports_in_use_are_named_and_nothing_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("chaos.cluster.cluster.is_free", lambda host, port: port != 10_921)
+    cluster = Cluster(tmp_path, AgreeingProbe(), Programs())
+    with pytest.raises(ClusterError, match="in use already: port 10921;"):
+        await cluster.up(Shape(standard_ports=True))
+    assert not (tmp_path / "cluster.json").exists()
+
+
+async def test_a_cluster_keeps_the_ports_that_it_has(cluster: Cluster) -> None:
+    await cluster.up(Shape(replicas=1))
+    with pytest.raises(ClusterError, match="ports of its own already"):
+        await cluster.up(Shape(standard_ports=True))
 
 
 async def test_foreign_name_server_is_used_and_not_started(cluster: Cluster) -> None:

@@ -52,6 +52,9 @@ class SendStatus(IntEnum):
     SLAVE_NOT_AVAILABLE = 11
     FLUSH_SLAVE_TIMEOUT = 12
 
+    def __str__(self) -> str:
+        return self.name  # what a program prints: an IntEnum would say 0
+
 
 class SendResult(NamedTuple):
     """An acknowledged send. `msg_id` is the UNIQ_KEY (comma list for a batch), `offset_msg_id`

@@ -13,9 +13,8 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 from broker.admin import Admin
 from broker.application import BrokerApplication
@@ -24,10 +23,17 @@ from broker.clients import ClientTable
 from broker.commits import CommitService
 from broker.config import BrokerConfig
 from broker.configfiles import ConfigFiles, delay_offsets
-from broker.construction import free_port, store_config, template_topic
+from broker.construction import (
+    free_port,
+    registered_topics,
+    send_rules,
+    store_config,
+    template_topic,
+)
 from broker.engine import Engine, make_engine
-from broker.errors import EngineError, OutcomeUnknown, Refused
+from broker.errors import EngineError, Refused
 from broker.groups import SubscriptionGroup
+from broker.guard import Guard
 from broker.housekeeping import Chore, Housekeeper
 from broker.http.api import NodeApi
 from broker.installation import RAFT_DIRECTORY, Source
@@ -45,28 +51,20 @@ from broker.registration import Registrar
 from broker.retention import Retention
 from broker.roles import RoleView, most_advanced
 from broker.runtime import runtime_info
-from broker.send import NOT_LEADER, SendPath
-from broker.sendrequest import SendRules
+from broker.send import SendPath
 from broker.state import BrokerState, announce, put_group, put_topic
 from broker.stats import SAMPLE_MS as GROUP_SAMPLE_MS
 from broker.topics import RETRY_PREFIX, retry_topic
-from dledger.errors import Busy, NotLeader, RaftError
-from dledger.errors import OutcomeUnknown as CommandOutcomeUnknown
+from dledger.errors import RaftError
 from dledger.messages import Role, RoleEvent
 from ops.logs import set_level
 from remoting.address import format_address
-from remoting.codec import FRAME_SIZE_BYTES_MAX
 from remoting.codes import RequestCode, ResponseCode
-from remoting.command import RemotingCommand
-from remoting.connection import Connection, ConnectionLimits, Handler
-from remoting.errors import RemotingError
-from remoting.registration import DataVersion
-from remoting.registration import TopicConfig as RegisteredTopic
+from remoting.connection import ConnectionLimits, Handler
 from remoting.server import RemotingServer
 from store.disk import Disk
-from store.frame import HEADER_SIZE_BYTES
 from store.messagestore import MessageStore
-from store.record import BLANK_SIZE_BYTES, pack_host
+from store.record import pack_host
 
 log = logging.getLogger("broker")
 
@@ -271,17 +269,7 @@ class Broker:
 
     def _build(self, store_host: bytes) -> None:
         config, state = self.config, self.state
-        rules = SendRules(
-            cluster=config.broker_cluster_name,
-            region=config.region_id,
-            trace_on=config.trace_on,
-            store_host=store_host,
-            message_size_max=config.max_message_size,
-            record_bytes_max=min(
-                FRAME_SIZE_BYTES_MAX,
-                config.mapped_file_size_commit_log - HEADER_SIZE_BYTES - BLANK_SIZE_BYTES,
-            ),
-        )
+        rules = send_rules(config, store_host)
         self.sends = SendPath(
             config,
             state,
@@ -398,7 +386,7 @@ class Broker:
     def _build_edges(self) -> None:
         """What talks to the outside: handlers, server, registration, chores."""
         config = self.config
-        self._template = template = template_topic(config)
+        template = template_topic(config)
         queries = Queries(
             config,
             self.state,
@@ -432,7 +420,8 @@ class Broker:
         }
         for code in (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE):
             handlers[int(code)] = self.pulls.handle
-        guarded = {code: self._guarded(handler) for code, handler in handlers.items()}
+        guard = Guard(self.metrics.request, lambda: self.roles.leader_address)
+        guarded = {code: guard.around(handler) for code, handler in handlers.items()}
         self.processor = Processor(self.sends, guarded)
         self.server = RemotingServer(
             guarded,
@@ -448,7 +437,7 @@ class Broker:
             ha_address=self._ha_address,
             http_address=lambda: self.http.address,
             identity=lambda: self.roles.identity,
-            topics=self._registered_topics,
+            topics=lambda: registered_topics(self.state.topics, template),
             on_master=self.roles.hint_master,
             needs_master=config.is_slave,
             period_ms=config.register_name_server_period,
@@ -475,42 +464,6 @@ class Broker:
     def fail(self, reason: str) -> None:
         self.abandon(reason)
         self._on_fatal(reason)
-
-    def _guarded(self, handler: Handler) -> Handler:
-        """`handler`, whose refusals for want of leadership name the leader."""
-
-        def guarded(
-            connection: Connection, request: RemotingCommand
-        ) -> RemotingCommand | Coroutine[Any, Any, RemotingCommand | None] | None:
-            self.metrics.request(request.code)
-            try:
-                answer = handler(connection, request)
-            except RemotingError as error:
-                return self._refusal(request, error)
-            if answer is None or isinstance(answer, RemotingCommand):
-                return answer
-            return self._guarded_slow(request, answer)
-
-        return guarded
-
-    async def _guarded_slow(
-        self,
-        request: RemotingCommand,
-        answer: Coroutine[Any, Any, RemotingCommand | None],
-    ) -> RemotingCommand | None:
-        try:
-            return await answer
-        except RaftError as error:
-            return self._refusal(request, _translated(error))
-        except RemotingError as error:
-            return self._refusal(request, error)
-
-    def _refusal(self, request: RemotingCommand, error: RemotingError) -> RemotingCommand:
-        remark = str(error)
-        ext: dict[str, str] = {}
-        if remark.startswith(NOT_LEADER) and self.roles.leader_address:
-            ext["leaderAddr"] = self.roles.leader_address
-        return RemotingCommand.response_to(request, error.code, remark, ext)
 
     # ---- the log --------------------------------------------------------------------------
 
@@ -646,25 +599,6 @@ class Broker:
         for command in commands:
             self._propose_then(command, done)
 
-    def _registered_topics(self) -> tuple[DataVersion, list[RegisteredTopic]]:
-        table = self.state.topics
-        topics = list(table.entries.values())
-        if self._template is not None and self._template.name not in table.entries:
-            topics.append(self._template)
-        version = DataVersion(table.counter, 0, table.timestamp_ms)
-        return version, [
-            RegisteredTopic(
-                t.name,
-                t.read_queue_count,
-                t.write_queue_count,
-                t.perm,
-                t.sys_flag,
-                t.filter_type,
-                t.order,
-            )
-            for t in topics
-        ]
-
     # ---- chores ---------------------------------------------------------------------------
 
     def _today(self) -> int:
@@ -684,14 +618,3 @@ class Broker:
             log.warning("disk_full=%s percent=%d", full, percent)
         self.sends.disk_full = text
         self.http.look_at_disk()
-
-
-def _translated(error: RaftError) -> RemotingError:
-    """The engine's refusals as what goes over the wire."""
-    if isinstance(error, NotLeader):
-        return not_leader()
-    if isinstance(error, Busy):
-        return Refused(ResponseCode.SYSTEM_BUSY, f"[BUSY] {error}", retriable=True)
-    if isinstance(error, CommandOutcomeUnknown):
-        return OutcomeUnknown(str(error))
-    return Refused(ResponseCode.SYSTEM_ERROR, str(error))

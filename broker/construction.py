@@ -5,9 +5,15 @@ from __future__ import annotations
 import socket
 
 from broker.config import BrokerConfig
-from broker.topics import DEFAULT_TOPIC, TopicConfig
+from broker.sendrequest import SendRules
+from broker.topics import DEFAULT_TOPIC, TopicConfig, TopicTable
+from remoting.codec import FRAME_SIZE_BYTES_MAX
+from remoting.registration import DataVersion
+from remoting.registration import TopicConfig as RegisteredTopic
 from store.config import StoreConfig, StoreMode, hot_span_bytes
+from store.frame import HEADER_SIZE_BYTES
 from store.indexfile import IndexLimits
+from store.record import BLANK_SIZE_BYTES
 from store.retention import RetentionPolicy
 
 
@@ -27,6 +33,42 @@ def store_config(config: BrokerConfig) -> StoreConfig:
             disk_ratio_max=config.disk_max_used_space_ratio / 100,
         ),
     )
+
+
+def send_rules(config: BrokerConfig, store_host: bytes) -> SendRules:
+    return SendRules(
+        cluster=config.broker_cluster_name,
+        region=config.region_id,
+        trace_on=config.trace_on,
+        store_host=store_host,
+        message_size_max=config.max_message_size,
+        record_bytes_max=min(
+            FRAME_SIZE_BYTES_MAX,
+            config.mapped_file_size_commit_log - HEADER_SIZE_BYTES - BLANK_SIZE_BYTES,
+        ),
+    )
+
+
+def registered_topics(
+    table: TopicTable, template: TopicConfig | None
+) -> tuple[DataVersion, list[RegisteredTopic]]:
+    """What name servers are told of the topics, and of the template."""
+    topics = list(table.entries.values())
+    if template is not None and template.name not in table.entries:
+        topics.append(template)
+    version = DataVersion(table.counter, 0, table.timestamp_ms)
+    return version, [
+        RegisteredTopic(
+            t.name,
+            t.read_queue_count,
+            t.write_queue_count,
+            t.perm,
+            t.sys_flag,
+            t.filter_type,
+            t.order,
+        )
+        for t in topics
+    ]
 
 
 def template_topic(config: BrokerConfig) -> TopicConfig | None:

@@ -1,0 +1,70 @@
+"""Handlers as clients meet them: every request is counted, and every refusal becomes an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from broker.errors import OutcomeUnknown, Refused
+from broker.queries import not_leader
+from broker.send import NOT_LEADER
+from dledger.errors import Busy, NotLeader, RaftError
+from dledger.errors import OutcomeUnknown as CommandOutcomeUnknown
+from remoting.codes import ResponseCode
+from remoting.command import RemotingCommand
+from remoting.connection import Connection, Handler
+from remoting.errors import RemotingError
+
+
+class Guard:
+    """Wraps handlers. A refusal for want of leadership names the leader, when one is known."""
+
+    def __init__(self, counted: Callable[[int], None], leader_address: Callable[[], str]) -> None:
+        """`counted(request code)` is told of every request."""
+        self._counted = counted
+        self._leader_address = leader_address
+
+    def around(self, handler: Handler) -> Handler:
+        def guarded(
+            connection: Connection, request: RemotingCommand
+        ) -> RemotingCommand | Coroutine[Any, Any, RemotingCommand | None] | None:
+            self._counted(request.code)
+            try:
+                answer = handler(connection, request)
+            except RemotingError as error:
+                return self._refusal(request, error)
+            if answer is None or isinstance(answer, RemotingCommand):
+                return answer
+            return self._slow(request, answer)
+
+        return guarded
+
+    async def _slow(
+        self,
+        request: RemotingCommand,
+        answer: Coroutine[Any, Any, RemotingCommand | None],
+    ) -> RemotingCommand | None:
+        try:
+            return await answer
+        except RaftError as error:
+            return self._refusal(request, _translated(error))
+        except RemotingError as error:
+            return self._refusal(request, error)
+
+    def _refusal(self, request: RemotingCommand, error: RemotingError) -> RemotingCommand:
+        remark = str(error)
+        ext: dict[str, str] = {}
+        if remark.startswith(NOT_LEADER) and (leader := self._leader_address()):
+            ext["leaderAddr"] = leader
+        return RemotingCommand.response_to(request, error.code, remark, ext)
+
+
+def _translated(error: RaftError) -> RemotingError:
+    """The engine's refusals as what goes over the wire."""
+    if isinstance(error, NotLeader):
+        return not_leader()
+    if isinstance(error, Busy):
+        return Refused(ResponseCode.SYSTEM_BUSY, f"[BUSY] {error}", retriable=True)
+    if isinstance(error, CommandOutcomeUnknown):
+        return OutcomeUnknown(str(error))
+    return Refused(ResponseCode.SYSTEM_ERROR, str(error))

@@ -10,13 +10,18 @@ The founding configuration comes from broker.conf, as index 0, and is in no fram
 addresses stand in everybody's broker.conf, which goes first (each replica may reach them by
 another route) until a change moves them. A broker id, once given, is not given again.
 
+A configuration also says which voter should lead when it can (preference.py): so that is known to
+every replica, survives what the members survive, and goes with the member that it names.
+
     payload  off size field            then, per member        off size field
-             0   1    version  1                               0   1    1 voter, 2 learner
+             0   1    version                                  0   1    1 voter, 2 learner
              1   1    members                                  1   1    flags  1: founder
              2   1    removed ids                              2   4    broker id
              3   4    next broker id                           6   1    length of the id
                                                                7   1    length of the address
     then, per removed id: length (1), id                       8   n    id, address, UTF-8
+    version 1: nobody ever said who should lead; version 2: then, of that voter: length (1), id;
+    length 0: nobody in particular, and that was said
 """
 
 from __future__ import annotations
@@ -26,7 +31,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from dledger.errors import ChangeRefused
+from dledger.errors import ChangeRefused, PreferredChanged
 from dledger.messages import NodeId
 
 SIZE_BYTES_MAX = 1000  # fits a SlotFile with the frame's index before it
@@ -34,6 +39,7 @@ MEMBERS_MAX = 9
 REMOVED_MAX = 8  # the last ones are remembered, to be told that they are out
 NAME_SIZE_BYTES_MAX = 255
 _VERSION = 1
+_VERSION_PREFERRING = 2  # with the preferred leader behind the rest
 _HEAD = struct.Struct(">BBBI")
 _MEMBER = struct.Struct(">BBIBB")
 _FOUNDER = 1
@@ -53,15 +59,18 @@ class ChangeKind(Enum):
     PROMOTE = "promote"  # learner to voter
     REMOVE = "remove"
     MOVE = "move"  # a member's address
+    PREFER = "prefer"  # this voter as leader; "": nobody
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """`address` (host:port) of ADD_LEARNER and MOVE."""
+    """`address` (host:port) of ADD_LEARNER and MOVE. `instead_of`: of PREFER, only if the preferred
+    leader is one of these."""
 
     kind: ChangeKind
     node_id: NodeId
     address: str = ""
+    instead_of: tuple[NodeId | None, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +87,13 @@ class GroupMember:
 @dataclass(frozen=True, slots=True)
 class Configuration:
     """`members` in the order in which they came; `removed`: who went last, the latest at the
-    end."""
+    end. `preferred`: the voter that should lead when it can; "": nobody; None: that was never said,
+    and broker.conf may (preferredLeaderId)."""
 
     members: tuple[GroupMember, ...] = ()
     removed: tuple[NodeId, ...] = ()
     broker_id_next: int = 1
+    preferred: NodeId | None = None
 
     @property
     def voters(self) -> frozenset[NodeId]:
@@ -101,6 +112,8 @@ class Configuration:
         member = self.get(change.node_id)
         if change.kind is ChangeKind.ADD_LEARNER:
             after = self._with_learner(change, member)
+        elif change.kind is ChangeKind.PREFER:
+            after = self._preferring(change, member)
         elif member is None:
             raise ChangeRefused(f"{change.node_id} is no member of this group")
         elif change.kind is ChangeKind.PROMOTE:
@@ -131,7 +144,17 @@ class Configuration:
             (*self.members, learner),
             tuple(node_id for node_id in self.removed if node_id != change.node_id),
             self.broker_id_next + 1,
+            self.preferred,
         )
+
+    def _preferring(self, change: Change, member: GroupMember | None) -> Configuration:
+        if change.instead_of is not None and self.preferred not in change.instead_of:
+            raise PreferredChanged(self.preferred)
+        if change.node_id and member is None:
+            raise ChangeRefused(f"{change.node_id} is no member of this group")
+        if member is not None and member.role is not MemberRole.VOTER:
+            raise ChangeRefused(f"{change.node_id} is no voter")
+        return replace(self, preferred=change.node_id)
 
     def _replacing(self, member: GroupMember) -> Configuration:
         members = tuple(member if m.node_id == member.node_id else m for m in self.members)
@@ -142,7 +165,8 @@ class Configuration:
             raise ChangeRefused(f"{member.node_id} is the group's only voter")
         members = tuple(m for m in self.members if m.node_id != member.node_id)
         removed = (*self.removed, member.node_id)[-REMOVED_MAX:]
-        return replace(self, members=members, removed=removed)
+        preferred = "" if self.preferred == member.node_id else self.preferred
+        return replace(self, members=members, removed=removed, preferred=preferred)
 
 
 def founding(peers: Iterable[tuple[NodeId, str]]) -> Configuration:
@@ -168,15 +192,16 @@ def _check_address(address: str) -> None:
 def encode_configuration(configuration: Configuration) -> bytes:
     """The payload of a CONFIGURATION frame."""
     members, removed = configuration.members, configuration.removed
-    parts = [_HEAD.pack(_VERSION, len(members), len(removed), configuration.broker_id_next)]
+    version = _VERSION if configuration.preferred is None else _VERSION_PREFERRING
+    parts = [_HEAD.pack(version, len(members), len(removed), configuration.broker_id_next)]
     for m in members:
         node_id, address = m.node_id.encode(), m.address.encode()
         flags = _FOUNDER if m.founder else 0
         parts.append(_MEMBER.pack(m.role.value, flags, m.broker_id, len(node_id), len(address)))
         parts += [node_id, address]
-    for gone in removed:
-        name = gone.encode()
-        parts.append(bytes([len(name)]) + name)
+    last = () if configuration.preferred is None else (configuration.preferred,)
+    for name in (*removed, *last):
+        parts.append(bytes([len(name.encode())]) + name.encode())
     return b"".join(parts)
 
 
@@ -191,13 +216,15 @@ def decode_configuration(payload: bytes | memoryview) -> Configuration:
         raise ConfigurationError(f"{len(data)} bytes, of which {end} are a configuration")
     if len(configuration.ids) != len(configuration.members):
         raise ConfigurationError("a member stands in it twice")
+    if configuration.preferred and configuration.preferred not in configuration.voters:
+        raise ConfigurationError(f"{configuration.preferred} should lead and is no voter")
     return configuration
 
 
 def _decode(data: bytes) -> tuple[Configuration, int]:
     version, count, removed_count, broker_id_next = _HEAD.unpack_from(data)
-    if version != _VERSION:
-        raise ValueError(f"version {version}, this program knows {_VERSION}")
+    if version not in (_VERSION, _VERSION_PREFERRING):
+        raise ValueError(f"version {version}, this program knows {_VERSION_PREFERRING}")
     at = _HEAD.size
     members = []
     for _ in range(count):
@@ -213,7 +240,10 @@ def _decode(data: bytes) -> tuple[Configuration, int]:
     for _ in range(removed_count):
         node_id, at = _text(data, at + 1, data[at])
         removed.append(node_id)
-    return Configuration(tuple(members), tuple(removed), broker_id_next), at
+    preferred = None
+    if version == _VERSION_PREFERRING:
+        preferred, at = _text(data, at + 1, data[at])
+    return Configuration(tuple(members), tuple(removed), broker_id_next, preferred), at
 
 
 def _text(data: bytes, at: int, size: int) -> tuple[str, int]:

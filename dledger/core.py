@@ -44,6 +44,7 @@ from dledger.messages import (
     VoteResponse,
 )
 from dledger.progress import Progress
+from dledger.state import NEVER_MS
 
 
 class RaftCore(Leading, Following):
@@ -181,6 +182,14 @@ class RaftCore(Leading, Following):
     def progress(self) -> dict[NodeId, Progress]:
         """What the leader knows of each follower (read only); empty on other replicas."""
         return self._progress
+
+    def silent_ms(self, peer: NodeId, now_ms: float) -> float | None:
+        """How long ago `peer` was heard, as far as this replica keeps count: a leader does of its
+        followers, a follower of its leader."""
+        if peer in self._progress:
+            return max(0.0, now_ms - self._progress[peer].heard_ms)
+        known = peer == self.leader and self._leader_contact_ms > NEVER_MS
+        return max(0.0, now_ms - self._leader_contact_ms) if known else None
 
     @property
     def next_deadline_ms(self) -> float:

@@ -50,6 +50,16 @@ class ChangeRefused(RaftError):
     code = "CHANGE_REFUSED"
 
 
+class PreferredChanged(ChangeRefused):
+    """Another leader is `preferred` by now than the change was meant to replace."""
+
+    retriable = False
+
+    def __init__(self, preferred: NodeId | None) -> None:
+        super().__init__(f"the preferred leader is {preferred or 'nobody'}")
+        self.preferred = preferred
+
+
 class OutcomeUnknown(RaftError):
     """It was proposed, and whether it is or will be stored is not known: nobody may say 'no'."""
 

@@ -86,6 +86,29 @@ class Handover:
             log.info("transfer_refused target=%s: %s", best, error)
 
 
+def hindrance_of(
+    peer: NodeId, core: RaftCore, is_open: Callable[[NodeId], bool], now_ms: float
+) -> tuple[str, bool]:
+    """Of a leader's follower: why it could not lead now, "" if it could; and whether it lacks no
+    more than LAG_FRAMES_MAX. It may lack more for a moment, and still be able."""
+    progress = core.progress.get(peer)
+    if progress is None or peer not in core.voters:
+        return f"{peer} is no other voter of this group", False
+    words = ""
+    lag_bytes = core.lag_bytes(progress)
+    if not is_open(peer):
+        words = f"{peer} is not connected"
+    elif progress.recovering is None:
+        words = f"{peer} has not been heard yet"
+    elif progress.recovering:
+        words = f"{peer} is recovering"
+    elif progress.heard_ms < now_ms - core.config.election_ms_min:
+        words = f"{peer} is silent"
+    elif lag_bytes > core.config.learner_lag_bytes_max:
+        words = f"{peer} lacks {lag_bytes} bytes of the log"
+    return words, core.last_index - progress.match_index <= LAG_FRAMES_MAX
+
+
 def able_successors(
     core: RaftCore, is_open: Callable[[NodeId], bool], now_ms: float
 ) -> list[Progress]:

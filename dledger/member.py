@@ -24,7 +24,7 @@ from dledger.configuration import Change
 from dledger.core import RaftCore
 from dledger.errors import NotLeader, StateTooOld
 from dledger.flusher import FlushMode, LogFlusher
-from dledger.handover import Handover
+from dledger.handover import Handover, hindrance_of
 from dledger.healer import Healer
 from dledger.health import DiskHealth
 from dledger.install import InstallChunk, InstallMessage, InstallOffer, InstallRequest
@@ -40,6 +40,7 @@ from dledger.messages import (
 )
 from dledger.peers import PeerLinks
 from dledger.performing import Performing
+from dledger.preference import Preference, Seen
 from dledger.promises import Promises
 from dledger.proposals import Proposals
 from dledger.proposer import Proposer
@@ -135,10 +136,11 @@ class RaftMember(Performing):
         self._roster = Roster(
             config, disk, lambda reason, error: self._fail(reason, error, disk=True)
         )
+        self._preference = Preference(config.preference)
         self._linked = False  # listens and dials
         self._has_core = False  # the log is whole
-        self._running = False
-        self._pumping = False
+        self._running = self._pumping = False
+        self._leaving = False  # hands over for a planned stop
         self._commit_due = 0  # committed, to be applied; 0: nothing
         self._cut_scheduled = False
         self._serving = False  # the application knows that it leads
@@ -272,6 +274,7 @@ class RaftMember(Performing):
             lambda: self._running,
             self._clock_ms,
         )
+        self._leaving = True
         return await leaving.run(self.config.transfer_on_stop_ms)
 
     # -- what the broker asks -----------------------------------------------------------------
@@ -321,6 +324,40 @@ class RaftMember(Performing):
             raise NotLeader(None)
         self.core.transfer(target, self._clock_ms())
         self._pump()
+
+    def preferred_successor(self) -> NodeId | None:
+        """To whom this leader should `transfer` now, because that replica is the preferred leader;
+        None: to nobody. To be asked some times a second, on every replica (preference.py)."""
+        if not self._running:
+            return None
+        core, now_ms = self.core, self._clock_ms()
+        preferred = core.configurations.current.preferred or ""
+        ready = core.role is Role.LEADER and self._serving
+        hindrance, at_hand = "", False
+        if ready and preferred not in ("", core.node_id):
+            hindrance, at_hand = hindrance_of(preferred, core, self._links.is_open, now_ms)
+        seen = Seen(
+            core.node_id,
+            core.term,
+            core.leader,
+            preferred,
+            ready,
+            core.transfer_target is not None,
+            hindrance,
+            self._busy() if ready else "",
+            at_hand,
+        )
+        return self._preference.look(seen, now_ms)
+
+    def _busy(self) -> str:
+        """What goes on here that another leader would have to begin anew; "" for nothing."""
+        core = self.core
+        if core.configurations.index > core.commit_index or self._proposer.change_waits:
+            return "the members are being changed"
+        refilled = self._installer.refilled()
+        if refilled:
+            return f"{', '.join(refilled)} is being refilled"
+        return f"{core.node_id} is leaving" if self._leaving else ""
 
     def delete_before(self, position: int) -> int:
         """Retention: drop whole segments below the CommitLog offset `position`, applied frames
@@ -385,7 +422,8 @@ class RaftMember(Performing):
             self._promises.recovering,
             self._health,
             self._healer.status() | self._installer.status(),
-        )
+            self._clock_ms(),
+        ) | {"preferred_standing": self._preference.standing}
 
     def change_members(self, change: Change) -> asyncio.Future[int]:
         """Change the group; the future gives the frame's index once it is committed and applied

@@ -62,13 +62,15 @@ class Membership(Standing):
             raise ChangeRefused(f"{node_id} does not answer")
         if progress.recovering or progress.recovering is None:
             raise ChangeRefused(f"{node_id} is recovering")
-        log = self._log
-        reached = progress.match_index
-        lag_bytes = log.end_position
-        if reached >= log.first_index - 1:
-            lag_bytes -= log.end_of(reached)
+        lag_bytes = self.lag_bytes(progress)
         if lag_bytes > self.config.learner_lag_bytes_max:
             raise ChangeRefused(f"{node_id} lacks {lag_bytes} bytes of the log still")
+
+    def lag_bytes(self, progress: Progress) -> int:
+        """How much of the log a follower lacks."""
+        log = self._log
+        reached = progress.match_index
+        return log.end_position - (log.end_of(reached) if reached >= log.first_index - 1 else 0)
 
     def _check_majority(self, after: Configuration) -> None:
         voters = after.voters

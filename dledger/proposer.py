@@ -79,6 +79,10 @@ class Proposer:
         self._change = (change, future)
         return future
 
+    @property
+    def change_waits(self) -> bool:
+        return self._change is not None
+
     def propose_change(self, now_ms: float) -> bool:
         """Propose the change that waits, or refuse it; False if there is none to be done now. To
         be performed before the next frame, as with `propose_next`."""

@@ -9,6 +9,7 @@ from dledger.flusher import FlushMode
 from dledger.install import InstallTiming
 from dledger.messages import NodeId
 from dledger.peers import LinkConfig, PeerAddress
+from dledger.preference import PreferenceLimits
 from dledger.repair import RepairTiming
 from dledger.state import CoreConfig
 
@@ -38,4 +39,5 @@ class MemberConfig:
     install: InstallTiming = field(default_factory=InstallTiming)
     core: CoreConfig = field(default_factory=CoreConfig)
     links: LinkConfig = field(default_factory=LinkConfig)
+    preference: PreferenceLimits = field(default_factory=PreferenceLimits)
     join: bool = False  # it founds no group with them: it waits until they take it in

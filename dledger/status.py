@@ -23,12 +23,15 @@ def status_of(
     recovering: str | None,
     health: DiskHealth,
     healing: dict[str, object],
+    now_ms: float,
 ) -> dict[str, object]:
     """`durable_index` is what fdatasync has proven, in ASYNC_FLUSH too. `whole` is False, and
     `recovering` says why, while this replica may have lost promises (standing.py). `match`,
     `next`, `state`, `whole` and `behind_bytes` (of the log, so far as it is here still) of a peer
-    are None on a node that does not lead. `healing`: `repairing`, `damaged`, `damaged_count`,
-    `mended`, `scrub`, as healer.py says; `installing`, `behind_bytes`, as installer.py does."""
+    are None on a node that does not lead; `inflight` counts requests, and `contact_ms` is how long
+    ago it was heard last (a follower knows that of its leader). `healing`: `repairing`, `damaged`,
+    `damaged_count`, `mended`, `scrub`, as healer.py says; `installing`, `behind_bytes`, as
+    installer.py does. `preferred`: who should lead, if anybody."""
     peers: dict[str, dict[str, object]] = {}
     for peer in core.peers:
         progress = core.progress.get(peer)
@@ -41,6 +44,8 @@ def status_of(
             "state": progress.state.value if progress else None,
             "whole": None if progress is None else not progress.recovering,
             "inflight": len(progress.inflight) if progress else 0,
+            "inflight_bytes": progress.inflight_bytes if progress else 0,
+            "contact_ms": core.silent_ms(peer, now_ms),
             "behind_bytes": _behind_bytes(log, progress.match_index) if progress else None,
         }
     return {
@@ -68,6 +73,7 @@ def status_of(
         "configuration_index": core.configurations.index,
         "configuration_committed": core.configurations.index <= core.commit_index,
         "members": members_of(core),
+        "preferred": core.configurations.current.preferred or None,
         "peers": peers,
     }
 

@@ -60,6 +60,7 @@ CORE = [
     "dledger/index.py",
     "dledger/configuration.py",
     "dledger/membership.py",
+    "dledger/preference.py",
     "dledger/core.py",
     "dledger/errors.py",
     "dledger/state.py",

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from dledger.configuration import (
@@ -16,13 +18,14 @@ from dledger.configuration import (
     encode_configuration,
     founding,
 )
-from dledger.errors import ChangeRefused
+from dledger.errors import ChangeRefused, PreferredChanged
 
-ADD, PROMOTE, REMOVE, MOVE = (
+ADD, PROMOTE, REMOVE, MOVE, PREFER = (
     ChangeKind.ADD_LEARNER,
     ChangeKind.PROMOTE,
     ChangeKind.REMOVE,
     ChangeKind.MOVE,
+    ChangeKind.PREFER,
 )
 THREE = founding([("a", "ha:1"), ("b", "hb:2"), ("c", "hc:3")])
 
@@ -67,6 +70,7 @@ def test_a_moved_founder_is_reached_where_the_change_says() -> None:
         (Change(REMOVE, "x"), "x is no member"),
         (Change(MOVE, "x", "h:1"), "x is no member"),
         (Change(MOVE, "a", "nowhere"), "must read host:port"),
+        (Change(PREFER, "x"), "x is no member"),
     ],
 )
 def test_what_makes_no_sense_is_refused(change: Change, reason: str) -> None:
@@ -95,7 +99,30 @@ def test_limits() -> None:
             wide = wide.after(Change(ADD, f"{n}" * 200, "h:1"))
 
 
-@pytest.mark.parametrize("configuration", [Configuration(), THREE, grown()])
+def test_who_should_lead_is_a_voter_and_goes_with_it() -> None:
+    assert THREE.preferred is None
+    preferring = THREE.after(Change(PREFER, "b", instead_of=(None, "a")))
+    assert preferring.preferred == "b"
+    assert (preferring.members, preferring.voters) == (THREE.members, THREE.voters)
+    grown_so = preferring.after(Change(ADD, "d", "hd:4"))
+    assert grown_so.preferred == grown_so.after(Change(MOVE, "b", "h:9")).preferred == "b"
+    with pytest.raises(ChangeRefused, match="d is no voter"):
+        grown_so.after(Change(PREFER, "d"))
+    assert grown_so.after(Change(PROMOTE, "d")).after(Change(PREFER, "d")).preferred == "d"
+    assert preferring.after(Change(REMOVE, "c")).preferred == "b"
+    assert preferring.after(Change(REMOVE, "b")).preferred == ""
+    assert preferring.after(Change(PREFER, "")).preferred == ""
+    with pytest.raises(PreferredChanged, match="the preferred leader is b"):
+        preferring.after(Change(PREFER, "c", instead_of=("a", "")))
+    with pytest.raises(PreferredChanged, match="is nobody"):
+        THREE.after(Change(PREFER, "c", instead_of=("",)))
+
+
+PREFERRING = grown().after(Change(PREFER, "d"))
+NOBODY = grown().after(Change(PREFER, ""))
+
+
+@pytest.mark.parametrize("configuration", [Configuration(), THREE, grown(), PREFERRING, NOBODY])
 def test_round_trip_and_every_truncation(configuration: Configuration) -> None:
     data = encode_configuration(configuration)
     assert decode_configuration(data) == configuration
@@ -108,7 +135,7 @@ def test_round_trip_and_every_truncation(configuration: Configuration) -> None:
 
 def test_what_is_no_configuration() -> None:
     data = bytearray(encode_configuration(THREE))
-    for at, value in ((0, 9), (7, 7), (8, 0x80)):  # version, role, flags
+    for at, value in ((0, 9), (0, 2), (7, 7), (8, 0x80)):  # version, role, flags
         bad = data.copy()
         bad[at] = value
         with pytest.raises(ConfigurationError):
@@ -116,6 +143,9 @@ def test_what_is_no_configuration() -> None:
     twice = Configuration((*THREE.members, THREE.members[0]))
     with pytest.raises(ConfigurationError, match="twice"):
         decode_configuration(encode_configuration(twice))
+    stranger = replace(THREE, preferred="x")
+    with pytest.raises(ConfigurationError, match="x should lead and is no voter"):
+        decode_configuration(encode_configuration(stranger))
 
 
 def test_the_newest_in_the_log_is_in_force_and_gone_when_it_is_cut() -> None:

@@ -1,0 +1,163 @@
+"""When leadership goes to the voter that should lead (configuration.py, `preferred`). Pure.
+
+Every replica looks every so often and tells `Preference.look` what it sees; on the leader the
+answer may be "hand it over now". So that nobody is served worse for it:
+
+- the preferred replica must have been whole, connected and caught up, and the group must have been
+  left alone (no change of members, no replica being refilled, nobody leaving), for `steady_ms`
+  without a break;
+- leadership goes to it at most `moves_per_minute_max` times in any minute, whoever sent it;
+- a hand-over that comes to nothing, or a leadership of it that does not last `settled_ms`, doubles
+  the wait before the next, up to `back_off_ms_max`. One that lasts is forgiven everything.
+
+Followers look, too: whoever leads next knows what became of the last times. A replica that was
+started a moment ago does not, and waits `steady_ms` like everybody.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from dledger.messages import NodeId
+
+MINUTE_MS = 60_000.0
+
+
+@dataclass(frozen=True, slots=True)
+class PreferenceLimits:
+    """Times in milliseconds."""
+
+    steady_ms: float = 5_000
+    moves_per_minute_max: int = 2
+    settled_ms: float = 60_000
+    back_off_ms: float = 10_000  # after the first failure
+    back_off_ms_max: float = 600_000
+
+    def __post_init__(self) -> None:
+        assert self.moves_per_minute_max > 0
+        assert 0 < self.back_off_ms <= self.back_off_ms_max
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The group at one moment, as one replica sees it. What follows `preferred` matters on a leader
+    only. `hindrance`: why the preferred replica could not lead now, "" if it could; `busy`: what
+    goes on in the group that a change of leader would disturb, "" for nothing; `at_hand`: it lacks
+    so little that a hand-over takes a moment."""
+
+    node_id: NodeId
+    term: int
+    leader: NodeId | None  # None: not known just now
+    preferred: NodeId  # "": nobody
+    ready: bool = False  # this replica leads, and its term's first frame is committed
+    transferring: bool = False
+    hindrance: str = ""
+    busy: str = ""
+    at_hand: bool = False
+
+
+class Preference:
+    """One per replica. `standing` says in words why leadership is where it is."""
+
+    __slots__ = (
+        "_able_since_ms",
+        "_failures",
+        "_led",
+        "_led_since_ms",
+        "_limits",
+        "_moves",
+        "_preferred",
+        "_tried_term",
+        "_wait_until_ms",
+        "standing",
+    )
+
+    def __init__(self, limits: PreferenceLimits) -> None:
+        self.standing = ""
+        self._limits = limits
+        self._preferred: NodeId = ""
+        self._led: NodeId | None = None  # who led last, as far as was seen
+        self._led_since_ms = 0.0
+        self._able_since_ms: float | None = None
+        self._tried_term = 0  # in which it was told to hand over; 0: what became of that is known
+        self._failures = 0  # in a row
+        self._wait_until_ms = 0.0
+        self._moves: deque[float] = deque(maxlen=limits.moves_per_minute_max)
+
+    def look(self, seen: Seen, now_ms: float) -> NodeId | None:
+        """To whom leadership should be handed now; None: it stays. Whoever is told a name begins
+        the transfer before the next look."""
+        if seen.preferred != self._preferred:
+            self._preferred = seen.preferred
+            self._tried_term = self._failures = 0
+            self._wait_until_ms = 0.0
+            self._able_since_ms = None
+        self._note_leader(seen, now_ms)
+        self.standing = self._what_stands_against(seen, now_ms)
+        if self.standing:
+            return None
+        self.standing = f"leadership goes to {seen.preferred}"
+        self._able_since_ms = None
+        self._tried_term = seen.term
+        self._moves.append(now_ms)
+        return seen.preferred
+
+    def _note_leader(self, seen: Seen, now_ms: float) -> None:
+        leader, preferred = seen.leader, seen.preferred
+        if leader is not None and leader != self._led:
+            was, led_ms = self._led, now_ms - self._led_since_ms
+            self._led, self._led_since_ms = leader, now_ms
+            if leader == preferred and was is not None and not self._tried_term:
+                self._moves.append(now_ms)  # another replica sent it there, or it was elected
+            elif was == preferred != "" and led_ms < self._limits.settled_ms:
+                self._failed(now_ms)
+        settled = now_ms - self._led_since_ms >= self._limits.settled_ms
+        if leader is not None and leader == preferred:
+            self._tried_term = 0
+            if settled:
+                self._failures = 0
+        elif self._tried_term and leader is not None and not seen.transferring:
+            self._tried_term = 0  # given up, or somebody else was elected
+            self._failed(now_ms)
+
+    def _failed(self, now_ms: float) -> None:
+        limits = self._limits
+        longest = limits.back_off_ms_max
+        # The exponent is bounded: a float has room for a thousand doublings, a count has not.
+        wait_ms = min(longest, limits.back_off_ms * 2.0 ** min(self._failures, 64))
+        self._failures += 1
+        self._wait_until_ms = now_ms + wait_ms
+
+    def _what_stands_against(self, seen: Seen, now_ms: float) -> str:
+        """Words; none if leadership should go there now."""
+        preferred = seen.preferred
+        if not preferred:
+            reason = "nobody is preferred"
+        elif seen.leader == preferred:
+            reason = f"{preferred} leads"
+        elif not seen.ready:
+            reason = "the leader sees to it"
+        elif seen.transferring:
+            reason = "leadership is being handed over"
+        else:
+            reason = seen.hindrance or seen.busy
+        if reason:
+            self._able_since_ms = None
+            return reason
+        return self._what_has_to_pass(seen, now_ms)
+
+    def _what_has_to_pass(self, seen: Seen, now_ms: float) -> str:
+        limits = self._limits
+        if self._able_since_ms is None:
+            self._able_since_ms = now_ms
+        steady_ms = now_ms - self._able_since_ms
+        if steady_ms < limits.steady_ms:
+            return f"{seen.preferred} has been able for {steady_ms / 1000:.0f} s"
+        if now_ms < self._wait_until_ms:
+            left_s = (self._wait_until_ms - now_ms) / 1000
+            return f"tried {self._failures} times in vain, again in {left_s:.0f} s"
+        full = len(self._moves) == limits.moves_per_minute_max
+        if full and now_ms - self._moves[0] < MINUTE_MS:
+            return f"leadership went to {seen.preferred} {len(self._moves)} times in a minute"
+        return "" if seen.at_hand else f"{seen.preferred} lacks the newest frames"

@@ -1,0 +1,103 @@
+"""A group of real members whose leadership goes to the one that is preferred."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from dledger.configuration import Change, ChangeKind
+from dledger.errors import ChangeRefused, PreferredChanged, RaftError
+from dledger.preference import PreferenceLimits
+from tests.dledger.members import Group
+
+SOON = PreferenceLimits(steady_ms=150, back_off_ms=100, back_off_ms_max=400, settled_ms=1_000)
+LOOK_S = 0.02
+
+
+@asynccontextmanager
+async def looking(root: Path) -> AsyncIterator[Group]:
+    """Every member looks, and does as it is told, as a broker has it."""
+    async with Group(root, preference=SOON) as group:  # type: ignore[arg-type]
+
+        async def look() -> None:
+            while True:
+                for node in group.nodes:
+                    target = node.member.preferred_successor() if node.running else None
+                    if target is not None:
+                        try:
+                            node.member.transfer(target)
+                        except RaftError:
+                            pass  # it lost leadership just now, or the target did: looked at again
+                await asyncio.sleep(LOOK_S)
+
+        task = asyncio.create_task(look())
+        try:
+            yield group
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+
+async def prefer(group: Group, name: str, *instead_of: str | None) -> int:
+    """Ask whoever leads until it is done."""
+    change = Change(ChangeKind.PREFER, name, instead_of=instead_of or None)
+    async with asyncio.timeout(30):
+        while True:
+            leader = await group.leader()
+            try:
+                return await leader.member.change_members(change)
+            except PreferredChanged:
+                raise
+            except RaftError:  # it hands over just now
+                await asyncio.sleep(LOOK_S)
+
+
+async def leads(group: Group, name: str) -> None:
+    node = next(n for n in group.nodes if n.node_id == name)
+    await group.until(lambda: node.running and node.member.core.leader_ready)
+
+
+async def test_it_leads_and_leads_again_when_it_comes_back(tmp_path: Path) -> None:
+    async with looking(tmp_path) as group:
+        first = await group.leader()
+        wanted = group.others(first)[1]
+        name = wanted.node_id
+        index = await prefer(group, name, None)
+        await leads(group, name)
+        with pytest.raises(PreferredChanged, match=f"is {name}"):
+            await prefer(group, first.node_id, None)
+        await wanted.kill()
+        await group.leader(group.others(wanted))
+        await wanted.start()
+        await leads(group, name)
+        await group.all_applied()
+        for node in group.nodes:
+            assert node.member.status()["preferred"] == name
+            assert node.member.core.configurations.index == index
+        assert wanted.member.status()["preferred_standing"] == f"{name} leads"
+        # What is said stays said over restarts of all, too.
+        for node in group.nodes:
+            await node.stop()
+        for node in group.nodes:
+            await node.start()
+        await leads(group, name)
+
+
+async def test_it_goes_with_the_member_and_nobody_is_preferred_then(tmp_path: Path) -> None:
+    async with looking(tmp_path) as group:
+        first = await group.leader()
+        wanted = group.others(first)[0]
+        with pytest.raises(ChangeRefused, match="n9 is no member"):
+            await first.member.change_members(Change(ChangeKind.PREFER, "n9"))
+        await prefer(group, wanted.node_id)
+        await leads(group, wanted.node_id)
+        await wanted.member.change_members(Change(ChangeKind.REMOVE, wanted.node_id))
+        after = await group.leader(group.others(wanted))
+        assert after.member.core.configurations.current.preferred == ""
+        await group.until(
+            lambda: after.member.status()["preferred_standing"] == "nobody is preferred"
+        )

@@ -105,6 +105,7 @@ class Outgoing:
     flag: int = 0
     sys_flag: int = 0  # the bits of the two hosts' families are set when it is stored
     reconsume: int = 0
+    prepared_offset: int = 0  # PREPAREDTRANSACTIONOFFSET
 
 
 class SendQueue:
@@ -387,7 +388,15 @@ def record_of(
     if len(rules.store_host) == 20:
         sys_flag |= STORE_V6
     fixed = (sys_flag, message.flag, message.reconsume, message.born_ms, message.born_host)
-    return _record(queue, topic, message.body, fixed, message.properties, tags, rules)
+    record = _record(queue, topic, message.body, fixed, message.properties, tags, rules)
+    if not message.prepared_offset:
+        return record
+    return (*record[:2], _prepared_head(record[2], message.prepared_offset), *record[3:])
+
+
+def _prepared_head(head: Callable[..., bytes], prepared_offset: int) -> Callable[..., bytes]:
+    """A packer of heads for one record that came of a half message; see HEADS."""
+    return lambda *fields: head(*fields[:-2], prepared_offset, fields[-1])
 
 
 def _batch_records(

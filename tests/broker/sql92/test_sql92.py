@@ -1,0 +1,123 @@
+"""SQL92 expressions by themselves; tests.interop.test_sql92 compares them with Apache's."""
+
+import pytest
+
+from broker.sql92 import CACHE_MAX, Sql92Error, compile_expression
+from broker.sql92.nodes import DEPTH_MAX
+from broker.sql92.tokens import LENGTH_MAX
+from broker.sql92.values import Incomparable, to_double
+
+ORDER = {"price": "17", "region": "Hangzhou", "TAGS": "TagA", "vip": "true", "ratio": "0.5"}
+
+
+@pytest.mark.parametrize(
+    ("text", "result"),
+    [
+        ("price > 16 AND region = 'Hangzhou'", True),
+        ("price BETWEEN 1 AND 16", False),
+        ("price >= 17 AND price <= 17", True),
+        ("ratio < 0.6", True),
+        ("region IN ('Beijing', 'Hangzhou')", True),
+        ("region NOT IN ('Beijing')", True),
+        ("TAGS IS NOT NULL AND nothing IS NULL", True),
+        ("nothing = 1", None),
+        ("NOT (nothing = 1)", None),
+        ("nothing = 1 OR price = 17", True),
+        ("nothing = 1 AND price = 18", False),
+        ("nothing = 1 AND price = 17", None),
+        ("vip = TRUE", True),
+        ("vip", False),  # a property is a string, not a boolean
+        ("region CONTAINS 'gz' AND region STARTSWITH 'Hang' AND region ENDSWITH 'zhou'", True),
+        ("nothing NOT CONTAINS 'x'", False),
+        ("price /* in cents */ = 17 -- or so", True),
+        ("1 = nothing", False),
+        ("missing = nothing", True),
+    ],
+)
+def test_three_values(text: str, result: bool | None) -> None:
+    expression = compile_expression(text)
+    assert expression.evaluate(ORDER) is result
+    assert expression.matches(ORDER) is (result is True)
+
+
+@pytest.mark.parametrize("text", ["region > 5", "ratio = 1", "price > 5 AND TRUE = vip"])
+def test_what_does_not_compare_does_not_match(text: str) -> None:
+    expression = compile_expression(text)
+    with pytest.raises(Incomparable):
+        expression.evaluate(ORDER)
+    assert not expression.matches(ORDER)
+    assert not compile_expression(f"NOT ({text})").matches(ORDER)
+
+
+@pytest.mark.parametrize(
+    ("text", "position", "reason"),
+    [
+        ("", 0, "expected a property, a value or '(', found the end"),
+        ("a = ", 4, "found the end"),
+        ("a = 1 ADN b = 2", 6, "expected an operator or the end, found 'ADN'"),
+        ("a = 'it", 4, "the string that begins here has no end"),
+        ("a = 1 /* b", 6, "the comment that begins here has no end"),
+        ("a != 1", 2, "unexpected character '!'"),
+        ("a BETWEEN 1 OR 2", 12, "expected 'AND', found 'OR'"),
+        ("a BETWEEN 2 AND 1", 2, "the first must not be greater"),
+        ("a IN (1)", 6, "expected a string in single quotes, found '1'"),
+        ("a = NULL", 2, "write IS NULL"),
+        ("a > 'x'", 2, "'x' cannot be compared by >"),
+        ("a AND 5", 0, "5 is neither true nor false"),
+        ("a > 0.0", 4, "zero is written 0"),
+        ("a > 9223372036854775808", 4, "is greater than 9223372036854775807"),
+        ("(a = 1", 6, "expected ')', found the end"),
+    ],
+)
+def test_errors_say_where(text: str, position: int, reason: str) -> None:
+    with pytest.raises(Sql92Error) as caught:
+        compile_expression(text)
+    assert caught.value.position == position
+    assert reason in str(caught.value)
+
+
+def test_errors_count_lines() -> None:
+    with pytest.raises(Sql92Error, match="line 2, column 5:"):
+        compile_expression("a = 1\nAND = 2")
+
+
+def test_the_limit_of_length() -> None:
+    text = "a = '" + "x" * (LENGTH_MAX - 6) + "'"
+    assert len(text) == LENGTH_MAX
+    assert not compile_expression(text).matches(ORDER)
+    with pytest.raises(Sql92Error, match=f"allowed are {LENGTH_MAX}"):
+        compile_expression(text + " ")
+
+
+@pytest.mark.parametrize(("begin", "end"), [("(", ")"), ("NOT ", ""), ("- ", ""), ("+", "")])
+def test_the_limit_of_depth(begin: str, end: str) -> None:
+    middle = "TRUE" if begin != "- " else "a"
+    tail = "" if begin != "- " else " IS NULL"
+    within = DEPTH_MAX - 2
+    compile_expression(begin * within + middle + end * within + tail).matches(ORDER)
+    for count in (DEPTH_MAX + 1, 2_000):
+        with pytest.raises(Sql92Error, match="nested deeper than"):
+            compile_expression(begin * count + middle + end * count + tail)
+
+
+def test_operators_in_a_row_are_bounded_too_but_and_and_or_are_not() -> None:
+    with pytest.raises(Sql92Error, match="nested deeper than"):
+        compile_expression("a" + " IS NULL" * (DEPTH_MAX + 1))
+    for word in (" AND ", " OR "):
+        assert compile_expression(word.join(["price = 17"] * 1_000)).matches(ORDER)
+
+
+def test_an_expression_is_compiled_once_and_the_cache_is_bounded() -> None:
+    compile_expression.cache_clear()
+    assert compile_expression("a = 1") is compile_expression("a = 1")
+    for number in range(CACHE_MAX + 10):
+        compile_expression(f"a = {number}")
+    assert compile_expression.cache_info().currsize == CACHE_MAX
+
+
+def test_doubles_as_java_reads_them() -> None:
+    assert to_double(" 1e3d ") == 1000
+    assert to_double("-0x1p9999") == float("-inf")
+    for text in ("", ".", "1_0", "1e", "infinity", "nan", "\u0665"):
+        with pytest.raises(Incomparable):
+            to_double(text)

@@ -188,6 +188,18 @@ class BrokerConfig:
     client_expiry_ms: int = option("messages", "clientExpiryMs", 120_000,
         "A client silent for so long is forgotten.", unit=MS, low=100)
 
+    # [transactions]
+    transaction_time_out: int = option("transactions", "transactionTimeOut", 6_000,
+        "A half message that has not ended is first checked after so long.", unit=MS, low=1)
+    transaction_check_interval: int = option("transactions", "transactionCheckInterval", 30_000,
+        "Between two checks of a half message.", unit=MS, low=1)
+    transaction_check_max: int = option("transactions", "transactionCheckMax", 15,
+        "Checks, after which a half message goes to TRANS_CHECK_MAX_TIME_TOPIC.", low=1)
+    reject_transaction_message: bool = option("transactions", "rejectTransactionMessage", False,
+        "Take no transactional messages.")
+    open_transactions_max: int = option("transactions", "openTransactionsMax", 200_000,
+        "Half messages that have not ended; above, new ones are refused (`[BUSY]`).", low=1)
+
     # [classic]
     slave_read_enable: bool = option("classic", "slaveReadEnable", False,
         "A master sends consumers of cold data to a slave.")

@@ -21,6 +21,7 @@ from typing import Any
 import click
 import uvloop
 
+from broker.backup.cli import backup, restore, verify
 from broker.broker import Broker
 from broker.config import OPTIONS, BrokerConfig, load
 from broker.errors import ConfigError, EngineError, StateError
@@ -138,6 +139,9 @@ def main(
 
 main.add_command(config_commands("mqbroker", OPTIONS, load), "config")
 main.add_command(health)
+main.add_command(backup)
+main.add_command(verify)
+main.add_command(restore)
 
 
 async def run(config: BrokerConfig, machine: Machine, where: dict[str, object]) -> int:

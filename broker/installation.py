@@ -36,6 +36,7 @@ log = logging.getLogger("broker.installation")
 
 RAFT_DIRECTORY = "raft"  # of a Raft replica (dledger.settings), below the store's root
 MANIFEST = "consumequeue.manifest"
+RESTORING = "restoring"  # a file: this store is being made out of a backup (broker.backup.restore)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,10 @@ def prepare(disk: Disk, config: StoreConfig, raft_directory: str) -> int:
     """Before anything is opened: carry out the noted installation, if there is one. Returns how
     far the tables may be ahead of the log because of the last one. Blocking.
 
-    Raises StateError (the note is of another version of this program), OSError."""
+    Raises StateError (the note is of another version of this program, or this store was not
+    restored to its end), OSError."""
+    if disk.exists(RESTORING):
+        raise StateError("this store is half restored from a backup: empty it, and restore again")
     if installation.pending(disk, raft_directory):
         carry_out(disk, config, raft_directory)
     return installation.installed_index(disk, raft_directory)

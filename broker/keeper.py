@@ -86,6 +86,7 @@ class RaftKeeper:
         self.installed_index = 0
         self.covered_index = 0  # frames up to here are in durable snapshots
         self.fallback_index = 0  # and up to here in the ones before: should those rot
+        self.needed_from: Callable[[], int | None] = lambda: None  # by a backup that is read here
 
     def prepare(self) -> None:
         self.installed_index = prepare(self._disk, self._store.config, RAFT_DIRECTORY)
@@ -133,7 +134,8 @@ class RaftKeeper:
 
     def retain(self, *, at_once: bool = False) -> None:
         """Let old segments go, as far as snapshots cover them, the .bak files among them. While a
-        replica is refilled from here what it needs stays, unless the disk is too full for that."""
+        replica is refilled from here, or a backup reads, what those need stays, unless the disk is
+        too full for that."""
         engine, store = self._engine(), self._store
         refilled = engine.refilled
         if refilled and not self._retention.disk_is_full:
@@ -145,6 +147,9 @@ class RaftKeeper:
         if position <= store.commitlog.min_offset or covered < index.first_index:
             return
         position = min(position, index.end_of(covered))
+        needed = self.needed_from()
+        if needed is not None and not self._retention.disk_is_full:
+            position = min(position, needed)
         before = store.commitlog.min_offset
         after = engine.delete_before(position)
         if after != before:

@@ -1,11 +1,12 @@
 """What operators' tools ask a broker for beyond topics and groups (broker.admin), put together:
-progress, resets, relayed requests, figures, upkeep, members."""
+progress, resets, relayed requests, figures, upkeep, members, backups."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
+from broker.backup.service import Backups
 from broker.members import Members
 from broker.progress import ProgressQueries
 from broker.queries import not_leader
@@ -52,6 +53,7 @@ class Operators:
         self._relay = Relay(clients, name, store.message_at)
         self._upkeep = Upkeep(broker)
         self.members = Members(broker)
+        self._backups = Backups(broker)
 
     def handlers(self) -> dict[int, Handler]:
         return {
@@ -61,4 +63,5 @@ class Operators:
             **self._relay.handlers(),
             **self._upkeep.handlers(),
             **self.members.handlers(),
+            **self._backups.handlers(),
         }

@@ -1,0 +1,286 @@
+"""`mqbroker backup`, `verify` and `restore` (docs/backup.md).
+
+Exit status: 0 done, or whole; 1 it failed, or damage was found; 2 what was asked for makes no
+sense: no backup there, a store that is not empty, a wrong option or configuration.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from datetime import UTC, datetime
+from typing import Any, NoReturn
+
+import click
+import orjson
+
+from broker.backup.directory import BackupDirectory
+from broker.backup.manifest import BackupError, Manifest
+from broker.backup.restore import Restored, check_empty, point_of
+from broker.backup.restore import restore as restore_stores
+from broker.backup.source import RemoteSource, choose, replicas_of
+from broker.backup.take import Taken, take
+from broker.backup.verify import complaints
+from broker.config import load, parse_peers
+from broker.construction import store_config
+from broker.errors import ConfigError, StateError
+from dledger.errors import RaftError
+from ops.options import BYTES, Option
+from remoting.address import format_address, parse_address_list
+from remoting.client import RemotingClient
+from remoting.errors import RemotingError
+from store.config import StoreConfig
+from store.errors import StoreError
+
+FAILED = 1
+WRONG = 2
+FAILURES = (BackupError, OSError, RaftError, RemotingError, StateError, StoreError)
+RATE = Option("", "--bytes-per-s", 64 << 20, "", BYTES, low=0)
+
+
+@click.command("backup")
+@click.argument("directory", type=click.Path(file_okay=False))
+@click.option("--from", "addresses", metavar="HOST:PORT[;…]", help="The replicas to choose from.")
+@click.option("-n", "--namesrvAddr", "name_servers", help="Or ask name servers for them, and")
+@click.option("--brokerName", "broker_name", help="whose replicas.")
+@click.option(
+    "--bytes-per-s",
+    "rate",
+    default="64MiB",
+    show_default=True,
+    help="Read no faster than that; 0: as fast as it goes.",
+)
+@click.option(
+    "--unconfirmed",
+    is_flag=True,
+    help="Ask no leader: take what the replica knows to be committed. For a group without one.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def backup(
+    directory: str,
+    addresses: str | None,
+    name_servers: str | None,
+    broker_name: str | None,
+    rate: str,
+    unconfirmed: bool,
+    as_json: bool,
+) -> None:
+    """Back a running Raft group up into DIRECTORY, or bring the backup there up to date.
+
+    \b
+    Example:
+      mqbroker backup /backup/group-a -n 127.0.0.1:9876 --brokerName group-a
+
+    It is read from a follower if there is a sound one. Sends go on meanwhile. What DIRECTORY has
+    already is not copied again, also after an interruption.
+    """
+    if bool(addresses) == bool(name_servers and broker_name):
+        _end(WRONG, "backup: give either --from, or -n and --brokerName")
+    try:
+        bytes_per_s = RATE.parse(rate, f"--bytes-per-s={rate}")
+    except ConfigError as error:
+        _end(WRONG, f"backup: {error}")
+
+    async def run() -> Taken:
+        client = RemotingClient()
+        try:
+            replicas = parse_address_list(addresses or "")
+            if name_servers and broker_name:
+                names = ";".join(parse_address_list(name_servers))
+                replicas = await replicas_of(client, names, broker_name)
+            address = await choose(client, replicas)
+            _say(f"reads from {address}")
+            source = RemoteSource(client, address, bytes_per_s=bytes_per_s, confirm=not unconfirmed)
+            return await take(source, BackupDirectory(directory), say=_say)
+        finally:
+            await client.close()
+
+    try:
+        taken = asyncio.run(run())
+    except FAILURES as error:
+        _end(FAILED, f"backup: {error}")
+    if as_json:
+        figures = {"copiedBytes": taken.copied_bytes, "keptBytes": taken.kept_bytes}
+        _print_json(_facts(taken.manifest) | figures)
+    else:
+        _print(taken.manifest)
+        click.echo(f"copied      {taken.copied_bytes} bytes; {taken.kept_bytes} were there already")
+
+
+@click.command("verify")
+@click.argument("directory", type=click.Path(file_okay=False))
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def verify(directory: str, as_json: bool) -> None:
+    """Read all of a backup, and say what is damaged: exit status 0 whole, 1 damaged, 2 no backup.
+
+    Every checksum is compared: of files, of every frame, and of the manifest; and frames must
+    follow each other without a gap.
+    """
+    place = BackupDirectory(directory)
+    manifest = _manifest(place)
+    try:
+        found = list(complaints(place, manifest))
+    except OSError as error:
+        _end(FAILED, f"verify: {error}")
+    if as_json:
+        _print_json(_facts(manifest) | {"damaged": found})
+    else:
+        _print(manifest)
+        for complaint in found:
+            click.echo(f"damaged     {complaint}")
+        click.echo(f"verdict     {'damaged' if found else 'whole'}")
+    sys.exit(FAILED if found else 0)
+
+
+@click.command("restore")
+@click.argument("directory", type=click.Path(file_okay=False))
+@click.option(
+    "--into",
+    "stores",
+    multiple=True,
+    metavar="STORE",
+    help="A replica's storePathRootDir, new or empty; may be repeated. Needs --peers.",
+)
+@click.option("--peers", metavar="n0-host:port;…", help="dLegerPeers of the new group.")
+@click.option(
+    "-c",
+    "--config",
+    "path",
+    type=click.Path(dir_okay=False),
+    help="Or the broker.conf of the replica to be restored: it says both.",
+)
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Override a key of it.")
+@click.option("--to-index", type=int, help="Only frames up to this one.")
+@click.option(
+    "--to-time", help="Only what was stored until then: ISO 8601 (UTC), or ms since 1970."
+)
+def restore(
+    directory: str,
+    stores: tuple[str, ...],
+    peers: str | None,
+    path: str | None,
+    settings: tuple[str, ...],
+    to_index: int | None,
+    to_time: str | None,
+) -> None:
+    """Make the stores of a new group out of the backup in DIRECTORY.
+
+    \b
+    Example:
+      mqbroker restore /backup/group-a --into /data/n0 --into /data/n1 --into /data/n2 \\
+        --peers 'n0-10.0.0.1:40911;n1-10.0.0.2:40911;n2-10.0.0.3:40911'
+
+    All replicas of the new group are restored from the same backup with the same options, here or
+    each on its own host. The members are those of --peers, whatever the old group's were.
+    """
+    config: StoreConfig | None = None
+    if bool(path or settings) == bool(stores or peers) or bool(stores) != bool(peers):
+        _end(WRONG, "restore: give either --into and --peers, or --config")
+    if to_index is not None and to_time is not None:
+        _end(WRONG, "restore: give either --to-index or --to-time")
+    try:
+        if peers is not None:
+            members = parse_peers(peers)
+        else:
+            found = load(path, settings, os.environ).config
+            if found.is_classic:
+                _end(WRONG, "restore: enableDLegerCommitLog is not set: backups are of Raft groups")
+            members, stores = found.peers, (found.store_path_root_dir,)
+            config = store_config(found)
+        to_time_ms = None if to_time is None else _time_ms(to_time)
+    except (ConfigError, ValueError) as error:
+        _end(WRONG, f"restore: {error}")
+    if not members:
+        _end(WRONG, "restore: the new group has no members")
+    place = BackupDirectory(directory)
+    manifest = _manifest(place)
+    try:
+        for store in stores:
+            check_empty(store)
+        point = point_of(place, manifest, to_index=to_index, to_time_ms=to_time_ms)
+    except BackupError as error:
+        _end(FAILED if error.damaged else WRONG, f"restore: {error}")
+    addresses = [(p.node_id, format_address(p.host, p.port)) for p in members]
+    try:
+        made = restore_stores(place, manifest, point, stores, addresses, config=config, say=_say)
+    except FAILURES as error:
+        _end(FAILED, f"restore: {error}")
+    _print_restored(manifest, made, addresses)
+
+
+# ---- what is printed ------------------------------------------------------------------------
+
+
+def _facts(manifest: Manifest) -> dict[str, Any]:
+    return {
+        "group": manifest.group,
+        "broker": manifest.broker,
+        "node": manifest.node,
+        "role": manifest.role,
+        "taken": manifest.taken,
+        "confirmed": manifest.confirmed,
+        "commitIndex": manifest.commit_index,
+        "term": manifest.term,
+        "firstIndex": manifest.first_index,
+        "begin": manifest.begin,
+        "end": manifest.end,
+        "messages": manifest.messages,
+        "segments": len(manifest.segments),
+        "states": [state.index for state in manifest.states],
+    }
+
+
+def _print(manifest: Manifest) -> None:
+    confirmed = "" if manifest.confirmed else ", which no leader confirmed"
+    click.echo(f"group       {manifest.group}, broker {manifest.broker}")
+    click.echo(f"taken       {manifest.taken} from {manifest.node} ({manifest.role})")
+    click.echo(
+        f"frames      {manifest.first_index} to {manifest.commit_index}"
+        f" (term {manifest.term}){confirmed}"
+    )
+    click.echo(
+        f"log         bytes {manifest.begin} to {manifest.end}, {manifest.messages} messages"
+    )
+    states = ", ".join(str(state.index) for state in manifest.states)
+    click.echo(f"tables      of frame {states}")
+
+
+def _print_restored(manifest: Manifest, made: Restored, addresses: list[tuple[str, str]]) -> None:
+    peers = ";".join(f"{node}-{address}" for node, address in addresses)
+    until = datetime.fromtimestamp(made.time_ms / 1000, UTC).isoformat(timespec="milliseconds")
+    click.echo(f"frames      {manifest.first_index} to {made.index}, the last of {until}")
+    click.echo(f"members     {peers}: frame {made.configuration_index}, term {made.term}")
+    click.echo(f"log         ends at byte {made.end}, in every store alike")
+    click.echo(f"brokers     need mappedFileSizeCommitLog={manifest.segment_size_bytes}")
+    click.echo(f"            and mappedFileSizeConsumeQueue={manifest.consume_queue_file_bytes}")
+
+
+def _print_json(value: dict[str, Any]) -> None:
+    click.echo(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode())
+
+
+def _manifest(place: BackupDirectory) -> Manifest:
+    try:
+        return place.required()
+    except BackupError as error:
+        _end(FAILED if error.damaged else WRONG, str(error))
+    except OSError as error:
+        _end(WRONG, str(error))
+
+
+def _time_ms(text: str) -> int:
+    """Raises ValueError."""
+    if text.isdecimal():
+        return int(text)
+    moment = datetime.fromisoformat(text)
+    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+def _say(text: str) -> None:
+    click.echo(text, err=True)
+
+
+def _end(status: int, text: str) -> NoReturn:
+    click.echo(f"mqbroker: {text}", err=True)
+    sys.exit(status)

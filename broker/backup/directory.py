@@ -1,0 +1,195 @@
+"""A backup's directory: its files, and in which order they are written. Blocking.
+
+    DIR/manifest.json       what this is; written last, put in place by a rename
+    DIR/progress.json       while a backup is under way
+    DIR/commitlog/%020d     segments, as long as they were copied
+    DIR/states/%020d.json   tables and queues' beginnings as of that frame (broker.installation)
+    DIR/lock                held while a backup is taken
+
+A directory without manifest.json is no backup. Everything that a manifest names is durable before
+the manifest is.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from google_crc32c import extend as crc32c_extend
+from google_crc32c import value as crc32c
+
+from broker.backup.manifest import (
+    BackupDamaged,
+    BackupError,
+    Manifest,
+    Part,
+    StateFile,
+    decode,
+    decode_progress,
+    encode,
+    encode_progress,
+)
+
+READ_BYTES = 1 << 20
+
+
+class SegmentFile:
+    """A segment's file, open to be appended to from `length_bytes` on; what stood behind goes."""
+
+    def __init__(self, path: Path, length_bytes: int) -> None:
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        os.ftruncate(self._fd, length_bytes)
+        self._at = length_bytes
+
+    def append(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            written = os.pwrite(self._fd, view, self._at)
+            self._at += written
+            view = view[written:]
+
+    def sync(self) -> None:
+        os.fdatasync(self._fd)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class BackupDirectory:
+    """`path` need not exist before something is written."""
+
+    def __init__(self, path: str) -> None:
+        self.path = Path(path)
+        self._commitlog = self.path / "commitlog"
+        self._states = self.path / "states"
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Raises BackupError if another process takes a backup here."""
+        self._commitlog.mkdir(parents=True, exist_ok=True)
+        self._states.mkdir(exist_ok=True)
+        with open(self.path / "lock", "w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise BackupError(f"{self.path}: another backup is being taken here") from None
+            yield
+
+    # -- reading ------------------------------------------------------------------------------
+
+    def manifest(self) -> Manifest | None:
+        """None if there is none. Raises BackupDamaged, BackupError, OSError."""
+        try:
+            data = (self.path / "manifest.json").read_bytes()
+        except FileNotFoundError:
+            return None
+        return decode(data)
+
+    def required(self) -> Manifest:
+        """Raises BackupError if there is no manifest, BackupDamaged, OSError."""
+        found = self.manifest()
+        if found is None:
+            raise BackupError(
+                f"{self.path} is no backup: it has no manifest.json (one that was not finished has"
+                " none: take it again, what is there is used)"
+            )
+        return found
+
+    def progress(self) -> list[Part]:
+        try:
+            return decode_progress((self.path / "progress.json").read_bytes())
+        except FileNotFoundError:
+            return []
+
+    def chunks(self, part: Part) -> Iterator[bytes]:
+        """The bytes of a part, in order. Raises BackupDamaged if there are fewer, OSError."""
+        path = self._commitlog / segment_name(part.start)
+        left = part.length_bytes
+        try:
+            with open(path, "rb", buffering=0) as file:
+                while left:
+                    data = file.read(min(left, READ_BYTES))
+                    if not data:
+                        raise BackupDamaged(
+                            f"{path}: cut short at byte {part.length_bytes - left} of"
+                            f" {part.length_bytes}"
+                        )
+                    left -= len(data)
+                    yield data
+        except FileNotFoundError:
+            raise BackupDamaged(f"{path}: the file is missing") from None
+
+    def has(self, part: Part) -> bool:
+        """Whether the part is there, as its checksum says."""
+        checksum = 0
+        try:
+            for data in self.chunks(part):
+                checksum = crc32c_extend(checksum, data)
+        except BackupDamaged:
+            return False
+        return checksum == part.crc32c
+
+    def state(self, state: StateFile) -> bytes:
+        """Raises BackupDamaged, OSError."""
+        path = self._states / state.name
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            raise BackupDamaged(f"{path}: the file is missing") from None
+        if len(data) != state.size_bytes or crc32c(data) != state.crc32c:
+            raise BackupDamaged(f"{path}: the checksum does not match")
+        return data
+
+    # -- writing ------------------------------------------------------------------------------
+
+    def segment(self, start: int, length_bytes: int) -> SegmentFile:
+        """To append to. Raises OSError."""
+        return SegmentFile(self._commitlog / segment_name(start), length_bytes)
+
+    def save_progress(self, parts: list[Part]) -> None:
+        """The files of these parts are durable."""
+        _sync_directory(self._commitlog)
+        self._replace("progress.json", encode_progress(parts))
+
+    def save_state(self, index: int, time_ms: int, data: bytes) -> StateFile:
+        """Durable on return. Raises OSError."""
+        state = StateFile(index, len(data), int(crc32c(data)), time_ms)
+        self._replace(f"states/{state.name}", data)
+        return state
+
+    def save_manifest(self, manifest: Manifest) -> None:
+        """All that it names is there. Then what no manifest names any more goes. Raises OSError."""
+        _sync_directory(self._commitlog)
+        self._replace("manifest.json", encode(manifest))
+        (self.path / "progress.json").unlink(missing_ok=True)
+        named = {segment_name(part.start) for part in manifest.segments}
+        named |= {state.name for state in manifest.states}
+        for directory in (self._commitlog, self._states):
+            for path in directory.iterdir():
+                if path.name not in named:
+                    path.unlink()
+
+    def _replace(self, name: str, data: bytes) -> None:
+        path = self.path / name
+        beside = path.with_name(path.name + ".tmp")
+        with open(beside, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+        _sync_directory(path.parent)
+
+
+def segment_name(start: int) -> str:
+    return f"{start:020d}"
+
+
+def _sync_directory(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

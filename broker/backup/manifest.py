@@ -1,0 +1,189 @@
+"""The manifest: what a backup says of itself. Pure.
+
+manifest.json is one JSON object; `checksum` is the CRC-32C of the rest, as JSON with sorted keys.
+It names the group, one commit index X with the term and the end of its frame, the parts of the
+segments that hold the frames up to X, and the states (tables, and where queues begin) as of X or
+earlier. A segment's file may be longer than its part: only the part counts. So a later backup
+appends to the same files, and until its own manifest is there the one before stays true.
+
+progress.json lists the parts that a backup under way has finished; it promises nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import orjson
+from google_crc32c import value as crc32c
+
+from store.frame import HEADER_SIZE_BYTES, Frame, FrameError, parse_header
+
+FORMAT = "raftmq-backup"
+VERSION = 1
+CHECKSUM_KEY = "checksum"
+
+
+class BackupError(Exception):
+    """A backup cannot be taken, read or restored; the text says why. `damaged`: because of what
+    is in it."""
+
+    damaged = False
+
+
+class BackupDamaged(BackupError):
+    """Something in the directory is not what the backup wrote; the text names it."""
+
+    damaged = True
+
+
+class LastFrame(msgspec.Struct, frozen=True, rename="camel"):
+    """What tells one log's frame from another's.
+
+    By log matching (Raft 5.3) two replicas of a group that have one such frame in common have
+    everything before it in common, too. In another group's log, or one that was made anew, the
+    frame of that index and term is another: its header has the leader's clock and the payload's
+    checksum in it, and `header_crc` is of all that."""
+
+    index: int
+    term: int
+    position: int
+    header_crc: int
+
+    @classmethod
+    def of(cls, frame: Frame) -> LastFrame:
+        return cls(frame.index, frame.term, frame.position, parse_header(frame.data)[-1])
+
+    def is_that_of(self, header: bytes) -> bool:
+        """Whether these bytes, read at `position` of some log, are this frame's header."""
+        try:
+            fields = parse_header(header[:HEADER_SIZE_BYTES])
+        except FrameError:
+            return False
+        there = (fields[2], fields[3], fields[4], fields[-1])
+        return there == (self.index, self.term, self.position, self.header_crc)
+
+
+class Part(msgspec.Struct, frozen=True, rename="camel"):
+    """The first `length_bytes` of the segment at `start`; it ends behind frame `last` (and, if
+    that is the whole segment, its blank record). `before_…`: of the frame before its first."""
+
+    start: int
+    length_bytes: int
+    crc32c: int
+    before_index: int
+    before_term: int
+    last: LastFrame
+    messages: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.length_bytes
+
+
+class StateFile(msgspec.Struct, frozen=True, rename="camel"):
+    """A file below states/: tables as of frame `index`."""
+
+    index: int
+    size_bytes: int
+    crc32c: int
+    time_ms: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.index:020d}.json"
+
+
+class Manifest(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+    """See the module. Positions are of the CommitLog, in bytes; times in ms since 1970."""
+
+    format: str = FORMAT
+    version: int = VERSION
+    group: str
+    broker: str
+    cluster: str
+    node: str
+    role: str
+    members: tuple[str, ...]
+    program: str
+    taken_ms: int
+    taken: str
+    confirmed: bool
+    commit_index: int
+    term: int
+    current_term: int
+    first_index: int
+    previous_term: int
+    begin: int
+    end: int
+    segment_size_bytes: int
+    consume_queue_file_bytes: int
+    messages: int
+    segments: tuple[Part, ...]
+    states: tuple[StateFile, ...]
+
+
+def encode(manifest: Manifest) -> bytes:
+    value = orjson.loads(msgspec.json.encode(manifest))
+    return orjson.dumps({**value, CHECKSUM_KEY: _checksum(value)}, option=orjson.OPT_INDENT_2)
+
+
+def decode(data: bytes) -> Manifest:
+    """Raises BackupDamaged; BackupError for another version's."""
+    try:
+        value = orjson.loads(data)
+        if not isinstance(value, dict) or value.get("format") != FORMAT:
+            raise BackupDamaged("manifest.json is no manifest of a backup")
+        if value.get("version") != VERSION:
+            raise BackupError(
+                f"manifest.json has version {value.get('version')}, this program knows {VERSION}"
+            )
+        if value.pop(CHECKSUM_KEY, None) != _checksum(value):
+            raise BackupDamaged("manifest.json: its checksum does not match")
+        manifest = msgspec.convert(value, Manifest)
+    except (orjson.JSONDecodeError, msgspec.ValidationError) as error:
+        raise BackupDamaged(f"manifest.json cannot be read: {error}") from error
+    complaint = _contradiction(manifest)
+    if complaint:
+        raise BackupDamaged(f"manifest.json contradicts itself: {complaint}")
+    return manifest
+
+
+def encode_progress(parts: list[Part]) -> bytes:
+    return msgspec.json.encode(parts)
+
+
+def decode_progress(data: bytes) -> list[Part]:
+    """Nothing, if it was torn: then that is copied again."""
+    try:
+        return msgspec.json.decode(data, type=list[Part])
+    except (msgspec.DecodeError, msgspec.ValidationError):
+        return []
+
+
+def _contradiction(manifest: Manifest) -> str:
+    """Parts that do not follow each other from `begin` to `end`, "" if they do."""
+    position, before = manifest.begin, (manifest.first_index - 1, manifest.previous_term)
+    size = manifest.segment_size_bytes
+    if size <= 0 or position % size:
+        return f"it begins at {position}"
+    for part in manifest.segments:
+        if part.start != position or (part.before_index, part.before_term) != before:
+            return f"the segment at {part.start} does not follow what is before it"
+        if not 0 < part.length_bytes <= size:
+            return f"the segment at {part.start} has {part.length_bytes} bytes"
+        whole = part.length_bytes == size
+        if not whole and part is not manifest.segments[-1]:
+            return f"the segment at {part.start} is not whole"
+        position, before = part.end, (part.last.index, part.last.term)
+    if (position, *before) != (manifest.end, manifest.commit_index, manifest.term):
+        return f"the segments end at {position} with frame {before[0]}"
+    if not manifest.states:
+        return "there is no state"
+    if any(not 0 <= state.index <= manifest.commit_index for state in manifest.states):
+        return "a state is of no frame here"
+    return ""
+
+
+def _checksum(value: dict[str, Any]) -> int:
+    return int(crc32c(orjson.dumps(value, option=orjson.OPT_SORT_KEYS)))

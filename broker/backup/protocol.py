@@ -1,0 +1,37 @@
+"""What a replica and a backup tool say to each other besides fields (service.py). Pure."""
+
+from __future__ import annotations
+
+import msgspec
+
+OVERTAKEN = "[OVERTAKEN]"  # what is asked for is not in the log any more
+GONE = "[GONE]"  # the session is forgotten
+BEHIND = "[BEHIND]"  # not so much is applied yet
+CHUNK_BYTES = 256 << 10  # of a parcel
+READ_BYTES_MAX = 1 << 20  # of the log, in one answer
+
+
+class Facts(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+    """Of the replica and its group when the tables were copied, with frame `index`."""
+
+    group: str
+    broker: str
+    cluster: str
+    node: str
+    role: str
+    members: tuple[str, ...]
+    index: int
+    term: int
+    current_term: int
+    begin: int
+    consume_queue_file_bytes: int
+    time_ms: int
+
+
+def encode_facts(facts: Facts) -> bytes:
+    return msgspec.json.encode(facts)
+
+
+def decode_facts(data: bytes) -> Facts:
+    """Raises msgspec.DecodeError, msgspec.ValidationError."""
+    return msgspec.json.decode(data, type=Facts)

@@ -1,0 +1,315 @@
+"""Stores of a new group out of a backup. Blocking.
+
+A store is made as an installation is carried out (broker.installation): the tables, where queues
+begin, where the log begins. Then the log's frames are written as a follower writes them, so their
+bytes stand where they stood. Up to the tables' frame they are dispatched at once; what is behind
+it, if the log is cut at an earlier point than the backup's end, the broker applies itself when it
+starts: there is one way to apply frames.
+
+Who is in the group. The log may hold configurations of the old group, and those are in force from
+their append on (dledger.configuration). So one frame is added behind everything: a configuration
+with the new group's members, in a term that the old group did not reach when the backup was taken.
+It stands in every store alike, byte for byte, whoever makes it and wherever: all that goes into it
+comes from the manifest and the peers that are given. Every store's vote file says that it is whole,
+in that term, and voted for nobody: the replicas have the same log, so any majority of them elects
+somebody who has all of it, and what is in the log is committed with the new leader's first frame.
+Nothing here may be done to one replica of a group that works.
+
+A store that is half made has the file `restoring` in it, and no broker starts with it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from broker import snapshot
+from broker.backup.chain import ChainBroken, FrameChain
+from broker.backup.directory import BackupDirectory, segment_name
+from broker.backup.manifest import BackupDamaged, BackupError, Manifest, Part, StateFile
+from broker.errors import StateError
+from broker.installation import (
+    RAFT_DIRECTORY,
+    RESTORING,
+    BrokerCapture,
+    carry_out,
+    decode_state,
+)
+from broker.state import BrokerState
+from dledger import installation
+from dledger.configuration import Configuration, encode_configuration, founding
+from dledger.configurationfile import ConfigurationFile
+from dledger.hardstate import HardStateFile
+from dledger.install import Installation
+from dledger.log import RaftLog
+from dledger.messages import HardState
+from dledger.promises import Promises
+from dledger.slots import SlotFile
+from store.config import StoreConfig
+from store.disk import Disk, OsDisk
+from store.frame import Frame, FrameKind, seal_frame
+from store.messagestore import MessageStore
+
+SYNC_BYTES = 64 << 20  # written between two fdatasyncs of the log
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """How much of a backup is restored: frames up to `index`, the tables of `state` (None: as at
+    the very beginning), which the broker brings up to there from the log."""
+
+    index: int
+    state: StateFile | None
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """The last frame from the backup, the new group's configuration frame, where the log ends."""
+
+    index: int
+    configuration_index: int
+    term: int
+    end: int
+    time_ms: int  # of the last frame from the backup
+
+
+def point_of(
+    directory: BackupDirectory,
+    manifest: Manifest,
+    *,
+    to_index: int | None = None,
+    to_time_ms: int | None = None,
+) -> Point:
+    """Up to frame `to_index`, or the last frame sealed at or before `to_time_ms` by the leader's
+    clock; neither: all of it. Raises BackupError, BackupDamaged, OSError."""
+    index = manifest.commit_index
+    if to_index is not None:
+        index = to_index
+    elif to_time_ms is not None:
+        index = manifest.first_index - 1
+        for frame in frames_of(directory, manifest):
+            if frame.timestamp_ms > to_time_ms:
+                break
+            index = frame.index
+    lowest = manifest.first_index - 1
+    if not max(lowest, 1) <= index <= manifest.commit_index:
+        raise BackupError(
+            f"frame {index} is not in this backup: it holds {manifest.first_index} to"
+            f" {manifest.commit_index}, taken {manifest.taken}"
+        )
+    usable = [state for state in manifest.states if lowest <= state.index <= index]
+    if usable:
+        return Point(index, max(usable, key=lambda state: state.index))
+    if manifest.first_index == 1:
+        return Point(index, None)
+    oldest = min(state.index for state in manifest.states)
+    raise BackupError(
+        f"frame {index} cannot be restored to: the log begins with frame {manifest.first_index}, so"
+        f" tables are needed, and the oldest ones in this backup are of frame {oldest}"
+    )
+
+
+def check_empty(store: str) -> None:
+    """Raises BackupError if anything is in that directory."""
+    path = Path(store)
+    if not path.exists():
+        return
+    if not path.is_dir():
+        raise BackupError(f"{store} is no directory")
+    names = sorted(os.listdir(path))
+    if RESTORING in names:
+        raise BackupError(f"{store}: a restore was interrupted there: remove what is in it")
+    if names:
+        raise BackupError(f"{store} is not empty ({', '.join(names[:5])}): nothing is overwritten")
+
+
+def restore(
+    directory: BackupDirectory,
+    manifest: Manifest,
+    point: Point,
+    stores: Sequence[str],
+    peers: Sequence[tuple[str, str]],
+    *,
+    config: StoreConfig | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> Restored:
+    """Make each of `stores` (directories: storePathRootDir) one replica's. `peers`: (id, host:port)
+    of all members of the new group, in the order of its dLegerPeers. `config`: of the brokers that
+    will run there, if it is known. Raises BackupError, BackupDamaged, OSError."""
+    config = config or default_config(manifest)
+    if config.segment_size_bytes != manifest.segment_size_bytes:
+        raise BackupError(
+            f"the backup has segments of {manifest.segment_size_bytes} bytes: the brokers need"
+            f" mappedFileSizeCommitLog={manifest.segment_size_bytes}"
+        )
+    for store in stores:
+        check_empty(store)
+    made: Restored | None = None
+    for store in stores:
+        say(f"{store}: frames {manifest.first_index} to {point.index}")
+        made = restore_one(directory, manifest, point, OsDisk(store), founding(peers), config)
+    assert made is not None, "no store is named"
+    return made
+
+
+def default_config(manifest: Manifest) -> StoreConfig:
+    """As the replica had it that the backup was taken from."""
+    return StoreConfig(
+        segment_size_bytes=manifest.segment_size_bytes,
+        units_per_file=manifest.consume_queue_file_bytes // 20,
+    )
+
+
+def restore_one(
+    directory: BackupDirectory,
+    manifest: Manifest,
+    point: Point,
+    disk: Disk,
+    members: Configuration,
+    config: StoreConfig,
+) -> Restored:
+    """One store, on an empty disk. Raises BackupDamaged, BackupError, OSError."""
+    disk.open(RESTORING).close()
+    disk.sync_directory("")
+    config = replace(config, index_enable=False)  # the broker makes the index, behind its work
+    tables_index = _install(directory, manifest, point, disk, config)
+    store = MessageStore(disk, config)
+    store.open()
+    raft_log = RaftLog(store.commitlog, SlotFile(disk, f"{RAFT_DIRECTORY}/trim"), 0)
+    try:
+        raft_log.open()
+        store.log_recovered()
+        last_ms = manifest.taken_ms
+        unsynced = 0
+        for frame in frames_of(directory, manifest, point.index):
+            raft_log.append((frame,))
+            if frame.index <= tables_index:
+                store.dispatch_frame(frame)
+            last_ms = frame.timestamp_ms
+            unsynced += frame.size_bytes
+            if unsynced >= SYNC_BYTES:
+                _sync(raft_log)
+                unsynced = 0
+        if raft_log.last_index != point.index:
+            raise BackupDamaged(f"the log ends with frame {raft_log.last_index}")
+        added = _found(raft_log, members, manifest.current_term + 1, last_ms)
+        _sync(raft_log)
+        store.close()
+    except BaseException:
+        store.close_unclean()
+        raise
+    finally:
+        raft_log.close()
+    _promise(disk, added, members)
+    disk.remove(RESTORING)
+    disk.sync_directory("")
+    return Restored(point.index, added.index, added.term, added.end, last_ms)
+
+
+def frames_of(
+    directory: BackupDirectory, manifest: Manifest, last_index: int | None = None
+) -> Iterator[Frame]:
+    """The frames up to `last_index`, all of them without, each checked. Raises BackupDamaged,
+    OSError."""
+    for part in manifest.segments:
+        if last_index is not None and part.before_index >= last_index:
+            return
+        for frame in _frames_of_part(directory, part, manifest.segment_size_bytes):
+            if last_index is not None and frame.index > last_index:
+                return
+            yield frame
+
+
+def _frames_of_part(
+    directory: BackupDirectory, part: Part, segment_size_bytes: int
+) -> Iterator[Frame]:
+    chain = FrameChain(part.before_index, part.before_term, part.start, segment_size_bytes)
+    for data in directory.chunks(part):
+        try:
+            yield from chain.feed(data)
+        except ChainBroken as broken:
+            raise BackupDamaged(f"commitlog/{segment_name(part.start)}: {broken}") from broken
+    if chain.index != part.last.index:
+        raise BackupDamaged(
+            f"commitlog/{segment_name(part.start)}: ends with frame {chain.index}, the manifest"
+            f" says {part.last.index}"
+        )
+
+
+def _install(
+    directory: BackupDirectory,
+    manifest: Manifest,
+    point: Point,
+    disk: Disk,
+    config: StoreConfig,
+) -> int:
+    """Tables, where queues begin, and an empty log where the backup's begins. Returns the frame
+    that the tables are of."""
+    latest = max(manifest.states, key=lambda state: state.index)
+    state = directory.state(point.state or latest)
+    try:
+        # Where queues begin is said of where this log begins, and by the latest state only: an
+        # earlier one may be of a longer log.
+        tables, _ = decode_state(state)
+        _, queues = decode_state(directory.state(latest))
+    except StateError as error:
+        raise BackupDamaged(f"states: {error}") from error
+    if point.state is None:
+        tables = snapshot.capture(BrokerState())
+    noted = Installation(
+        manifest.first_index,
+        manifest.previous_term,
+        manifest.begin,
+        max(tables.applied_index, manifest.first_index - 1),
+        manifest.segment_size_bytes,
+        b"",
+        BrokerCapture(tables, queues).encode(),
+    )
+    installation.note(disk, RAFT_DIRECTORY, noted.encode())
+    carry_out(disk, config, RAFT_DIRECTORY)
+    # It says that tables may be ahead of the log: here they are not.
+    disk.remove(f"{RAFT_DIRECTORY}/installed")
+    disk.sync_directory(RAFT_DIRECTORY)
+    return tables.applied_index
+
+
+def _found(raft_log: RaftLog, members: Configuration, term: int, time_ms: int) -> Frame:
+    """Add the new group's configuration."""
+    payload = encode_configuration(members)
+    frame = seal_frame(
+        raft_log.last_index + 1,
+        term,
+        raft_log.place(len(payload)),
+        time_ms,
+        FrameKind.CONFIGURATION,
+        0,
+        payload,
+    )
+    raft_log.append((frame,))
+    return frame
+
+
+def _sync(raft_log: RaftLog) -> None:
+    ticket = raft_log.begin_sync()
+    if ticket is not None:
+        ticket.run()
+        raft_log.finish_sync(ticket)
+
+
+def _promise(disk: Disk, founded: Frame, members: Configuration) -> None:
+    """What a replica of the new group knows, and what it has promised: nothing, in that term."""
+    file = ConfigurationFile(disk, RAFT_DIRECTORY)
+    votes = HardStateFile(disk, f"{RAFT_DIRECTORY}/hardstate")
+    try:
+        file.load()
+        file.save(founded.index, members)
+        votes.load()
+        votes.save(HardState(founded.term, None, whole=True))
+    finally:
+        file.close()
+        votes.close()
+    promises = Promises(disk, RAFT_DIRECTORY, unsynced=False)
+    promises.open(log_is_empty=False)
+    promises.close(clean=True)

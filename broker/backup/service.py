@@ -1,0 +1,299 @@
+"""A replica that a backup reads: request BACKUP (30003, ours), while the replica works.
+
+Ext `op`:
+
+    mark    at the leader: body {"index"}: all that was acknowledged before is at or below it
+    begin   `atLeast`: wait until so much is applied here, then copy the tables and note where the
+            log ends with that frame. Body: facts; ext: `session`, `size` of the parcel, `end`
+    state   `session`, `offset`: a chunk of the parcel, which is an installation (dledger.install)
+    read    `session`, `position`, `size`: bytes of the log, fewer where a segment ends
+    damaged `session`, `position`: what was read there is no frame. If so it is fetched from a peer
+    end     `session`: it is done
+
+The tables are copied on the loop as for an installation; the log is read in a thread, by request,
+so the reader sets the pace. Retention spares what a session has not read yet, for a time: it is
+forgotten when it was silent for SILENT_MS or is older than HOLD_MS; and when the disk is too full
+retention does not ask. What is gone then is answered [OVERTAKEN], and the backup begins anew.
+
+Any member of a Raft group can be asked, whoever leads. Nothing here needs the leader but `mark`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from broker.backup.protocol import (
+    BEHIND,
+    CHUNK_BYTES,
+    GONE,
+    OVERTAKEN,
+    READ_BYTES_MAX,
+    Facts,
+    encode_facts,
+)
+from broker.engine import RaftEngine
+from broker.errors import Refused
+from broker.installation import BrokerCapture, capture
+from broker.keeper import RaftKeeper, finished
+from broker.queries import not_leader
+from dledger.install import INSTALLATION_BYTES_MAX, Installation, configuration_part
+from remoting.codes import RequestCode, ResponseCode
+from remoting.command import RemotingCommand
+from remoting.connection import Connection, Handler
+from remoting.fastjson import dumps
+
+if TYPE_CHECKING:
+    from broker.broker import Broker
+
+log = logging.getLogger("broker.backup")
+
+SESSIONS_MAX = 2
+SILENT_MS = 30_000
+HOLD_MS = 24 * 3_600_000
+POLL_MS = 10
+WAIT_MS = 5_000  # for what is to be applied; then [BEHIND]
+
+
+@dataclass(slots=True)
+class _Session:
+    """A backup that reads here. `needed`: where it reads next; what is before may go."""
+
+    parcel: bytes
+    begin: int
+    end: int
+    since_ms: int
+    heard_ms: int
+    needed: int
+
+
+class Backups:
+    """One per broker."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._sessions: dict[str, _Session] = {}
+        self._beginning = 0
+        if isinstance(broker.keeper, RaftKeeper):
+            broker.keeper.needed_from = self.needed_from
+
+    def handlers(self) -> dict[int, Handler]:
+        return {int(RequestCode.BACKUP): self.handle}
+
+    def needed_from(self) -> int | None:
+        """The CommitLog offset from which on a backup still reads; None: there is none."""
+        self._expire()
+        return min((session.needed for session in self._sessions.values()), default=None)
+
+    async def handle(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """Raises Refused, RaftError."""
+        ext = request.ext or {}
+        operations = {
+            "mark": self._mark,
+            "begin": self._begin,
+            "state": self._state,
+            "read": self._read,
+            "damaged": self._damaged,
+            "end": self._end,
+        }
+        operation = operations.get(ext.get("op", ""))
+        if operation is None:
+            raise Refused(
+                ResponseCode.INVALID_PARAMETER,
+                f"op={ext.get('op')!r}: expected one of {', '.join(operations)}",
+            )
+        return await operation(request, ext)
+
+    # -- operations ---------------------------------------------------------------------------
+
+    async def _mark(self, request: RemotingCommand, _: dict[str, str]) -> RemotingCommand:
+        engine = self._engine()
+        if not self._broker.roles.leading:
+            raise not_leader()
+        index = await engine.read_barrier()
+        return RemotingCommand.response_to(request, body=dumps({"index": index}))
+
+    async def _begin(self, request: RemotingCommand, ext: dict[str, str]) -> RemotingCommand:
+        broker, engine = self._broker, self._engine()
+        at_least = _number(ext, "atLeast")
+        self._expire()
+        if len(self._sessions) + self._beginning >= SESSIONS_MAX:
+            raise Refused(
+                ResponseCode.SYSTEM_BUSY,
+                f"[BUSY] {SESSIONS_MAX} backups are read from this replica already",
+                retriable=True,
+            )
+        self._beginning += 1
+        try:
+            captured = await self._captured(engine, at_least)
+        finally:
+            self._beginning -= 1
+        # Nothing is awaited from the copying to here: what it is of is still in the log.
+        index, settled = engine.log_index, engine.core.configurations.settled
+        facts = self._facts(engine, captured.applied_index)
+        end = index.end_of(facts.index)
+        name = secrets.token_hex(8)
+        now_ms = broker.clock_ms()
+        session = _Session(b"", facts.begin, end, now_ms, now_ms, facts.begin)
+        self._sessions[name] = session
+        first, previous_term = index.first_index, index.previous_term
+        segment_size_bytes = broker.store.commitlog.segment_size_bytes
+
+        def encoded() -> bytes:
+            return Installation(
+                first,
+                previous_term,
+                facts.begin,
+                facts.index,
+                segment_size_bytes,
+                configuration_part(*settled),
+                captured.encode(),
+            ).encode()
+
+        loop = asyncio.get_running_loop()
+        try:
+            session.parcel = await finished(loop.run_in_executor(None, encoded))
+        finally:
+            if not 0 < len(session.parcel) <= INSTALLATION_BYTES_MAX:
+                self._sessions.pop(name, None)
+        if len(session.parcel) > INSTALLATION_BYTES_MAX:
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"the tables have {len(session.parcel)} bytes")
+        log.info(
+            "backup_begun session=%s index=%d begin=%d end=%d",
+            name,
+            facts.index,
+            facts.begin,
+            end,
+        )
+        fields = {"session": name, "size": str(len(session.parcel)), "end": str(end)}
+        return RemotingCommand.response_to(request, ext=fields, body=encode_facts(facts))
+
+    async def _state(self, request: RemotingCommand, ext: dict[str, str]) -> RemotingCommand:
+        session = self._session(ext)
+        offset = _number(ext, "offset")
+        return RemotingCommand.response_to(
+            request, body=session.parcel[offset : offset + CHUNK_BYTES]
+        )
+
+    async def _read(self, request: RemotingCommand, ext: dict[str, str]) -> RemotingCommand:
+        session = self._session(ext)
+        position, size = _number(ext, "position"), _number(ext, "size")
+        commitlog = self._broker.store.commitlog
+        if not session.begin <= position < session.end or not 0 < size <= READ_BYTES_MAX:
+            raise Refused(
+                ResponseCode.INVALID_PARAMETER,
+                f"position={position} size={size}: the backup is of"
+                f" [{session.begin}, {session.end}), at most {READ_BYTES_MAX} bytes at once",
+            )
+        if position < commitlog.min_offset:
+            raise Refused(
+                ResponseCode.PULL_OFFSET_MOVED,
+                f"{OVERTAKEN} retention has removed the log before {commitlog.min_offset}",
+            )
+        session.needed = position
+        hold = commitlog.hold(position)
+        loop = asyncio.get_running_loop()
+        size = min(size, session.end - position)
+        try:
+            data = await finished(loop.run_in_executor(None, hold.read, position, size))
+        except OSError as error:
+            raise Refused(
+                ResponseCode.SERVICE_NOT_AVAILABLE, f"[DISK_ERROR] {error}", retriable=True
+            ) from error
+        finally:
+            commitlog.release(hold)
+        return RemotingCommand.response_to(request, body=data)
+
+    async def _damaged(self, request: RemotingCommand, ext: dict[str, str]) -> RemotingCommand:
+        self._session(ext)
+        position = _number(ext, "position")
+        damaged = self._engine().frame_is_damaged(position)
+        log.warning("backup_met_damage position=%d confirmed=%s", position, damaged)
+        return RemotingCommand.response_to(request, body=dumps({"damaged": damaged}))
+
+    async def _end(self, request: RemotingCommand, ext: dict[str, str]) -> RemotingCommand:
+        self._session(ext)
+        del self._sessions[ext["session"]]
+        log.info("backup_ended session=%s", ext["session"])
+        return RemotingCommand.response_to(request)
+
+    # -- what is copied -----------------------------------------------------------------------
+
+    async def _captured(self, engine: RaftEngine, at_least: int) -> BrokerCapture:
+        """A copy of the tables, once they reflect frame `at_least`. Raises Refused."""
+        broker = self._broker
+        deadline_ms = broker.clock_ms() + WAIT_MS
+        while True:
+            applied = broker.state.applied_index
+            # Tables that were installed may be ahead of the log for a while.
+            if at_least <= applied <= engine.log_index.last_index:
+                captured = capture(broker.state, broker.store)
+                if captured is not None:
+                    return captured
+            if broker.clock_ms() >= deadline_ms:
+                raise Refused(
+                    ResponseCode.SERVICE_NOT_AVAILABLE,
+                    f"{BEHIND} this replica has applied frame {applied}; {at_least} is asked for",
+                    retriable=True,
+                )
+            await asyncio.sleep(POLL_MS / 1000)
+
+    def _facts(self, engine: RaftEngine, index: int) -> Facts:
+        config, core = self._broker.config, engine.core
+        return Facts(
+            group=config.group_name,
+            broker=config.broker_name,
+            cluster=config.broker_cluster_name,
+            node=config.node_name,
+            role=core.role.value,
+            members=tuple(f"{m.node_id}-{m.address}" for m in core.configurations.current.members),
+            index=index,
+            term=engine.log_index.term_at(index),
+            current_term=core.term,
+            begin=self._broker.store.commitlog.min_offset,
+            consume_queue_file_bytes=config.mapped_file_size_consume_queue,
+            time_ms=self._broker.wall_ms(),
+        )
+
+    def _engine(self) -> RaftEngine:
+        engine = self._broker.engine
+        if not isinstance(engine, RaftEngine):
+            raise Refused(
+                ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+                "this broker is no replica of a Raft group: backups are of Raft groups. Stop a"
+                " classic master and copy its storePathRootDir instead",
+            )
+        return engine
+
+    # -- sessions -----------------------------------------------------------------------------
+
+    def _session(self, ext: dict[str, str]) -> _Session:
+        self._expire()
+        session = self._sessions.get(ext.get("session", ""))
+        if session is None:
+            raise Refused(
+                ResponseCode.SERVICE_NOT_AVAILABLE,
+                f"{GONE} this replica knows of no such backup (any more)",
+                retriable=True,
+            )
+        session.heard_ms = self._broker.clock_ms()
+        return session
+
+    def _expire(self) -> None:
+        now_ms = self._broker.clock_ms()
+        for name, session in list(self._sessions.items()):
+            silent_ms = now_ms - session.heard_ms
+            if silent_ms > SILENT_MS or now_ms - session.since_ms > HOLD_MS:
+                log.warning("backup_forgotten session=%s silent_ms=%d", name, silent_ms)
+                del self._sessions[name]
+
+
+def _number(ext: dict[str, str], name: str) -> int:
+    """Raises Refused."""
+    text = ext.get(name, "")
+    if not text.isdecimal() or len(text) > 18:
+        raise Refused(ResponseCode.INVALID_PARAMETER, f"{name}={text!r} is no number")
+    return int(text)

@@ -1,0 +1,246 @@
+"""Taking a backup: what there is already stays, the rest is copied, the manifest comes last.
+
+A segment of which the directory has a part that its checksum vouches for is copied from there on
+only, if the replica has the part's last frame, too (manifest.LastFrame says why that is enough).
+If it has another there, the directory belongs to another log, and nothing in it is touched.
+Everything that comes from the replica is checked frame by frame before it counts.
+
+An attempt ends when the replica is gone, restarted, or retention overtook it; the next one goes on
+with what is there. A frame that is damaged on the replica is told to it, and read again later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+
+from google_crc32c import extend as crc32c_extend
+
+from broker.backup.chain import ChainBroken, FrameChain
+from broker.backup.directory import BackupDirectory
+from broker.backup.manifest import BackupError, LastFrame, Manifest, Part, StateFile
+from broker.backup.source import Offer, Overtaken, Source
+from store.frame import HEADER_SIZE_BYTES, Frame
+
+ATTEMPTS_MAX = 8
+PAUSE_S = 1.0  # between attempts
+STATES_KEPT = 32  # of earlier backups: points that a restore may begin from
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """`copied_bytes` came from the replica, `kept_bytes` were there."""
+
+    manifest: Manifest
+    copied_bytes: int
+    kept_bytes: int
+
+
+async def take(
+    source: Source,
+    directory: BackupDirectory,
+    *,
+    say: Callable[[str], None] = lambda _: None,
+    states_kept: int = STATES_KEPT,
+    pause_s: float = PAUSE_S,
+) -> Taken:
+    """Take a backup into `directory`, or bring the one there up to date. Raises BackupError,
+    BackupDamaged (the manifest there cannot be read), OSError."""
+    with directory.locked():
+        for attempt in range(1, ATTEMPTS_MAX + 1):
+            copying = _Copying(source, directory, say, states_kept)
+            try:
+                return await copying.run()
+            except Overtaken as lost:
+                if attempt == ATTEMPTS_MAX:
+                    raise BackupError(f"given up after {attempt} attempts: {lost}") from lost
+                say(f"begins again, with what is there: {lost}")
+                await asyncio.sleep(pause_s)
+            finally:
+                await source.end()
+    raise AssertionError("unreachable")
+
+
+class _Copying:
+    """One attempt."""
+
+    def __init__(
+        self,
+        source: Source,
+        directory: BackupDirectory,
+        say: Callable[[str], None],
+        states_kept: int,
+    ) -> None:
+        self._source = source
+        self._directory = directory
+        self._say = say
+        self._states_kept = states_kept
+        self._old: Manifest | None = None
+        self._known: dict[int, Part] = {}
+        self._copied_bytes = 0
+        self._kept_bytes = 0
+
+    async def run(self) -> Taken:
+        self._old = old = self._directory.manifest()
+        progress = self._directory.progress()
+        self._known = {part.start: part for part in (*(old.segments if old else ()), *progress)}
+        offer = await self._source.begin(old.commit_index if old else 0)
+        self._check_same_group(offer)
+        installation = offer.installation
+        size = installation.segment_size_bytes
+        before = (installation.first_index - 1, installation.previous_term)
+        parts: list[Part] = []
+        for start in range(installation.position, offer.end, size):
+            part = await self._segment(start, min(start + size, offer.end), before, size)
+            parts.append(part)
+            before = (part.last.index, part.last.term)
+            self._known[start] = part
+            self._directory.save_progress(list(self._known.values()))
+        manifest = self._manifest(offer, parts)
+        if before != (manifest.commit_index, manifest.term):
+            raise BackupError(f"the log ends with frame {before}, not {manifest.commit_index}")
+        self._directory.save_manifest(manifest)
+        return Taken(manifest, self._copied_bytes, self._kept_bytes)
+
+    def _check_same_group(self, offer: Offer) -> None:
+        old = self._old
+        if old is None:
+            return
+        size = offer.installation.segment_size_bytes
+        if old.group != offer.facts.group or old.segment_size_bytes != size:
+            raise self._another_log(
+                f"a backup of group {old.group} with segments of {old.segment_size_bytes} bytes;"
+                f" this is group {offer.facts.group} with {size}"
+            )
+
+    def _another_log(self, what: str) -> BackupError:
+        return BackupError(
+            f"{self._directory.path} holds {what}: give another directory, or remove that one"
+        )
+
+    # -- one segment --------------------------------------------------------------------------
+
+    async def _segment(
+        self, start: int, limit: int, before: tuple[int, int], segment_size_bytes: int
+    ) -> Part:
+        have = await self._usable(start, limit, before)
+        if have is not None:
+            self._kept_bytes += have.length_bytes
+            if have.end == limit:
+                return have
+        return await self._copy(start, limit, before, segment_size_bytes, have)
+
+    async def _usable(self, start: int, limit: int, before: tuple[int, int]) -> Part | None:
+        """The part of the segment at `start` that need not be copied again. Raises BackupError if
+        it is another log's."""
+        have = self._known.get(start)
+        if have is None or have.end > limit:
+            return None
+        if not self._directory.has(have):
+            self._say(f"the segment at {start} is damaged in the backup: it is copied again")
+            return None
+        same = (have.before_index, have.before_term) == before
+        if same:
+            header = await self._source.read(have.last.position, HEADER_SIZE_BYTES)
+            same = have.last.is_that_of(header)
+        if not same and self._old is not None and have in self._old.segments:
+            raise self._another_log(
+                f"a backup of another log: frame {have.last.index} of term {have.last.term} is not"
+                " the replica's"
+            )
+        return have if same else None
+
+    async def _copy(
+        self,
+        start: int,
+        limit: int,
+        before: tuple[int, int],
+        segment_size_bytes: int,
+        have: Part | None,
+    ) -> Part:
+        """[start, limit), but for what is there."""
+        if have is None:
+            chain = FrameChain(*before, start, segment_size_bytes)
+            position, checksum, messages, last = start, 0, 0, None
+        else:
+            chain = FrameChain(have.last.index, have.last.term, have.end, segment_size_bytes)
+            position, checksum, messages = have.end, have.crc32c, have.messages
+            last = have.last
+        file = self._directory.segment(start, position - start)
+        try:
+            while position < limit:
+                data = await self._source.read(position, limit - position)
+                frames = await self._checked(chain, data)
+                file.append(data)
+                checksum = crc32c_extend(checksum, data)
+                position += len(data)
+                messages += sum(frame.record_count for frame in frames)
+                if frames:
+                    last = LastFrame.of(frames[-1])
+                self._copied_bytes += len(data)
+            file.sync()
+        finally:
+            file.close()
+        if last is None or not chain.is_between_frames:
+            await self._source.met_damage(chain.position)
+            raise Overtaken(f"the replica's segment at {start} is cut short at {chain.position}")
+        return Part(start, position - start, checksum, *before, last, messages)
+
+    async def _checked(self, chain: FrameChain, data: bytes) -> list[Frame]:
+        try:
+            return chain.feed(data)
+        except ChainBroken as broken:
+            await self._source.met_damage(broken.position)
+            raise Overtaken(f"the replica's log is damaged: {broken}") from broken
+
+    # -- what is said of it -------------------------------------------------------------------
+
+    def _manifest(self, offer: Offer, parts: list[Part]) -> Manifest:
+        facts, installation = offer.facts, offer.installation
+        states = self._states(offer)
+        taken = datetime.fromtimestamp(facts.time_ms / 1000, UTC)
+        return Manifest(
+            group=facts.group,
+            broker=facts.broker,
+            cluster=facts.cluster,
+            node=facts.node,
+            role=facts.role,
+            members=facts.members,
+            program=_program(),
+            taken_ms=facts.time_ms,
+            taken=taken.isoformat(timespec="milliseconds"),
+            confirmed=offer.confirmed,
+            commit_index=facts.index,
+            term=facts.term,
+            current_term=facts.current_term,
+            first_index=installation.first_index,
+            previous_term=installation.previous_term,
+            begin=installation.position,
+            end=offer.end,
+            segment_size_bytes=installation.segment_size_bytes,
+            consume_queue_file_bytes=facts.consume_queue_file_bytes,
+            messages=sum(part.messages for part in parts),
+            segments=tuple(parts),
+            states=states,
+        )
+
+    def _states(self, offer: Offer) -> tuple[StateFile, ...]:
+        """This one's, and the latest before it that the log still follows on."""
+        installation = offer.installation
+        new = self._directory.save_state(
+            installation.applied_index, offer.facts.time_ms, installation.state
+        )
+        old = self._old.states if self._old else ()
+        oldest = installation.first_index - 1
+        kept = [state for state in old if oldest <= state.index < new.index]
+        return (*kept[-(self._states_kept - 1) :], new) if self._states_kept > 1 else (new,)
+
+
+def _program() -> str:
+    try:
+        return f"raftmq {version('raftmq')}"
+    except PackageNotFoundError:  # run from its sources
+        return "raftmq"

@@ -1,0 +1,70 @@
+"""Verifying a backup: everything is read, and every damaged place is named. Blocking."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from google_crc32c import extend as crc32c_extend
+
+from broker.backup.chain import ChainBroken, FrameChain
+from broker.backup.directory import BackupDirectory, segment_name
+from broker.backup.manifest import BackupDamaged, Manifest, Part, StateFile
+from broker.errors import StateError
+from broker.installation import decode_state
+
+
+def complaints(directory: BackupDirectory, manifest: Manifest) -> Iterator[str]:
+    """What is wrong, one text for each damaged file; nothing if the backup is whole.
+
+    Of a segment: its checksum, the checksums of all frames, and that they follow each other from
+    the frame before to the one that the manifest says is the last. Raises OSError."""
+    for part in manifest.segments:
+        complaint = _of_segment(directory, part, manifest.segment_size_bytes)
+        if complaint:
+            yield complaint
+    for state in manifest.states:
+        complaint = _of_state(directory, state)
+        if complaint:
+            yield complaint
+
+
+def _of_segment(directory: BackupDirectory, part: Part, segment_size_bytes: int) -> str:
+    name = f"commitlog/{segment_name(part.start)}"
+    chain = FrameChain(part.before_index, part.before_term, part.start, segment_size_bytes)
+    broken = ""
+    checksum = 0
+    try:
+        for data in directory.chunks(part):
+            checksum = crc32c_extend(checksum, data)
+            if not broken:
+                broken = _fed(chain, data, part.start)
+    except BackupDamaged as damage:
+        return str(damage)
+    if broken:
+        return f"{name}: {broken}"
+    if checksum != part.crc32c:
+        return f"{name}: its checksum is not the manifest's, although all frames are whole"
+    ends = (chain.index, chain.term, chain.next_position)
+    if not chain.is_between_frames or ends != (part.last.index, part.last.term, part.end):
+        return f"{name}: ends with frame {chain.index}, the manifest says {part.last.index}"
+    return ""
+
+
+def _fed(chain: FrameChain, data: bytes, start: int) -> str:
+    try:
+        chain.feed(data)
+    except ChainBroken as broken:
+        return f"byte {broken.position - start}, frame {broken.index}: {broken.reason}"
+    return ""
+
+
+def _of_state(directory: BackupDirectory, state: StateFile) -> str:
+    try:
+        tables, _ = decode_state(directory.state(state))
+    except BackupDamaged as damage:
+        return str(damage)
+    except StateError as error:
+        return f"states/{state.name}: {error}"
+    if tables.applied_index != state.index:
+        return f"states/{state.name}: is of frame {tables.applied_index}"
+    return ""

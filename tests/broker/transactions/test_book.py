@@ -1,0 +1,120 @@
+"""Which halves are open: the book against a list of what happened, and its bounds."""
+
+import random
+
+import pytest
+
+from broker.transactions import book as room
+from broker.transactions.book import COMMIT, ROLLBACK, Half, HalfBook
+
+
+def half(offset, root=None, due_ms=100, checks=0):
+    return Half(offset, offset if root is None else root, 1000 + offset, "g", due_ms, checks)
+
+
+def test_a_half_is_open_until_it_ends_once():
+    book = HalfBook(0, 0)
+    assert book.take_half(half(0))
+    assert book.take_half(half(1))
+    assert book.progress() == (0, 0)
+    book.close(0, COMMIT)
+    assert book.find(0) is None
+    assert (book.decision(0), book.decision(1)) == (COMMIT, None)
+    book.close(0, ROLLBACK)  # it has ended: nothing happens
+    assert book.decision(0) == COMMIT
+    assert book.progress() == (1, 0)
+    book.take_op(0, [0])
+    assert book.progress() == (1, 1)
+
+
+def test_an_op_that_is_read_before_its_half():
+    book = HalfBook(5, 3)
+    book.take_op(3, [6, 4])  # 4 is below where this book begins
+    assert book.take_half(half(5))
+    assert not book.take_half(half(6))
+    assert book.progress() == (5, 3)
+    book.close(5)
+    assert book.progress() == (7, 4)
+
+
+def test_a_half_that_moved_is_found_by_its_root():
+    book = HalfBook(0, 0)
+    book.take_half(half(0))
+    book.close(0)  # stored again by a check
+    assert book.find(0) is None
+    book.take_half(half(1, root=0, checks=1))
+    assert book.find(0).checks == 1
+    book.close(1)
+    book.take_half(half(2, root=0, checks=2))
+    assert book.find(0).offset == 2
+    book.close(2, COMMIT)
+    assert book.find(0) is None
+    assert book.decision(0) == COMMIT
+    assert book.progress() == (3, 0)
+
+
+def test_due_comes_once_until_it_is_scheduled_again():
+    book = HalfBook(0, 0)
+    for offset, due_ms in enumerate((300, 100, 200, 100)):
+        book.take_half(half(offset, due_ms=due_ms))
+    book.close(3)
+    assert [h.offset for h in book.due(200, 1)] == [1]
+    assert [h.offset for h in book.due(200, 9)] == [2]
+    assert book.due(299, 9) == []
+    book.schedule(2, 250)
+    assert [h.offset for h in book.due(300, 9)] == [2, 0]
+
+
+def test_what_retention_took_is_of_no_interest():
+    book = HalfBook(0, 0)
+    book.take_half(half(0))
+    book.take_op(0, [9])
+    book.skip_halves(20)
+    assert book.open == {}
+    book.take_half(half(20))
+    book.take_op(7, [20])  # ops 1 to 6 are gone
+    assert book.progress() == (21, 8)
+    book.skip_ops(9)
+    book.skip_ops(3)  # not back
+    assert book.progress() == (21, 9)
+
+
+def test_only_so_many_ends_are_remembered(monkeypatch):
+    monkeypatch.setattr(room, "ENDED_MAX", 3)
+    book = HalfBook(0, 0)
+    for offset in range(5):
+        book.take_half(half(offset))
+        book.close(offset, COMMIT)
+    assert [book.decision(offset) for offset in range(5)] == [None, None, 8, 8, 8]
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_a_book_begun_at_any_note_of_progress_knows_the_same(seed):
+    """As a new leader's: whatever the old one noted, reading on from there gives what is open."""
+    rng = random.Random(seed)
+    old = HalfBook(0, 0)
+    halves, ops, notes = [], [], [(0, 0)]
+    for _ in range(300):
+        if rng.random() < 0.55 or not old.open:
+            new = half(len(halves))
+            halves.append(new)
+            old.take_half(new)
+        else:
+            chosen = rng.choice(list(old.open))
+            old.close(chosen, COMMIT)
+            old.take_op(len(ops), [chosen])
+            ops.append([chosen])
+        if rng.random() < 0.1:
+            notes.append(old.progress())
+    for half_from, op_from in notes:
+        fresh = HalfBook(half_from, op_from)
+        queues = [
+            [(fresh.take_half, (h,)) for h in halves[half_from:]],
+            [(fresh.take_op, (n, ops[n])) for n in range(op_from, len(ops))],
+        ]
+        while any(queues):  # the two queues in any order of each other
+            queue = rng.choice([q for q in queues if q])
+            take, args = queue.pop(0)
+            take(*args)
+        assert list(fresh.open) == list(old.open)
+        assert fresh.progress() == old.progress()

@@ -1,0 +1,98 @@
+"""Half, message, op and check: what each says, against remoting-protocol 9.4."""
+
+import pytest
+
+from broker.errors import Refused
+from broker.transactions import conversion
+from store.properties import decode_properties, encode_properties
+from store.record import MessageRecord, decode_record
+
+SENT = {"TRAN_MSG": "true", "PGROUP": "pg", "UNIQ_KEY": "U1", "TAGS": "a", "KEYS": "k"}
+
+
+def stored(told, **changes):
+    fields = {
+        "topic": conversion.HALF_TOPIC,
+        "body": b"order 7",
+        "properties": encode_properties(told),
+        "queue_id": 0,
+        "flag": 9,
+        "queue_offset": 12,
+        "physical_offset": 4096,
+        "sys_flag": 0,
+        "born_timestamp_ms": 50,
+        "born_host": ("10.0.0.1", 7),
+        "store_timestamp_ms": 1_000,
+        "store_host": ("10.0.0.2", 8),
+        "reconsume_times": 0,
+        "prepared_transaction_offset": 0,
+    }
+    return MessageRecord(**fields | changes)
+
+
+def a_half(**more):
+    return stored(conversion.half_properties(SENT, "Orders", 3, "U1") | more)
+
+
+def test_a_half_says_where_it_belongs():
+    assert conversion.half_properties(SENT, "Orders", 3, "U1") == SENT | {
+        "REAL_TOPIC": "Orders",
+        "REAL_QID": "3",
+        "__transactionId__": "U1",
+    }
+    with pytest.raises(Refused, match="PGROUP"):
+        conversion.half_properties({"TRAN_MSG": "true"}, "Orders", 3, "U1")
+
+
+def test_when_it_is_checked_goes_by_the_brokers_time():
+    half = conversion.half_of(a_half(), 6_000, 30_000)
+    assert (half.offset, half.root, half.position, half.group) == (12, 12, 4096, "pg")
+    assert (half.due_ms, half.checks) == (7_000, 0)
+    patient = a_half(CHECK_IMMUNITY_TIME_IN_SECONDS="60")
+    assert conversion.half_of(patient, 6_000, 30_000).due_ms == 61_000
+    odd = a_half(CHECK_IMMUNITY_TIME_IN_SECONDS="-1", TRANSACTION_CHECK_TIMES="x")
+    assert conversion.half_of(odd, 6_000, 30_000).due_ms == 7_000
+
+
+def test_a_half_stored_again_keeps_its_root():
+    again = conversion.stored_again(a_half(), 12, 1)
+    assert (again.topic, again.queue_id, again.body) == (conversion.HALF_TOPIC, 0, b"order 7")
+    twice = stored({}, properties=again.properties, queue_offset=15, store_timestamp_ms=2_000)
+    half = conversion.half_of(twice, 6_000, 30_000)
+    assert (half.offset, half.root, half.checks, half.due_ms) == (15, 12, 1, 32_000)
+
+
+def test_what_is_committed_is_the_message_that_was_sent():
+    again = conversion.stored_again(a_half(), 12, 1)
+    message = conversion.committed(stored({}, properties=again.properties))
+    assert (message.topic, message.queue_id, message.body) == ("Orders", 3, b"order 7")
+    assert decode_properties(message.properties) == {
+        "PGROUP": "pg",
+        "UNIQ_KEY": "U1",
+        "TAGS": "a",
+        "KEYS": "k",
+        "__transactionId__": "U1",
+    }
+    assert (message.sys_flag & 0xC, message.prepared_offset, message.flag) == (8, 4096, 9)
+    assert message.born_ms == 50
+    for missing in ({"REAL_TOPIC": "T"}, {"REAL_QID": "1"}, {"REAL_TOPIC": "T", "REAL_QID": "x"}):
+        with pytest.raises(Refused):
+            conversion.committed(stored(missing))
+
+
+def test_ops_of_either_version():
+    op = conversion.op_record(12, a_half(), 77)
+    assert (op.topic, op.body, op.properties) == (conversion.OP_TOPIC, b"12", b"TAGS\x01d\x02")
+    for body, halves in (
+        (b"12", [12]),
+        (b"12,13,", [12, 13]),
+        (b"", []),
+        (b"x,7,-1,\xff", [7]),
+    ):
+        assert conversion.ended_halves(stored({}, body=body)) == halves
+
+
+def test_the_check_carries_the_message_as_its_producer_sent_it():
+    record = decode_record(conversion.check_body(a_half()))
+    assert (record.topic, record.queue_id, record.body) == ("Orders", 3, b"order 7")
+    assert decode_properties(record.properties)["PGROUP"] == "pg"

@@ -408,7 +408,7 @@ class Broker:
             lambda: runtime_info(self),
             lambda: delay_offsets(self.disk),
             lambda: self.classic.ha_status(),
-            self._hand_over,
+            self.hand_over,
         )
         self.key_queries = KeyQueries(config, self.store)
         self.operators = Operators(self, self._propose, self._propose_then, self._barrier)
@@ -488,7 +488,7 @@ class Broker:
             raise not_leader()
         await self.engine.read_barrier()
 
-    def _hand_over(self, target: str) -> str:
+    def hand_over(self, target: str) -> str:
         """Begin to transfer leadership to `target`, "": to the reachable follower that has most.
 
         Returns to whom. Raises Refused, RaftError."""

@@ -178,6 +178,16 @@ class BrokerConfig:
         "Bytes of one pull of cold data.", unit=BYTES, low=1 * KIB, high=8 * MIB)
     max_msgs_num_batch: int = option("messages", "maxMsgsNumBatch", 64,
         "Messages of one query by key.", low=1, high=64, live=True)
+    enable_property_filter: bool = option("messages", "enablePropertyFilter", False,
+        "Filter by SQL92 expressions over properties.", live=True)
+    filter_support_retry: bool = option("messages", "filterSupportRetry", False,
+        "Filter a group's retries by its expression for their original topic.", live=True)
+    store_reply_message_enable: bool = option("messages", "storeReplyMessageEnable", True,
+        "Store replies to requests in `<cluster>_REPLY_TOPIC` besides passing them on.", live=True)
+    rebalance_lock_max_live_ms: int = option("messages", "rebalanceLockMaxLiveMs", 60_000,
+        "A queue's lock that its consumer does not renew ends after so long. Consumers renew every"
+        " 20 s and hold a lock for theirs for 30 s: less than twice that lets two in.",
+        unit=MS, low=100)
     default_query_max_num: int = option("messages", "defaultQueryMaxNum", 32,
         "The same, where the query names no number.", low=1, high=64, live=True)
     offset_commit_interval_ms: int = option("messages", "offsetCommitIntervalMs", 150,
@@ -243,7 +253,11 @@ class BrokerConfig:
         "This replica joins a group that is there (`dLegerPeers`: its members and this one): it"
         " waits until it is added, and founds nothing.")
     preferred_leader_id: str = option("raft", "preferredLeaderId", "",
-        "Accepted for Apache's sake; without effect.")
+        "Which of the peers should lead when it can, in a group that was never told; from then on"
+        " the group itself knows (docs/http-api.md).")
+    preferred_leader_after_ms: int = option("raft", "preferredLeaderAfterMs", 5_000,
+        "For so long the preferred leader must have been able to lead before it does.",
+        unit=MS, low=100)
     engine: str = option("raft", "engine", "dledger",
         "`dledger` is the real one; `pysyncobj` is for comparison and loses messages.",
         choices=("dledger", "pysyncobj"))
@@ -306,6 +320,7 @@ class BrokerConfig:
             ("dLegerPeers", self.dleger_peers, ""),
             ("dLegerSelfId", self.dleger_self_id, "n0"),
             ("raftJoin", self.raft_join, False),
+            ("preferredLeaderId", self.preferred_leader_id, ""),
             ("engine", self.engine, "dledger"),
         )
         classic_only = (
@@ -315,8 +330,7 @@ class BrokerConfig:
             ("haListenPort", self.ha_listen_port, 0),
             ("slaveReadEnable", self.slave_read_enable, False),
         )
-        other_mode = raft_only if self.is_classic else classic_only
-        keys = (*other_mode, ("preferredLeaderId", self.preferred_leader_id, ""))
+        keys = raft_only if self.is_classic else classic_only
         return tuple(name for name, value, unset in keys if value != unset)
 
     @property
@@ -474,6 +488,8 @@ def _check_together(config: BrokerConfig, places: dict[str, str]) -> None:
         if config.preferred_leader_id and config.preferred_leader_id not in ids:
             near = nearest(config.preferred_leader_id, ids)
             fail("preferred_leader_id", f"not among the peers {', '.join(ids)}{near}")
+        if config.preferred_leader_id and config.engine != "dledger":
+            fail("preferred_leader_id", f"engine={config.engine} has no preferred leader")
         if config.raft_join and config.engine != "dledger":
             fail("raft_join", f"members do not change with engine={config.engine}")
         if config.raft_join and len(ids) == 1:

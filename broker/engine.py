@@ -22,6 +22,7 @@ from dledger.index import LogIndex
 from dledger.installer import InstallationSource
 from dledger.member import RaftMember
 from dledger.peers import LinkConfig, PeerAddress
+from dledger.preference import PreferenceLimits
 from dledger.pysync.application import RevocableApplication
 from dledger.settings import MemberConfig
 from dledger.state import CoreConfig
@@ -108,6 +109,11 @@ class RaftEngine(RaftMember):
         return self.log.durable_index
 
     @property
+    def preferred(self) -> str | None:
+        """Who should lead when it can, as this replica has it; None: nobody, or not known yet."""
+        return self.core.configurations.current.preferred or None if self._has_core else None
+
+    @property
     def place(self) -> Place | None:
         """None while the log is being recovered. A removal counts once it is committed (until then
         this replica may be a member again), or when peers tell one who was away meanwhile."""
@@ -152,6 +158,7 @@ def make_engine(
             catch_up_bytes_per_s=config.raft_catch_up_bytes_per_s,
         ),
         links=LinkConfig(listen_host=config.dleger_bind_address or None),
+        preference=PreferenceLimits(steady_ms=config.preferred_leader_after_ms),
         join=config.raft_join,
     )
     return _engine_class(config)(

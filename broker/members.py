@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import logging
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from broker.engine import Place, RaftEngine
 from broker.errors import Refused
+from broker.preferred import PreferredLeader
 from broker.queries import not_leader
 from dledger.configuration import Change, ChangeKind, Configuration
 from remoting.codes import RequestCode, ResponseCode
@@ -37,6 +39,7 @@ class Members:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
+        self.preferred = PreferredLeader(broker)
         self._told: Place | None = None  # what was logged last
         self._settled: tuple[int, Configuration] | None = None  # and published
         broker.roles.place = self._place
@@ -46,25 +49,33 @@ class Members:
 
     async def change(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """Ext `op` (add-learner, promote, remove, move; list), `memberId`, and `memberAddress`
-        (host:port of its Raft listener) with add-learner and move.
+        (host:port of its Raft listener) with add-learner and move. Op `prefer`: this voter should
+        lead when it can; without `memberId`: nobody in particular.
 
         A change is answered once it is committed, with ext `index` (of its frame). The body of
-        every answer: {"index", "members"}, as this replica has them now. Only the leader changes
-        anything; everybody lists. Raises Refused, RaftError."""
+        every answer: {"index", "members", "preferred"}, as this replica has them now. Only the
+        leader changes anything; everybody lists. Raises Refused, RaftError."""
         ext = request.ext or {}
         op = ext.get("op", "")
         if op not in OPS:
             raise _refused(f"op={op!r}: expected one of {', '.join(OPS)}")
-        engine = self._engine()
+        engine = self.engine()
         if op == LIST:
             return RemotingCommand.response_to(request, body=dumps(self._body(engine)))
         wanted = _change(ChangeKind(op), ext.get("memberId", ""), ext.get("memberAddress", ""))
-        if not self._broker.roles.leading:
-            raise not_leader()
-        index = await engine.change_members(wanted)
-        log.info("members_changed op=%s member=%s index=%d", op, wanted.node_id, index)
+        index = await self.make(wanted)
         body = dumps(self._body(engine))
         return RemotingCommand.response_to(request, ext={"index": str(index)}, body=body)
+
+    async def make(self, change: Change) -> int:
+        """The index of its frame, once it is committed. Raises Refused, RaftError."""
+        engine = self.engine()
+        if not self._broker.roles.leading:
+            raise not_leader()
+        index = await engine.change_members(change)
+        kind = change.kind.value
+        log.info("members_changed op=%s member=%s index=%d", kind, change.node_id, index)
+        return index
 
     def rows(self) -> list[dict[str, Any]]:
         """Every member, as dledger.roster.members_of has them; none where members do not
@@ -73,7 +84,9 @@ class Members:
         return engine.members if isinstance(engine, RaftEngine) else []
 
     def look(self) -> None:
-        """A chore: whether the configuration in force has changed, here or for everybody."""
+        """A chore: whether the configuration in force has changed, here or for everybody; and
+        whether somebody else should lead."""
+        self.preferred.look()
         engine = self._broker.engine
         place = self._place()
         if place is None:
@@ -104,6 +117,11 @@ class Members:
             log.info("no_member: this replica waits to be added to its group")
 
     def _publish(self, was: Configuration, index: int, now: Configuration) -> None:
+        if was.preferred != now.preferred:
+            chosen = {"index": index, "name": now.preferred or None, "was": was.preferred or None}
+            self._broker.http.tell("preferredLeaderChanged", chosen)
+        if replace(was, preferred=now.preferred) == now:
+            return  # and nothing else
         members = [
             {
                 "id": member.node_id,
@@ -120,7 +138,8 @@ class Members:
         engine = self._broker.engine
         return engine.place if isinstance(engine, RaftEngine) else None
 
-    def _engine(self) -> RaftEngine:
+    def engine(self) -> RaftEngine:
+        """Raises Refused where members do not change."""
         engine = self._broker.engine
         if not isinstance(engine, RaftEngine):
             raise Refused(
@@ -131,12 +150,16 @@ class Members:
         return engine
 
     def _body(self, engine: RaftEngine) -> dict[str, Any]:
-        return {"index": engine.core.configurations.index, "members": engine.members}
+        return {
+            "index": engine.core.configurations.index,
+            "members": engine.members,
+            "preferred": engine.preferred,
+        }
 
 
 def _change(kind: ChangeKind, node_id: str, address: str) -> Change:
     """Raises Refused."""
-    if not ID.fullmatch(node_id):
+    if not ID.fullmatch(node_id) and (kind is not ChangeKind.PREFER or node_id):
         raise _refused(f"memberId={node_id!r} is no id: letters, digits and _, as dLegerSelfId")
     if (kind in WITH_ADDRESS) != bool(address):
         needed = "needs" if kind in WITH_ADDRESS else "takes no"

@@ -528,15 +528,16 @@ class Admin:
 
     async def members(self, address: str) -> list[dict[str, Any]]:
         """30002, ours: the members of the broker's Raft group, as it knows them: node_id, address,
-        role (voter, learner), broker_id; and match, lag, whole, which a leader knows."""
+        role (voter, learner), broker_id, preferred; and match, lag, whole, which a leader knows."""
         response = await self.ask(address, RequestCode.CHANGE_MEMBERS, {"op": "list"})
         return list(loads_object(response.body).get("members") or ())
 
     async def change_members(
         self, address: str, op: str, member_id: str, member_address: str = ""
     ) -> list[dict[str, Any]]:
-        """30002, to the leader: `op` is add-learner, promote, remove or move; the first and the
-        last with `member_address` (host:port of its Raft listener). The members, once committed."""
+        """30002, to the leader: `op` is add-learner, promote, remove, move, or prefer (as leader;
+        "": nobody); add-learner and move with `member_address` (host:port of its Raft listener).
+        The members, once committed."""
         ext = {"op": op, "memberId": member_id}
         if member_address:
             ext["memberAddress"] = member_address

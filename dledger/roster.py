@@ -112,7 +112,7 @@ class Roster:
 
 def members_of(core: RaftCore) -> list[dict[str, object]]:
     """Every member, as data: `match` (last frame it has), `lag` (frames it lacks) and `whole` of
-    the others are None on a replica that does not lead."""
+    the others are None on a replica that does not lead. `preferred`: it should lead."""
     rows: list[dict[str, object]] = []
     for member in core.configurations.current.members:
         node_id: NodeId = member.node_id
@@ -131,6 +131,7 @@ def members_of(core: RaftCore) -> list[dict[str, object]]:
                 "match": match,
                 "lag": None if match is None else core.last_index - match,
                 "whole": whole,
+                "preferred": core.configurations.current.preferred == node_id,
             }
         )
     return rows

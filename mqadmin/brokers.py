@@ -29,7 +29,13 @@ HOUR_MS = 3_600_000
 TRANSFER_WAIT_S = 10.0
 TRANSFER_POLL_S = 0.1
 MEMBERS_POLL_S = 0.2
-MEMBER_OPS = {"add": "add-learner", "promote": "promote", "remove": "remove", "move": "move"}
+MEMBER_OPS = {
+    "add": "add-learner",
+    "promote": "promote",
+    "remove": "remove",
+    "move": "move",
+    "prefer": "prefer",
+}
 
 
 async def cluster_list(admin: Admin, arguments: Arguments) -> Sequence[Part]:
@@ -242,7 +248,7 @@ async def members(admin: Admin, arguments: Arguments) -> Sequence[Part]:
                 raise
             await asyncio.sleep(MEMBERS_POLL_S)
             continue
-        sentence = f"{op} {node_id}: done; {name} has the members {_roles(rows)}"
+        sentence = f"{op} {node_id or 'nobody'}: done; {name} has the members {_roles(rows)}"
         return [Done(sentence, {"broker": name, "members": [_member(row) for row in rows]})]
 
 
@@ -255,11 +261,15 @@ def _member(row: dict[str, Any]) -> dict[str, Any]:
         "match": row["match"],
         "lag": row["lag"],
         "whole": row["whole"],
+        "preferred": row.get("preferred", False),
     }
 
 
 def _roles(rows: Sequence[dict[str, Any]]) -> str:
-    return ", ".join(f"{row['node_id']} ({row['role']})" for row in rows)
+    return ", ".join(
+        f"{row['node_id']} ({row['role']}{', preferred' if row.get('preferred') else ''})"
+        for row in rows
+    )
 
 
 COMMANDS = (
@@ -293,8 +303,8 @@ COMMANDS = (
         transfer_leader),
     Command("members", "Show who belongs to a Raft group, or change that.",
         (Flag("b", "brokerName", "The broker group.", required=True),
-         Flag("o", "op", "list, add (a learner), promote (it to voter), remove, move (address).",
-              default="list"),
+         Flag("o", "op", "list, add (a learner), promote (it to voter), remove, move (address),"
+              " prefer (as leader; without -i nobody).", default="list"),
          Flag("i", "memberId", "Whom: its dLegerSelfId (n3)."),
          Flag("a", "memberAddress", "add, move: host:port of its Raft listener."),
          Flag("w", "wait", "Ask again for so many seconds while it is refused.", Kind.INTEGER)),

@@ -17,6 +17,7 @@ from aiohttp import web
 from broker.config import BrokerConfig
 from broker.http.consumers import ConsumerOperations
 from broker.http.faults import FaultDoor, FaultOperations
+from broker.http.leadership import LeadershipOperations
 from broker.http.local import Local
 from broker.http.messages import MessageOperations
 from broker.http.node import STARTING, VERSION, NodeOperations
@@ -116,6 +117,7 @@ class NodeApi:
             *TableOperations(broker, broker.admin).operations(),
             *ConsumerOperations(broker, broker.admin).operations(),
             *MessageOperations(broker, local).operations(),
+            *LeadershipOperations(broker).operations(),
             *SettingOperations(broker).operations(),
             *FaultOperations(broker).operations(),
         ]

@@ -178,6 +178,7 @@ def node_view(broker: Broker) -> NodeView:
         leader_address=roles.leader_address,
         leader_http_address=broker.http.leader_address,
         leader_ready=roles.leading,
+        preferred_leader=broker.operators.members.preferred.name,
         voted_for=_text(status.get("voted_for")),
         whole=bool(status.get("whole", True)),
         recovering=_text(status.get("recovering")),
@@ -231,6 +232,8 @@ def _peers(broker: Broker, status: dict[str, object]) -> list[PeerView]:
             lag_frames=_behind(last, _number(seen.get("match"))),
             lag_bytes=_number(seen.get("behind_bytes")),
             frames_in_flight=int(seen.get("inflight") or 0),
+            bytes_in_flight=int(seen.get("inflight_bytes") or 0),
+            last_contact_ms=_milliseconds(seen.get("contact_ms")),
             state=_text(seen.get("state")),
             error=_text(seen.get("error")),
         )
@@ -253,6 +256,8 @@ def _slaves(broker: Broker) -> list[PeerView]:
             lag_frames=None,
             lag_bytes=_number(link["diff"]),
             frames_in_flight=0,
+            bytes_in_flight=0,
+            last_contact_ms=None,
             state="inSync" if link["inSync"] else "behind",
             error=None,
         )
@@ -292,6 +297,10 @@ def _rate(text: str) -> float:
 
 def _number(value: object) -> int | None:
     return value if isinstance(value, int) else None
+
+
+def _milliseconds(value: object) -> int | None:
+    return round(value) if isinstance(value, int | float) else None
 
 
 def _text(value: object) -> str | None:

@@ -68,7 +68,9 @@ class DiskView(View, frozen=True, kw_only=True):
 
 
 class PeerView(View, frozen=True, kw_only=True):
-    """Another replica, as this one sees it. Only a leader knows the figures."""
+    """Another replica, as this one sees it. Only a leader knows the figures: `framesInFlight`
+    counts the requests on their way to it, `bytesInFlight` what they carry. `lastContactMs`: how
+    long ago it was heard last; a follower knows that of its leader."""
 
     id: str
     address: str
@@ -78,6 +80,8 @@ class PeerView(View, frozen=True, kw_only=True):
     lag_frames: int | None
     lag_bytes: int | None
     frames_in_flight: int
+    bytes_in_flight: int
+    last_contact_ms: int | None
     state: str | None
     error: str | None
 
@@ -120,6 +124,18 @@ class MemberPath(Input, frozen=True, kw_only=True):
     id: NodeName
 
 
+class PreferredBody(Input, frozen=True, kw_only=True):
+    name: NodeName
+
+
+class PreferredView(View, frozen=True, kw_only=True):
+    """`name` null: nobody. `standing`: why leadership is where it is, in the leader's words."""
+
+    name: str | None
+    leader: str | None
+    standing: str
+
+
 class RatesView(View, frozen=True, kw_only=True):
     """Messages a second, over the last 10 s."""
 
@@ -149,6 +165,7 @@ class NodeView(View, frozen=True, kw_only=True):
     leader_address: str
     leader_http_address: str
     leader_ready: bool
+    preferred_leader: str | None
     voted_for: str | None
     whole: bool
     recovering: str | None

@@ -93,6 +93,8 @@ EXAMPLES = (
     "members -b broker-a",
     "members -b broker-a -o add -i n3 -a 127.0.0.1:1",
     "members -b broker-a -o remove -i n3",
+    "members -b broker-a -o prefer -i n1",
+    "members -b broker-a -o prefer",
     f"transferLeader -b broker-a -t {FOLLOWER}",
     "deleteSubGroup -c DefaultCluster -g billing",
     "deleteTopic -c DefaultCluster -t orders",

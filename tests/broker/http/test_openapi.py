@@ -21,11 +21,14 @@ CONDITIONAL = (
     "putSubscriptionGroup",
     "deleteSubscriptionGroup",
     "changeConfig",
+    "putPreferredLeader",
+    "deletePreferredLeader",
 )
 CONFIG = f"""
 [[operations]]
 include-operation-id = {list(CONDITIONAL)}
 checks.positive_data_acceptance.expected-statuses = [200, 204, 404, 409, 412, 422, 428]
+checks.negative_data_rejection.expected-statuses = [400, 404, 405, 409, 412, 415, 422, 428]
 """
 
 

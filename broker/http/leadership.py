@@ -1,0 +1,98 @@
+"""Who should lead this broker's group when it can: the preferred leader, as a resource.
+
+It is always there; nobody may be preferred (`name` null). Its version is a hash of the name, and a
+change is made only if the preferred one is still who it was: the leader compares where it appends
+the change, so of two changes to one version exactly one is made.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from broker.http.views import PreferredBody, PreferredView
+from dledger.configuration import Change, ChangeKind
+from dledger.errors import ChangeRefused, PreferredChanged
+from web.operation import Call, Operation, Reply, Role
+from web.problem import conflict, invalid
+from web.versions import ANY, Condition, unmet, version_of
+
+if TYPE_CHECKING:
+    from broker.broker import Broker
+
+PATH = "/api/v1/preferred-leader"
+
+log = logging.getLogger("broker.http")
+
+
+class LeadershipOperations:
+    """See the module."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    def operations(self) -> list[Operation]:
+        write = (409, 503, 504)
+        return [
+            Operation("GET", PATH, "getPreferredLeader", "Who should lead when it can.", self.get,
+                      answer=PreferredView),
+            Operation("PUT", PATH, "putPreferredLeader",
+                      "Have this voter lead whenever it can.", self.put, role=Role.OPERATOR,
+                      body=PreferredBody, answer=PreferredView, conditional=True, problems=write),
+            Operation("DELETE", PATH, "deletePreferredLeader",
+                      "Leave leadership where elections put it.", self.delete, role=Role.OPERATOR,
+                      status=204, conditional=True, problems=write),
+        ]  # fmt: skip
+
+    async def get(self, _: Call) -> Reply:
+        return self._shown()
+
+    async def put(self, call: Call) -> Reply:
+        name: str = call.body.name
+        members = self._broker.operators.members
+        if self._broker.roles.leading:
+            voters = {row["node_id"] for row in members.rows() if row["role"] == "voter"}
+            if voters and name not in voters:
+                raise invalid([("name", f"the group has the voters {', '.join(sorted(voters))}")])
+        await self._make(call, name)
+        return self._shown()
+
+    async def delete(self, call: Call) -> None:
+        await self._make(call, "")
+
+    async def _make(self, call: Call, name: str) -> None:
+        """Raises ApiProblem, Refused, RaftError."""
+        members = self._broker.operators.members
+        instead_of = _expected(call.condition, members.preferred.name)
+        try:
+            await members.make(Change(ChangeKind.PREFER, name, instead_of=instead_of))
+        except PreferredChanged as error:
+            raise unmet(_version(error.preferred or None)) from error
+        except ChangeRefused as error:
+            raise conflict(str(error), "REFUSED") from error
+        log.info("preferred_leader_changed caller=%s name=%s", call.caller.name, name or "nobody")
+
+    def _shown(self) -> Reply:
+        broker = self._broker
+        name = broker.operators.members.preferred.name
+        view = PreferredView(
+            name=name,
+            leader=broker.roles.leader,
+            standing=str(broker.engine.status().get("preferred_standing") or ""),
+        )
+        return Reply(view, version=_version(name))
+
+
+def _version(name: str | None) -> str:
+    return version_of({"preferredLeader": name})
+
+
+def _expected(condition: Condition, name: str | None) -> tuple[str | None, ...] | None:
+    """Whom a change may replace; None: anybody. `name` is preferred as far as is known here. Raises
+    ApiProblem (412)."""
+    if ANY in condition.versions:
+        return None
+    version = _version(name)
+    if not (name is None if condition.absent else condition.met_by(version)):
+        raise unmet(version)
+    return (None, "") if name is None else (name,)

@@ -1,0 +1,125 @@
+"""The preferred leader over HTTP and from broker.conf: leadership follows, and no send fails."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import orjson
+
+from client import Message, Producer
+from namesrv.server import NameServer, NameServerConfig
+from remoting.codes import RequestCode
+from tests.broker.cluster import Group, until
+from tests.broker.http.client import Client
+from tests.broker.http.test_group_api import events_until
+
+PATH = "/api/v1/preferred-leader"
+SOON = {"preferredLeaderAfterMs": 100}
+
+
+@asynccontextmanager
+async def sending(address, topic):
+    """Messages one after the other all the while; how many. One that fails, fails the test."""
+    count = [0]
+    async with Producer("pg", address) as producer:
+
+        async def send():
+            while True:
+                await producer.send(Message(topic, b"m%d" % count[0]))
+                count[0] += 1
+
+        task = asyncio.create_task(send())
+        try:
+            yield count
+            assert not task.done(), task.exception()
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+
+async def test_leadership_goes_to_the_preferred_one_and_no_send_fails(tmp_path):
+    config = NameServerConfig(bind="127.0.0.1", port=0, http_enable=False)
+    async with NameServer(config) as names:
+        where = f"127.0.0.1:{names.port}"
+        async with Group(tmp_path, 3, namesrvAddr=where, **SOON) as group:
+            first = await group.leader()
+            wanted, third = (name for name in group.names if name != first)
+            leader, chosen = group.brokers[first], group.brokers[wanted]
+            await group.create_topic(leader, "T")
+            await until(lambda: all(b.operators.members.watches for b in group.brokers.values()))
+            async with (
+                sending(where, "T") as count,
+                Client(leader.http.address) as client,
+                Client(chosen.http.address) as there,
+                there.session.get(
+                    f"{client.base}/api/v1/events", headers={"Last-Event-ID": "0-0"}
+                ) as events,
+            ):
+                await refuses(client, there, wanted)
+                await until(lambda: count[0] > 20)
+                put = await client.put(PATH, {"name": wanted}, If_None_Match="*")
+                assert (put.status, put.json["name"]) == (200, wanted)
+                await until(lambda: chosen.roles.leading)
+                seen = await events_until(events, lambda e: e["kind"] == "transfer")
+                assert seen[-1]["detail"] == {"to": wanted, "by": "preferred leader"}
+                sent = count[0]
+                await until(lambda: count[0] > sent + 20)  # there, too
+                await stands(chosen, f"{wanted} leads")
+                await shows(client, there, wanted)
+                stale = await there.put(PATH, {"name": third}, If_None_Match="*")
+                assert (stale.status, stale.headers["ETag"]) == (412, put.headers["ETag"])
+                etag = put.headers["ETag"]
+                assert (await there.delete(PATH, If_Match=etag)).status == 204
+                assert (await there.delete(PATH, If_Match=etag)).status == 412
+                assert (await there.delete(PATH, If_Match="*")).status == 204
+                assert (await there.get(PATH)).json["name"] is None
+                await stands(chosen, "nobody is preferred")
+
+
+async def stands(broker, words):
+    await until(lambda: broker.engine.status()["preferred_standing"] == words)
+
+
+async def refuses(client, there, wanted):
+    """On the leader, and (`there`) on a follower."""
+    before = await client.get(PATH)
+    assert (before.status, before.json["name"]) == (200, None)
+    assert (await client.put(PATH, {"name": wanted})).status == 428
+    wrong = await client.put(PATH, {"name": "n9"}, If_Match="*")
+    assert (wrong.status, wrong.json["errors"][0]["field"]) == (422, "name")
+    assert (await client.put(PATH, {"name": wanted}, If_Match='"other"')).status == 412
+    assert (await there.put(PATH, {"name": wanted}, If_Match="*")).code == "NOT_LEADER"
+
+
+async def shows(client, there, wanted):
+    """The former leader and the new one say the same."""
+    first, second = await client.get(PATH), await there.get(PATH)
+    assert first.headers["ETag"] == second.headers["ETag"]
+    assert second.json == {"name": wanted, "leader": wanted, "standing": f"{wanted} leads"}
+    for one in (client, there):
+        assert (await one.get("/api/v1/node")).json["preferredLeader"] == wanted
+    peers = (await there.get("/api/v1/node")).json["peers"]
+    assert all(p["bytesInFlight"] >= 0 and p["lastContactMs"] >= 0 for p in peers)
+    peers = {p["id"]: p["lastContactMs"] for p in (await client.get("/api/v1/node")).json["peers"]}
+    assert peers.pop(wanted) >= 0, "a follower hears its leader"
+    assert list(peers.values()) == [None]
+
+
+async def test_broker_conf_says_it_to_a_group_that_was_never_told(tmp_path):
+    async with Group(tmp_path, 3, preferredLeaderId="n2", **SOON) as group:
+        await until(lambda: group.brokers["n2"].roles.leading)
+        broker = group.brokers["n2"]
+        listed = await group.ask(broker, RequestCode.CHANGE_MEMBERS, {"op": "list"})
+        assert orjson.loads(listed.body)["preferred"] == "n2"
+        cleared = await group.ask(broker, RequestCode.CHANGE_MEMBERS, {"op": "prefer"})
+        assert cleared.code == 0 and orjson.loads(cleared.body)["preferred"] is None
+        # That was said, and broker.conf says nothing against it, whoever leads.
+        for name in group.names:
+            await group.stop(name)
+        for name in group.names:
+            await group.start(name)
+        leader = await group.leading()
+        leader.operators.members.preferred.look()
+        assert leader.engine.core.configurations.current.preferred == ""
+        body = {"op": "prefer", "memberId": "n9"}
+        refused = await group.ask(leader, RequestCode.CHANGE_MEMBERS, body)
+        assert "n9 is no member" in refused.remark

@@ -25,7 +25,6 @@ from broker.config import BrokerConfig
 from broker.configfiles import ConfigFiles, delay_offsets
 from broker.construction import (
     free_port,
-    registered_topics,
     send_rules,
     store_config,
     template_topic,
@@ -47,6 +46,7 @@ from broker.pull import PullService
 from broker.queries import Queries, not_leader
 from broker.rates import SAMPLE_MS, Rates
 from broker.reads import ReadPolicy
+from broker.registeredtopics import RegisteredTopics
 from broker.registration import Registrar
 from broker.retention import Retention
 from broker.roles import RoleView, most_advanced
@@ -437,7 +437,7 @@ class Broker:
             ha_address=self._ha_address,
             http_address=lambda: self.http.address,
             identity=lambda: self.roles.identity,
-            topics=lambda: registered_topics(self.state.topics, template),
+            topics=RegisteredTopics(self.state.topics, template),
             on_master=self.roles.hint_master,
             needs_master=config.is_slave,
             period_ms=config.register_name_server_period,

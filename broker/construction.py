@@ -6,10 +6,8 @@ import socket
 
 from broker.config import BrokerConfig
 from broker.sendrequest import SendRules
-from broker.topics import DEFAULT_TOPIC, TopicConfig, TopicTable
+from broker.topics import DEFAULT_TOPIC, TopicConfig
 from remoting.codec import FRAME_SIZE_BYTES_MAX
-from remoting.registration import DataVersion
-from remoting.registration import TopicConfig as RegisteredTopic
 from store.config import StoreConfig, StoreMode, hot_span_bytes
 from store.frame import HEADER_SIZE_BYTES
 from store.indexfile import IndexLimits
@@ -26,6 +24,7 @@ def store_config(config: BrokerConfig) -> StoreConfig:
         index_enable=config.message_index_enable,
         index_limits=IndexLimits(config.max_hash_slot_num, config.max_index_num),
         cold_count_max=config.max_transfer_count_on_message_in_disk,
+        delay_levels_ms=config.delay_levels_ms,
         cold_bytes_max=config.max_transfer_bytes_on_message_in_disk,
         retention=RetentionPolicy(
             reserved_hours=config.file_reserved_time,
@@ -47,28 +46,6 @@ def send_rules(config: BrokerConfig, store_host: bytes) -> SendRules:
             config.mapped_file_size_commit_log - HEADER_SIZE_BYTES - BLANK_SIZE_BYTES,
         ),
     )
-
-
-def registered_topics(
-    table: TopicTable, template: TopicConfig | None
-) -> tuple[DataVersion, list[RegisteredTopic]]:
-    """What name servers are told of the topics, and of the template."""
-    topics = list(table.entries.values())
-    if template is not None and template.name not in table.entries:
-        topics.append(template)
-    version = DataVersion(table.counter, 0, table.timestamp_ms)
-    return version, [
-        RegisteredTopic(
-            t.name,
-            t.read_queue_count,
-            t.write_queue_count,
-            t.perm,
-            t.sys_flag,
-            t.filter_type,
-            t.order,
-        )
-        for t in topics
-    ]
 
 
 def template_topic(config: BrokerConfig) -> TopicConfig | None:

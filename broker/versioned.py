@@ -6,6 +6,7 @@ every replica that applied the same frames. The version's time is the frame's.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -19,6 +20,8 @@ class Entry(Protocol):
 
 E = TypeVar("E", bound=Entry)
 
+CHANGES_MAX = 10_000  # remembered, for who knows the table as it was a while ago
+
 
 class VersionedTable(Generic[E]):
     """Name → entry. `applied_index` is the Raft index of the last frame the table reflects."""
@@ -29,6 +32,8 @@ class VersionedTable(Generic[E]):
         self.applied_index = 0
         self.counter = 0
         self.timestamp_ms = 0
+        # Names changed, each with the version (counter, time) that the table had before it.
+        self._changes: deque[tuple[int, int, str]] = deque(maxlen=CHANGES_MAX)
         self._json_key = json_key
         self._entry_from_json = entry_from_json
 
@@ -41,20 +46,32 @@ class VersionedTable(Generic[E]):
         if before == entry or (if_absent and before is not None):
             return False
         self.entries[entry.name] = entry
-        self._touch(now_ms)
+        self._touch(entry.name, now_ms)
         return True
 
     def delete(self, name: str, now_ms: int) -> bool:
         if self.entries.pop(name, None) is None:
             return False
-        self._touch(now_ms)
+        self._touch(name, now_ms)
         return True
+
+    def changed_since(self, counter: int, timestamp_ms: int) -> set[str] | None:
+        """Names that came, changed or went since the table had this version; None: not known."""
+        if (counter, timestamp_ms) == (self.counter, self.timestamp_ms):
+            return set()
+        found: set[str] = set()
+        for before, at_ms, name in reversed(self._changes):
+            found.add(name)
+            if (before, at_ms) == (counter, timestamp_ms):
+                return found
+        return None
 
     def own_entries(self) -> None:
         """Stop sharing the entries with the table this one was copied from."""
         self.entries = dict(self.entries)
 
-    def _touch(self, now_ms: int) -> None:
+    def _touch(self, name: str, now_ms: int) -> None:
+        self._changes.append((self.counter, self.timestamp_ms, name))
         self.counter += 1
         self.timestamp_ms = now_ms
 
@@ -75,4 +92,5 @@ class VersionedTable(Generic[E]):
         self.timestamp_ms = int(value["dataVersion"]["timestamp"])
         self.counter = counter
         self.entries = loaded
+        self._changes.clear()
         self.applied_index = applied_index

@@ -101,9 +101,10 @@ class NameServerProcessor:
                 header.broker_name, header.broker_address, header.broker_id,
                 header.raft_term, self.table.topic_count,
             )  # fmt: skip
-        ext = {}
+        ext = {"topicDelta": "true"}  # this name server takes what changed alone
         if header.broker_id != 0 and result.leader_address:
-            ext = {"masterAddr": result.leader_address, "haServerAddr": result.leader_ha_address}
+            ext["masterAddr"] = result.leader_address
+            ext["haServerAddr"] = result.leader_ha_address
         if result.need_full:
             ext["needFull"] = "true"
         order = self.kv.namespace(ORDER_TOPIC_CONFIG)

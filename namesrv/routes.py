@@ -228,7 +228,7 @@ class RouteTable:
     def delete_topic(self, topic: str, cluster: str = "") -> int:
         """Forget a topic, on one cluster or everywhere; how many groups had it.
 
-        A group that registers a changed table which still has the topic brings it back.
+        A group that registers its whole table, or this topic changed, brings it back.
         """
         names = [
             name
@@ -242,7 +242,8 @@ class RouteTable:
     def set_writable(self, broker_name: str, writable: bool) -> int:
         """Give or take the write permission of all topics of a group; how many topics it has.
 
-        Lasts until the group registers a changed table.
+        Lasts until the group registers its whole table, for a topic that it registers changed so
+        long.
         """
         group = self._groups.get(broker_name)
         if group is None:

@@ -2,7 +2,11 @@
 
 import asyncio
 
-from broker import registration
+from broker import registration, versioned
+from broker.registeredtopics import RegisteredTopics
+from broker.topics import TopicConfig, TopicTable
+from namesrv.server import NameServer as RealNameServer
+from namesrv.server import NameServerConfig
 from remoting.command import RemotingCommand
 from remoting.server import RemotingServer
 from tests.broker.cluster import Group, until
@@ -70,3 +74,69 @@ async def test_a_lost_connection_is_followed_by_a_registration(tmp_path, monkeyp
             assert broker.registrar.registered == {} and names.heard == before + 1
     finally:
         await names.server.stop()
+
+
+def told(topics):
+    return [(t.topic, t.read_queue_count) for t in topics]
+
+
+def test_what_changed_since_a_version(monkeypatch):
+    table = TopicTable()
+    topics = RegisteredTopics(table, TopicConfig("TBW102", 8, 8, 7))
+    start = topics.version
+    for name in ("a", "b", "c"):
+        table.put(TopicConfig(name, 4, 4), 100)
+    after = topics.version
+    assert topics.since(after) == []
+    assert told(topics.since(start)) == [("a", 4), ("b", 4), ("c", 4)]
+    assert told(topics.all()) == [("a", 4), ("b", 4), ("c", 4), ("TBW102", 8)]
+    table.put(TopicConfig("b", 9, 4), 200)
+    table.delete("c", 200)
+    assert told(topics.since(after)) == [("b", 9), ("c", 0)]
+    table.delete("a", 200)
+    table.put(TopicConfig("TBW102", 2, 2), 300)
+    table.delete("TBW102", 300)  # the template stays
+    assert told(topics.since(after)) == [("TBW102", 8), ("a", 0), ("b", 9), ("c", 0)]
+    assert topics.since(registration.DataVersion(after.counter, 0, 101)) is None  # another table's
+    table.load(table.to_json(), 0)
+    assert topics.since(after) is None  # of an older process: not known
+    assert topics.since(topics.version) == []
+
+
+def test_only_so_many_changes_are_remembered(monkeypatch):
+    monkeypatch.setattr(versioned, "CHANGES_MAX", 3)
+    table = TopicTable()
+    topics = RegisteredTopics(table, None)
+    versions = []
+    for name in "abcde":
+        versions.append(topics.version)
+        table.put(TopicConfig(name, 1, 1), 1)
+    assert topics.since(versions[1]) is None
+    assert told(topics.since(versions[2])) == [("c", 1), ("d", 1), ("e", 1)]
+
+
+async def test_a_name_server_is_told_what_changed_alone(tmp_path):
+    """However many topics there are; and everything, when it does not know what there was."""
+    config = NameServerConfig("127.0.0.1", 0, http_enable=False)
+    async with RealNameServer(config) as names:
+        async with Group(tmp_path, namesrvAddr=names.address) as group:
+            broker = await group.leading()
+            registrar = broker.registrar
+            for number in range(500):
+                broker.state.topics.put(TopicConfig(f"already-{number}", 1, 1), 5)
+            registrar.trigger()
+            await until(lambda: names.table.topic_count >= 500)
+            before = registrar.body_bytes_sent
+            await group.create_topic(broker, "New", queues=3)
+            await until(lambda: names.table.queues("New") is not None)
+            broker.state.topics.delete("already-7", 6)
+            registrar.trigger()
+            await until(lambda: names.table.queues("already-7") is None)
+            assert registrar.body_bytes_sent - before < 1_000
+            assert names.table.queues("New")["group-a"].read_queue_count == 3
+
+            names.table.group("group-a").version = registration.DataVersion(99)  # it has another
+            names.table.delete_topic("already-8")
+            await group.create_topic(broker, "Newer")
+            await until(lambda: names.table.queues("already-8") is not None)
+            assert names.table.queues("Newer") is not None

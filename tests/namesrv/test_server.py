@@ -90,9 +90,13 @@ async def caller(server: NameServer) -> AsyncIterator[Caller]:
 @pytest.mark.parametrize("compressed", [False, True])
 async def test_registration_and_route(caller: Caller, compressed: bool) -> None:
     answer = await caller.register("10.0.0.1:10911", 0, compressed=compressed)
-    assert (answer.code, answer.ext) == (0, {})
+    assert (answer.code, answer.ext) == (0, {"topicDelta": "true"})
     answer = await caller.register("10.0.0.2:10911", 1, compressed=compressed)
-    assert answer.ext == {"masterAddr": "10.0.0.1:10911", "haServerAddr": "h:1"}
+    assert answer.ext == {
+        "topicDelta": "true",
+        "masterAddr": "10.0.0.1:10911",
+        "haServerAddr": "h:1",
+    }
     assert await caller.route("TopicTest") == {
         "brokerDatas": [
             {
@@ -163,14 +167,14 @@ async def test_deltas(caller: Caller) -> None:
     answer = await caller.register(
         "n0:1", 0, V2, [TopicConfig("New", 2, 2, 6)], topic_delta=True, delta_base=V1
     )
-    assert answer.ext == {}
+    assert answer.ext == {"topicDelta": "true"}
     assert (await caller.route("New"))["queueDatas"][0]["readQueueNums"] == 2
     assert await version_changed(V2) == "false"
     for base in (V1, None):
         answer = await caller.register("n0:1", 0, V3, [], topic_delta=True, delta_base=base)
-        assert (answer.code, answer.ext) == (0, {"needFull": "true"})
+        assert (answer.code, answer.ext) == (0, {"topicDelta": "true", "needFull": "true"})
     assert await version_changed(V3) == "true"
-    assert (await caller.register("n0:1", 0, V3)).ext == {}
+    assert (await caller.register("n0:1", 0, V3)).ext == {"topicDelta": "true"}
     answer = await caller.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "New"})
     assert answer.code == ResponseCode.TOPIC_NOT_EXIST
 

@@ -1,0 +1,53 @@
+"""What name servers are told of this broker's topics: all of them, or what changed. Pure."""
+
+from __future__ import annotations
+
+from broker.topics import TopicConfig, TopicTable
+from remoting.registration import DataVersion
+from remoting.registration import TopicConfig as RegisteredTopic
+
+
+class RegisteredTopics:
+    """A view of the topic table, and of the template that topics are created from, if any."""
+
+    def __init__(self, table: TopicTable, template: TopicConfig | None) -> None:
+        self._table = table
+        self._template = template
+
+    @property
+    def version(self) -> DataVersion:
+        return DataVersion(self._table.counter, 0, self._table.timestamp_ms)
+
+    def all(self) -> list[RegisteredTopic]:
+        table, template = self._table.entries, self._template
+        topics = list(table.values())
+        if template is not None and template.name not in table:
+            topics.append(template)
+        return [_registered(topic) for topic in topics]
+
+    def since(self, base: DataVersion) -> list[RegisteredTopic] | None:
+        """What changed since the table had the version `base`, a topic without queues is one that
+        is gone; None if that is not known any more."""
+        names = self._table.changed_since(base.counter, base.timestamp_ms)
+        if names is None:
+            return None
+        return [self._one(name) for name in sorted(names)]
+
+    def _one(self, name: str) -> RegisteredTopic:
+        topic = self._table.get(name)
+        template = self._template
+        if topic is None and template is not None and template.name == name:
+            topic = template
+        return RegisteredTopic(name, 0, 0, 0) if topic is None else _registered(topic)
+
+
+def _registered(topic: TopicConfig) -> RegisteredTopic:
+    return RegisteredTopic(
+        topic.name,
+        topic.read_queue_count,
+        topic.write_queue_count,
+        topic.perm,
+        topic.sys_flag,
+        topic.filter_type,
+        topic.order,
+    )

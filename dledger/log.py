@@ -45,6 +45,12 @@ def trim_note(first_index: int, previous_term: int, start: int) -> bytes:
     return _TRIM.pack(first_index, previous_term, start)
 
 
+def read_trim_note(content: bytes) -> tuple[int, int, int]:
+    """What `trim_note` was given."""
+    first_index, previous_term, start = _TRIM.unpack(content)
+    return first_index, previous_term, start
+
+
 class LogSyncTicket:
     """One fdatasync of the log to be done: `run` it in a thread, then hand it to `finish_sync`."""
 
@@ -106,7 +112,7 @@ class RaftLog:
         start = 0
         noted = None if self._trim is None else self._trim.load()
         if noted is not None:
-            self._first, self._previous_term, start = _TRIM.unpack(noted)
+            self._first, self._previous_term, start = read_trim_note(noted)
             log.restore_front(start)
             log.delete_before(start)  # killed between noting and removing
             if not log.segments() and start > log.min_offset:

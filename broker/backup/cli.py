@@ -20,9 +20,10 @@ from broker.backup.manifest import BackupError, Manifest
 from broker.backup.restore import Restored, check_empty, point_of
 from broker.backup.restore import restore as restore_stores
 from broker.backup.source import RemoteSource, choose, replicas_of
+from broker.backup.stopped import StoppedSource
 from broker.backup.take import Taken, take
 from broker.backup.verify import complaints
-from broker.config import load, parse_peers
+from broker.config import BrokerConfig, load, parse_peers
 from broker.construction import store_config
 from broker.errors import ConfigError, StateError
 from dledger.errors import RaftError
@@ -45,6 +46,19 @@ RATE = Option("", "--bytes-per-s", 64 << 20, "", BYTES, low=0)
 @click.option("-n", "--namesrvAddr", "name_servers", help="Or ask name servers for them, and")
 @click.option("--brokerName", "broker_name", help="whose replicas.")
 @click.option(
+    "-c",
+    "--config",
+    "path",
+    type=click.Path(dir_okay=False),
+    help="Or the broker.conf of a stopped replica on this machine: its store is read.",
+)
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Override a key of it.")
+@click.option(
+    "--whole-log",
+    is_flag=True,
+    help="Of a stopped replica, the only one left: all frames, committed or not.",
+)
+@click.option(
     "--bytes-per-s",
     "rate",
     default="64MiB",
@@ -62,6 +76,9 @@ def backup(
     addresses: str | None,
     name_servers: str | None,
     broker_name: str | None,
+    path: str | None,
+    settings: tuple[str, ...],
+    whole_log: bool,
     rate: str,
     unconfirmed: bool,
     as_json: bool,
@@ -75,29 +92,29 @@ def backup(
     It is read from a follower if there is a sound one. Sends go on meanwhile. What DIRECTORY has
     already is not copied again, also after an interruption.
     """
-    if bool(addresses) == bool(name_servers and broker_name):
-        _end(WRONG, "backup: give either --from, or -n and --brokerName")
+    ways = (addresses, name_servers and broker_name, path or settings)
+    if sum(map(bool, ways)) != 1:
+        _end(WRONG, "backup: give one of --from, -n with --brokerName, and --config")
+    if whole_log and not (path or settings):
+        _end(WRONG, "backup: --whole-log is of a stopped replica, given by --config")
+    place = BackupDirectory(directory)
     try:
-        bytes_per_s = RATE.parse(rate, f"--bytes-per-s={rate}")
+        if path or settings:
+            running = _of_stopped(place, _raft_config(path, settings), whole_log)
+        else:
+            bytes_per_s = RATE.parse(rate, f"--bytes-per-s={rate}")
+            running = _of_running(
+                place,
+                parse_address_list(addresses or ""),
+                parse_address_list(name_servers or ""),
+                broker_name or "",
+                bytes_per_s,
+                confirm=not unconfirmed,
+            )
     except ConfigError as error:
         _end(WRONG, f"backup: {error}")
-
-    async def run() -> Taken:
-        client = RemotingClient()
-        try:
-            replicas = parse_address_list(addresses or "")
-            if name_servers and broker_name:
-                names = ";".join(parse_address_list(name_servers))
-                replicas = await replicas_of(client, names, broker_name)
-            address = await choose(client, replicas)
-            _say(f"reads from {address}")
-            source = RemoteSource(client, address, bytes_per_s=bytes_per_s, confirm=not unconfirmed)
-            return await take(source, BackupDirectory(directory), say=_say)
-        finally:
-            await client.close()
-
     try:
-        taken = asyncio.run(run())
+        taken = asyncio.run(running)
     except FAILURES as error:
         _end(FAILED, f"backup: {error}")
     if as_json:
@@ -106,6 +123,31 @@ def backup(
     else:
         _print(taken.manifest)
         click.echo(f"copied      {taken.copied_bytes} bytes; {taken.kept_bytes} were there already")
+
+
+async def _of_running(
+    place: BackupDirectory,
+    replicas: list[str],
+    name_servers: list[str],
+    broker_name: str,
+    bytes_per_s: int,
+    *,
+    confirm: bool,
+) -> Taken:
+    client = RemotingClient()
+    try:
+        if name_servers:
+            replicas = await replicas_of(client, name_servers, broker_name)
+        address = await choose(client, replicas)
+        _say(f"reads from {address}")
+        source = RemoteSource(client, address, bytes_per_s=bytes_per_s, confirm=confirm)
+        return await take(source, place, say=_say)
+    finally:
+        await client.close()
+
+
+async def _of_stopped(place: BackupDirectory, config: BrokerConfig, whole_log: bool) -> Taken:
+    return await take(StoppedSource(config, whole_log=whole_log), place, say=_say)
 
 
 @click.command("verify")
@@ -183,9 +225,7 @@ def restore(
         if peers is not None:
             members = parse_peers(peers)
         else:
-            found = load(path, settings, os.environ).config
-            if found.is_classic:
-                _end(WRONG, "restore: enableDLegerCommitLog is not set: backups are of Raft groups")
+            found = _raft_config(path, settings)
             members, stores = found.peers, (found.store_path_root_dir,)
             config = store_config(found)
         to_time_ms = None if to_time is None else _time_ms(to_time)
@@ -267,6 +307,14 @@ def _manifest(place: BackupDirectory) -> Manifest:
         _end(FAILED if error.damaged else WRONG, str(error))
     except OSError as error:
         _end(WRONG, str(error))
+
+
+def _raft_config(path: str | None, settings: tuple[str, ...]) -> BrokerConfig:
+    """Raises ConfigError."""
+    config = load(path, settings, os.environ).config
+    if config.is_classic:
+        raise ConfigError("enableDLegerCommitLog is not set: backups are of Raft groups")
+    return config
 
 
 def _time_ms(text: str) -> int:

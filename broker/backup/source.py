@@ -220,10 +220,12 @@ async def _runtime_info(client: RemotingClient, address: str) -> dict[str, Any]:
     return loads_object(answer.body).get("table") or {}
 
 
-async def replicas_of(client: RemotingClient, name_servers: str, broker_name: str) -> list[str]:
+async def replicas_of(
+    client: RemotingClient, name_servers: Sequence[str], broker_name: str
+) -> list[str]:
     """The addresses of a broker group as a name server knows them. Raises BackupError."""
     complaints: list[str] = []
-    for name_server in filter(None, name_servers.split(";")):
+    for name_server in name_servers:
         try:
             command = RemotingCommand.request(RequestCode.GET_BROKER_CLUSTER_INFO)
             answer = await client.invoke(name_server, command, TIMEOUT_MS)

@@ -1,0 +1,223 @@
+"""Where a backup comes from: the store of a stopped replica, read on its own machine. Blocking.
+
+Nothing is written there. What is committed is what this replica knew when it stopped: after a clean
+stop all that it had applied; after a kill up to the last flush of its ConsumeQueues. `whole_log`
+takes everything that its log holds: what was acknowledged in the last moments before the kill is
+among it if this replica had it, and so may be frames that nobody ever acknowledged. That is for the
+one replica that is left of a group.
+
+The tables are those of the last snapshot, and may be of an earlier frame than the log's end: a
+restore brings them up to it (restore.py).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from broker import snapshot
+from broker.backup.manifest import BackupError
+from broker.backup.protocol import READ_BYTES_MAX, Facts
+from broker.backup.source import Offer
+from broker.config import BrokerConfig
+from broker.construction import store_config
+from broker.installation import MANIFEST, RAFT_DIRECTORY, RESTORING, BrokerCapture
+from broker.state import BrokerState
+from dledger import installation
+from dledger.hardstate import HardStateDamaged, HardStateFile
+from dledger.install import Installation
+from dledger.log import read_trim_note
+from dledger.slots import SlotFile, SlotsDamaged
+from store.checkpoint import Checkpoint
+from store.commitlog import CommitLog
+from store.consumequeue import ConsumeQueueStore
+from store.disk import File, OsDisk, OsFile
+from store.recovery import FrameHeader, FrameWalk
+
+
+class UnwrittenFile:
+    """A file that is only read: what a reader would mend on the way stays as it is."""
+
+    def __init__(self, file: OsFile) -> None:
+        self._file = file
+
+    @property
+    def size_bytes(self) -> int:
+        return self._file.size_bytes
+
+    def pread(self, offset: int, size: int) -> bytes:
+        return self._file.pread(offset, size)
+
+    def pwrite(self, offset: int, data: bytes | memoryview) -> None:
+        """Left undone."""
+
+    def pwritev(self, offset: int, buffers: Sequence[bytes | memoryview]) -> None:
+        """Left undone."""
+
+    def truncate(self, size: int) -> None:
+        """Left undone."""
+
+    def sync(self) -> None:
+        """There is nothing to be made durable."""
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class UnwrittenDisk(OsDisk):
+    """A disk of which nothing is changed."""
+
+    def open(self, path: str, *, allocate_bytes: int | None = None) -> File:  # type: ignore[override]
+        if not self.exists(path):
+            raise FileNotFoundError(f"{self.root}/{path}")
+        return UnwrittenFile(super().open(path))
+
+    def makedirs(self, path: str) -> None:
+        """Left undone."""
+
+    def remove(self, path: str) -> None:
+        """Left undone."""
+
+    def rename(self, source: str, target: str) -> None:
+        """Left undone."""
+
+    def sync_directory(self, path: str) -> None:
+        """Left undone."""
+
+
+class StoppedSource:
+    """The replica that `config` is of."""
+
+    def __init__(self, config: BrokerConfig, *, whole_log: bool = False) -> None:
+        self._config = config
+        self._whole_log = whole_log
+        self._log: CommitLog | None = None
+
+    async def begin(self, at_least: int) -> Offer:
+        self._check()
+        disk, config = UnwrittenDisk(self._config.store_path_root_dir), self._config
+        stores = store_config(config)
+        first, previous_term, begin, term = _noted(disk)
+        self._log = CommitLog(disk, stores.path("commitlog"), stores.segment_size_bytes)
+        self._log.open()
+        if self._log.min_offset != begin:
+            raise BackupError(f"{disk.root}: the log's segments before {begin} are missing")
+        state = BrokerState()
+        snapshot.load(disk, state)
+        tables = snapshot.capture(state)
+        checkpoint = Checkpoint(disk, stores.path("checkpoint"))
+        checkpoint.open(verify=True)
+        confirmed = checkpoint.fields.confirm_offset
+        checkpoint.close()
+        before = (first - 1, previous_term, begin)
+        index, last_term, end = self._end(before, tables.applied_index, confirmed)
+        if index < at_least:
+            raise BackupError(
+                f"{disk.root} has frames up to {index}, and the backup there up to {at_least}"
+            )
+        if not first - 1 <= tables.applied_index <= index:
+            raise BackupError(
+                f"{disk.root}: config/ is of frame {tables.applied_index}, the log holds {first} to"
+                f" {index}: start the replica, it mends itself from its peers"
+            )
+        queues = self._queues(disk, confirmed, begin) if begin else []
+        content = BrokerCapture(tables, queues).encode()
+        size = stores.segment_size_bytes
+        found = Installation(first, previous_term, begin, tables.applied_index, size, b"", content)
+        facts = Facts(
+            group=config.group_name,
+            broker=config.broker_name,
+            cluster=config.broker_cluster_name,
+            node=config.node_name,
+            role="stopped",
+            members=tuple(f"{p.node_id}-{p.host}:{p.port}" for p in config.peers),
+            index=index,
+            term=last_term,
+            current_term=max(term, last_term),
+            begin=begin,
+            consume_queue_file_bytes=config.mapped_file_size_consume_queue,
+            time_ms=time.time_ns() // 1_000_000,
+        )
+        return Offer(found, facts, end, False)
+
+    async def read(self, position: int, size: int) -> bytes:
+        assert self._log is not None
+        return self._log.read(position, min(size, READ_BYTES_MAX))
+
+    async def met_damage(self, position: int) -> None:
+        raise BackupError(
+            f"{self._config.store_path_root_dir}: the log is damaged at {position}: start the"
+            " replica, it mends itself from its peers, or take the backup from another one"
+        )
+
+    async def end(self) -> None:
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+    # -- what there is ------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        """Raises BackupError."""
+        root = Path(self._config.store_path_root_dir)
+        if not (root / RAFT_DIRECTORY / "hardstate").exists():
+            raise BackupError(f"{root} is not the store of a Raft replica")
+        if (root / RESTORING).exists():
+            raise BackupError(f"{root} is half restored from a backup")
+        if installation.pending(UnwrittenDisk(str(root)), RAFT_DIRECTORY):
+            raise BackupError(f"{root} is being refilled from its leader: start the replica first")
+
+    def _end(
+        self, before: tuple[int, int, int], applied: int, confirmed: int
+    ) -> tuple[int, int, int]:
+        """Index, term and end of the last frame to be taken. Only headers are read, but where a
+        torn tail may be."""
+        assert self._log is not None
+        walk = FrameWalk(self._log, before[2], None, confirmed, first_index=before[0] + 1)
+        last: FrameHeader | None = None
+        for header in walk:
+            committed = header.end <= confirmed or header.index <= applied
+            if not committed and not self._whole_log:
+                break
+            last = header
+        return before if last is None else (last.index, last.term, last.end)
+
+    def _queues(self, disk: OsDisk, confirmed: int, begin: int) -> list[tuple[str, int, int]]:
+        """Where queues begin. Raises BackupError, OSError."""
+        stores = store_config(self._config)
+        queues = ConsumeQueueStore(
+            disk,
+            stores.path("consumequeue"),
+            stores.units_per_file,
+            manifest=stores.path(MANIFEST),
+        )
+        try:
+            queues.open(confirmed, clean=not os.path.exists(f"{disk.root}/abort"))
+            if queues.damaged:
+                topic, queue_id = next(iter(queues.damaged))
+                raise BackupError(
+                    f"{disk.root}: the ConsumeQueue of {topic}/{queue_id} is damaged: start the"
+                    " replica, it makes it anew"
+                )
+            queues.correct_min_offset(begin)
+            return [(q.topic, q.queue_id, q.min_offset) for q in queues.queues()]
+        finally:
+            queues.close()
+
+
+def _noted(disk: OsDisk) -> tuple[int, int, int, int]:
+    """The log's first frame, the term of the one before it, where it begins; the current term.
+    Raises BackupError, OSError."""
+    trim = SlotFile(disk, f"{RAFT_DIRECTORY}/trim")
+    votes = HardStateFile(disk, f"{RAFT_DIRECTORY}/hardstate")
+    try:
+        content = trim.load()
+        noted = (1, 0, 0) if content is None else read_trim_note(content)
+        return (*noted, votes.load().term)
+    except (SlotsDamaged, HardStateDamaged) as damage:
+        raise BackupError(f"{disk.root}: {damage}") from damage
+    finally:
+        trim.close()
+        votes.close()

@@ -1,0 +1,89 @@
+"""The chain of frames that a backup's bytes have to be."""
+
+import pytest
+
+from broker.backup.chain import ChainBroken, FrameChain
+from store.frame import FrameKind, seal_frame
+from store.record import BLANK, MAGIC_BLANK
+
+SIZE = 1024
+
+
+def frames():
+    """Four frames over two segments, with what stands between and behind them."""
+    log = bytearray(2 * SIZE)
+    found = []
+    position = 0
+    for index, term, length in ((1, 1, 500), (2, 1, 300), (3, 2, 100), (4, 2, 0)):
+        if index == 3:
+            BLANK.pack_into(log, position, SIZE - position, MAGIC_BLANK)
+            log[position + 8 : SIZE] = b"?" * (SIZE - position - 8)
+            position = SIZE
+        payload = bytes([index]) * length
+        frame = seal_frame(index, term, position, 7, FrameKind.COMMAND, 0, payload)
+        log[position : frame.end] = frame.data
+        found.append(frame)
+        position = frame.end
+    return found, bytes(log[:position])
+
+
+@pytest.mark.parametrize("step", [1, 7, 61, 512, 4096])
+def test_frames_come_out_whole_whatever_the_pieces(step):
+    wanted, log = frames()
+    chain = FrameChain(0, 0, 0, SIZE)
+    found = []
+    for at in range(0, len(log), step):
+        assert chain.next_position == at
+        found += chain.feed(log[at : at + step])
+    assert found == wanted
+    assert chain.is_between_frames and chain.next_position == chain.position == len(log)
+    assert (chain.index, chain.term) == (4, 2)
+
+
+@pytest.mark.parametrize("cut", [1, 59, 60, 200, 560])
+def test_it_goes_on_behind_any_frame(cut):
+    wanted, log = frames()
+    for number, frame in enumerate(wanted):
+        chain = FrameChain(frame.index, frame.term, frame.end, SIZE)
+        rest = log[frame.end :]
+        found = chain.feed(rest[:cut]) + chain.feed(rest[cut:])
+        assert found == wanted[number + 1 :]
+
+
+def test_what_is_cut_short_is_not_between_frames():
+    _, log = frames()
+    chain = FrameChain(0, 0, 0, SIZE)
+    chain.feed(log[:1000])  # in the blank record
+    assert not chain.is_between_frames and chain.index == 2
+    chain.feed(log[1000:1100])
+    assert not chain.is_between_frames and chain.position == SIZE and chain.next_position == 1100
+
+
+def changed(index, term, position, payload):
+    return seal_frame(index, term, position, 7, FrameKind.COMMAND, 0, payload).data
+
+
+@pytest.mark.parametrize(
+    ("at", "data", "where", "reason"),
+    [
+        (100, b"!", (0, 1), "payload CRC"),
+        (30, b"!", (0, 1), "header CRC"),
+        (0, b"\0" * 60, (0, 1), "not a frame magic"),
+        (0, changed(2, 1, 0, bytes([1]) * 500), (0, 1), "does not follow 0@0"),
+        (0, changed(1, 1, 8, bytes([1]) * 500), (0, 1), "says it stands at 8"),
+        (SIZE, changed(3, 0, SIZE, bytes([3]) * 100), (SIZE, 3), "does not follow 2@1"),
+        (560, changed(2, 1, 560, bytes([2]) * 404), (560, 2), "beyond its segment"),
+        (920, BLANK.pack(9, MAGIC_BLANK), (920, 3), "blank record of 9 bytes with 104 left"),
+        (920, b"\0" * 8, (920, 3), "not a frame magic"),
+    ],
+)
+@pytest.mark.parametrize("step", [1, 4096])
+def test_what_is_wrong_is_named_with_its_place(at, data, where, reason, step):
+    _, log = frames()
+    log = bytearray(log)
+    log[at : at + len(data)] = data
+    chain = FrameChain(0, 0, 0, SIZE)
+    with pytest.raises(ChainBroken, match=reason) as broken:
+        for begin in range(0, len(log), step):
+            chain.feed(bytes(log[begin : begin + step]))
+    assert (broken.value.position, broken.value.index) == where

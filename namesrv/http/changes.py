@@ -15,7 +15,16 @@ from namesrv.http import tracing
 from namesrv.http.cluster import ClusterView, Item
 from namesrv.http.groups import Leaders
 from namesrv.http.merging import GroupResult, outcome_of, split_version
-from namesrv.http.reads import GroupName, OfGroup, OfMessage, OfName, OfTopic, OneGroup
+from namesrv.http.reads import (
+    PREFERRED,
+    PREFERRED_PATH,
+    GroupName,
+    OfGroup,
+    OfMessage,
+    OfName,
+    OfTopic,
+    OneGroup,
+)
 from namesrv.routes import PERM_WRITE
 from web.operation import Call, Operation, Reply, Role
 from web.problem import ApiProblem, invalid, not_found
@@ -59,8 +68,10 @@ class Changes:
         return [
             op("POST", "/groups/{group}/transfer", "transferLeadership",
                "Hand leadership over; {target?}.", self.transfer, operator, **of_group),
-            op("PUT", "/groups/{group}/preferred-leader", "putPreferredLeader",
-               "Who should lead; {name|null}.", self.preferred, admin, **of_group),
+            op("PUT", PREFERRED, "putPreferredLeader", "Have this voter lead whenever it can; "
+               "{name}.", self.prefer, operator, conditional=True, **of_group),
+            op("DELETE", PREFERRED, "deletePreferredLeader", "Leave leadership where elections "
+               "put it.", self.prefer_nobody, operator, conditional=True, **of_group),
             op("POST", "/groups/{group}/members", "addMember", "Add a learner; {id, address}.",
                self.add_member, admin, **of_group),
             op("POST", "/groups/{group}/members/{member}/promote", "promoteMember",
@@ -100,8 +111,11 @@ class Changes:
     async def transfer(self, call: Call) -> Any:
         return await self._relay(call, "POST", "/api/v1/node/transfer")
 
-    async def preferred(self, call: Call) -> Any:
-        return await self._relay(call, "PUT", "/api/v1/node/preferred-leader")
+    async def prefer(self, call: Call) -> Any:
+        return await self._relay(call, "PUT", PREFERRED_PATH)
+
+    async def prefer_nobody(self, call: Call) -> Any:
+        return await self._relay(call, "DELETE", PREFERRED_PATH)
 
     async def add_member(self, call: Call) -> Any:
         return await self._relay(call, "POST", "/api/v1/members")
@@ -118,7 +132,8 @@ class Changes:
         group, sent = call.parameters.group, call.request.headers
         headers = {h: sent[h] for h in ("If-Match", "If-None-Match") if h in sent}
         answer = await self._leaders.relay(group, method, path, body=call.body, headers=headers)
-        return Reply(answer.json() if answer.body else {"group": group}, status=200)
+        value = answer.json() if answer.body else {"group": group}
+        return Reply(value, status=200, version=answer.version or None)
 
     # --- every group
 

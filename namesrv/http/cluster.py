@@ -149,6 +149,7 @@ class ClusterView:
             "name": name,
             "cluster": cluster,
             "leader": leader["name"] if leader else None,
+            "preferredLeader": leader["node"].get("preferredLeader") if leader else None,
             "leaderAddress": routed.address if routed else None,
             "term": max([*terms, table.term if table else 0]),
             "topicCount": len(table.topics) if table else 0,

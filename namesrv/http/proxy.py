@@ -25,9 +25,10 @@ REQUEST_HEADERS = ("Content-Type", "If-Match", "If-None-Match", "Accept")
 ANSWER_HEADERS = ("content-type", "etag", "x-leader-http", "retry-after", "allow")
 OUTSIDE = {"health/live", "health/ready", "metrics"}  # of the paths without /api/v1
 EVENTS = "events"
-OPERATORS = re.compile(
+OPERATORS_POST = re.compile(
     r"node/transfer|messages|messages/[^/]+/resend|consumer-groups/[^/]+/(reset|pause|resume)"
 )
+OPERATORS_WRITE = re.compile("preferred-leader")
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 
 
@@ -98,7 +99,8 @@ def role_of(request: web.Request) -> Role:
     if request.method == "GET":
         return Role.VIEWER
     tail = unquote(_tail(request))
-    return Role.OPERATOR if request.method == "POST" and OPERATORS.fullmatch(tail) else Role.ADMIN
+    pattern = OPERATORS_POST if request.method == "POST" else OPERATORS_WRITE
+    return Role.OPERATOR if pattern.fullmatch(tail) else Role.ADMIN
 
 
 def _tail(request: web.Request) -> str:

@@ -25,6 +25,8 @@ from web.problem import ApiProblem, invalid, not_found, unavailable
 from web.schema import Count, Input, TimeMs
 
 NAME_LENGTH_MAX = 255
+PREFERRED = "/groups/{group}/preferred-leader"
+PREFERRED_PATH = "/api/v1/preferred-leader"  # a broker's
 GroupName = Annotated[str, Meta(min_length=1, max_length=NAME_LENGTH_MAX)]
 # Of topics and consumer groups: what brokers take.
 Name = Annotated[str, Meta(min_length=1, max_length=NAME_LENGTH_MAX, pattern="^[%|a-zA-Z0-9_-]+$")]
@@ -112,6 +114,8 @@ class Reads:
             get("/groups/{group}", "getGroup", "One broker group.", self.group, parameters=OfGroup),
             get("/groups/{group}/members", "listMembers", "The members, as the leader has them.",
                 self.members, parameters=OfGroup, problems=(503,)),
+            get(PREFERRED, "getPreferredLeader", "Who should lead when it can.", self.preferred,
+                parameters=OfGroup, problems=(503,)),
             get("/failovers", "listFailovers", "Failovers, the latest first, moment by moment.",
                 self.failovers, query=FailoversQuery),
             get("/topics", "listTopics", "The topics that clients find.", self.topics,
@@ -162,6 +166,10 @@ class Reads:
     async def members(self, call: Call) -> Reply:
         answer = await self._leaders.relay(call.parameters.group, "GET", "/api/v1/members")
         return Reply(answer.json())
+
+    async def preferred(self, call: Call) -> Reply:
+        answer = await self._leaders.relay(call.parameters.group, "GET", PREFERRED_PATH)
+        return Reply(answer.json(), version=answer.version or None)
 
     async def failovers(self, call: Call) -> Item:
         names = [call.query.group] if call.query.group else list(self._cluster.leaders())

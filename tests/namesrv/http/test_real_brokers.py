@@ -26,14 +26,17 @@ LEFT_OUT = ("streamEvents",)  # they never end
 # may not be able to just now.
 LEFT_TO_BROKERS = (
     "putTopic", "deleteTopic", "putSubscriptionGroup", "deleteSubscriptionGroup", "resetOffsets",
-    "sendMessage", "resendMessage", "transferLeadership", "putPreferredLeader", "addMember",
-    "promoteMember", "removeMember", "listQueueMessages",
+    "sendMessage", "resendMessage", "transferLeadership", "putPreferredLeader",
+    "deletePreferredLeader", "addMember", "promoteMember", "removeMember", "listQueueMessages",
 )  # fmt: skip
 CONFIG = f"""
 [[operations]]
 include-operation-id = {list(LEFT_TO_BROKERS)}
 checks.positive_data_acceptance.expected-statuses = [
   200, 204, 207, 404, 405, 409, 412, 415, 422, 428, 502, 503
+]
+checks.negative_data_rejection.expected-statuses = [
+  400, 404, 405, 409, 412, 415, 422, 428, 502, 503
 ]
 checks.not_a_server_error.expected-statuses = [200, 204, "4xx", 502, 503]
 """
@@ -93,6 +96,7 @@ async def over(tmp_path: Path, replicas: int, tokens: str = "") -> AsyncIterator
         # Elections would only be noise here: a busy machine must not cause any.
         settings = {"electionTimeoutMinMs": 1500, "electionTimeoutMaxMs": 2500}
         settings |= {"namesrvAddr": address, "httpPort": 0, "registerNameServerPeriod": 1000}
+        settings["preferredLeaderAfterMs"] = 200
         async with Group(tmp_path, replicas, **settings) as group:
             yield Api(f"http://127.0.0.1:{server.http.port}", session), group
 
@@ -156,10 +160,31 @@ async def test_a_day_of_an_operator(api: tuple[Api, Group]) -> None:
     assert (await call("DELETE", f"{members}/n9"))[0] == 404
     listed = await call.until(members, lambda v: len(v["items"]) == 3)
     assert {row["role"] for row in listed["items"]} == {"voter"}
+    await prefers(call, follower, next(name for name in group.names if name != follower))
     failovers = await call.until("/failovers", lambda v: v["items"][0]["newLeader"] == follower)
     assert failovers["items"][0]["planned"]
     await call.change("DELETE", TOPIC, If_Match="*")
     assert (await call("GET", TOPIC))[0] == 404
+
+
+async def prefers(call: Api, leader: str, other: str) -> None:
+    """Another one leads from now on, and then nobody is preferred."""
+    preferred = "/groups/group-a/preferred-leader"
+    status, before, etag = await call("GET", preferred)
+    assert (status, before["name"], before["leader"]) == (200, None, leader)
+    assert (await call("PUT", preferred, {"name": other}))[0] == 428
+    status, refused, _ = await call("PUT", preferred, {"name": "n9"}, If_Match=etag)
+    assert (status, refused["errors"][0]["field"]) == (422, "name")
+    status, put, chosen = await call("PUT", preferred, {"name": other}, If_Match=etag)
+    assert (status, put["name"]) == (200, other)
+    shown = await call.until("/groups/group-a", lambda v: v["leader"] == other)
+    assert shown["preferredLeader"] == other
+    status, _, now = await call("DELETE", preferred, If_Match=etag)
+    assert (status, now) == (412, chosen)
+    await call.change("DELETE", preferred, If_Match=chosen)
+    await call.until("/groups/group-a", lambda v: v["preferredLeader"] is None)
+    await call.change("POST", "/groups/group-a/transfer", {"target": leader})
+    await call.until("/groups/group-a", lambda v: v["leader"] == leader)
 
 
 async def test_the_examples_of_the_document_work(api: tuple[Api, Group]) -> None:

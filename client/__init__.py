@@ -4,6 +4,8 @@ asyncio first; `client.sync` has blocking versions. See docs/architecture.md.
 """
 
 from client.admin import Admin, ClusterInfo
+from client.batch import split_batch
+from client.compression import Compression, CompressionType
 from client.consumer import ConsumerConfig, PushConsumer
 from client.errors import (
     BrokerRefused,
@@ -13,9 +15,11 @@ from client.errors import (
     InvalidMessage,
     NameServerUnreachable,
     NoRoute,
+    RequestTimedOut,
     SendError,
     SendFailed,
     SendOutcomeUnknown,
+    SplitFailed,
     TooManyInFlight,
     UnsupportedCompression,
 )
@@ -36,6 +40,12 @@ from client.pull import PullConfig
 from client.route import TopicRouteData
 from client.sending import SendConfig
 from client.sync import BlockingConsumer, BlockingProducer
+from client.transaction import (
+    TransactionListener,
+    TransactionProducer,
+    TransactionResult,
+    TransactionState,
+)
 
 __all__ = [
     "Admin",
@@ -47,6 +57,8 @@ __all__ = [
     "ClientClosed",
     "ClientError",
     "ClusterInfo",
+    "Compression",
+    "CompressionType",
     "ConsumeFrom",
     "ConsumeResult",
     "ConsumerConfig",
@@ -61,13 +73,20 @@ __all__ = [
     "Producer",
     "PullConfig",
     "PushConsumer",
+    "RequestTimedOut",
     "SendConfig",
     "SendError",
     "SendFailed",
     "SendOutcomeUnknown",
     "SendResult",
     "SendStatus",
+    "SplitFailed",
     "TooManyInFlight",
     "TopicRouteData",
+    "TransactionListener",
+    "TransactionProducer",
+    "TransactionResult",
+    "TransactionState",
     "UnsupportedCompression",
+    "split_batch",
 ]

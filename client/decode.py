@@ -1,4 +1,4 @@
-"""A pull's body → messages: the consumer's hot loop. Pure.
+"""A pull's body → messages: the consumer's hot loop.
 
 The body is store records, one behind the other (layout: store.record). The usual record (V1 magic,
 IPv4 hosts, whole) is read here with two struct calls; anything else goes to store.record, which
@@ -7,10 +7,11 @@ knows every form and says what is wrong. Properties stay bytes until somebody as
 
 from __future__ import annotations
 
+import logging
 import struct
-import zlib
 from zlib import crc32
 
+from client.compression import decompress
 from client.errors import UnsupportedCompression
 from client.message import MessageExt
 from client.subscription import tag_of
@@ -26,15 +27,13 @@ from store.record import (
     pack_host,
 )
 
+logger = logging.getLogger(__name__)
+
 # TOTALSIZE .. BODYLEN of a record with IPv4 hosts, 88 bytes
 _HEAD = struct.Struct(">iiIiiqqiq8sq8siqi")
 _HEAD_SIZE_BYTES = _HEAD.size
 _SHORT = struct.Struct(">h")
 _UNUSUAL = SYS_BORN_HOST_V6 | SYS_STORE_HOST_V6
-_COMPRESSION_MASK = 0x700
-_ZLIB = (0, 0x300)
-_NAMES = {0x100: "LZ4", 0x200: "ZSTD"}
-BODY_SIZE_BYTES_MAX = 64 * 1024 * 1024  # after decompression; guards against a zip bomb
 
 assert _HEAD_SIZE_BYTES == 88
 
@@ -44,7 +43,7 @@ def decode_messages(
 ) -> list[MessageExt]:
     """Every message of a pull body whose tag is wanted (None: all), bodies decompressed.
 
-    Raises RecordError for bytes that are not whole records, UnsupportedCompression.
+    Raises RecordError for bytes that are not whole records.
     """
     messages: list[MessageExt] = []
     offset = 0
@@ -79,7 +78,7 @@ def decode_messages(
         if wanted_tags is not None and tag_of(properties) not in wanted_tags:
             continue
         if sys_flag & SYS_COMPRESSED:
-            content = decompress(content, sys_flag)
+            content, sys_flag = _plain(content, sys_flag)
         topic = body[topic_start : properties_start - 2].decode()
         messages.append(
             MessageExt(
@@ -90,7 +89,7 @@ def decode_messages(
                 queue_id,
                 queue_offset,
                 position,
-                sys_flag & ~SYS_COMPRESSED,
+                sys_flag,
                 flag,
                 born_ms,
                 born_host,
@@ -104,20 +103,15 @@ def decode_messages(
     return messages
 
 
-def decompress(body: bytes, sys_flag: int) -> bytes:
-    """The body as it was before the producer compressed it. Raises UnsupportedCompression for an
-    algorithm we have no library for, RecordError for damage."""
-    kind = sys_flag & _COMPRESSION_MASK
-    if kind not in _ZLIB:
-        raise UnsupportedCompression(_NAMES.get(kind, f"algorithm {kind >> 8}"))
-    stream = zlib.decompressobj()
+def _plain(body: bytes, sys_flag: int) -> tuple[bytes, int]:
+    """The body decompressed, and the sysFlag without the bit that says it is compressed. One that
+    cannot be decompressed stays as it is, bit and all: it is its producer's mistake, and must not
+    hold up everything behind it."""
     try:
-        content = stream.decompress(body, BODY_SIZE_BYTES_MAX)
-    except zlib.error as error:
-        raise RecordError(StopReason.BAD_CRC, f"compressed body: {error}") from error
-    if not stream.eof:
-        raise RecordError(StopReason.BAD_SIZE, "compressed body is cut short or far too large")
-    return content
+        return decompress(body, sys_flag), sys_flag & ~SYS_COMPRESSED
+    except (RecordError, UnsupportedCompression) as error:
+        logger.error("body_not_decompressed size_bytes=%d error=%s", len(body), error)
+        return body, sys_flag
 
 
 def _decode_unusual(
@@ -132,9 +126,9 @@ def _decode_unusual(
     record = decode_record(body, offset)
     if wanted_tags is not None and tag_of(record.properties) not in wanted_tags:
         return size
-    content = record.body
-    if record.sys_flag & SYS_COMPRESSED:
-        content = decompress(content, record.sys_flag)
+    content, sys_flag = record.body, record.sys_flag
+    if sys_flag & SYS_COMPRESSED:
+        content, sys_flag = _plain(content, sys_flag)
     messages.append(
         MessageExt(
             record.topic,
@@ -144,7 +138,7 @@ def _decode_unusual(
             record.queue_id,
             record.queue_offset,
             record.physical_offset,
-            record.sys_flag & ~SYS_COMPRESSED,
+            sys_flag,
             record.flag,
             record.born_timestamp_ms,
             pack_host(record.born_host),

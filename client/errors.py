@@ -9,6 +9,12 @@ most once per attempt).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from client.message import Message, SendResult
+
 CODE_SEND_FAILED = -1004
 CODE_TIMEOUT = -1006
 CODE_NO_ROUTE = -1005
@@ -94,11 +100,41 @@ class SendOutcomeUnknown(SendError):
     outcome_unknown = True
 
 
+class SplitFailed(ClientError):
+    """One batch of many failed. `results`: the batches before it; `unsent`: its messages and those
+    behind it. The first `in_doubt` of them may be stored, if `outcome_unknown`; the rest are not.
+    """
+
+    def __init__(
+        self,
+        cause: ClientError,
+        results: Sequence[SendResult],
+        unsent: Sequence[Message],
+        batch_count: int,
+    ) -> None:
+        super().__init__(cause.code, cause.message)
+        self.retriable = cause.retriable
+        self.outcome_unknown = cause.outcome_unknown
+        self.results = list(results)
+        self.unsent = list(unsent)
+        self.in_doubt = batch_count if cause.outcome_unknown else 0
+
+
 class TooManyInFlight(SendFailed):
     """The producer's own bound on unacknowledged messages or bytes is reached; nothing was sent."""
 
     def __init__(self, message: str) -> None:
         super().__init__(CODE_IN_FLIGHT_LIMIT, message, 0, True)
+
+
+class RequestTimedOut(ClientError):
+    """The request is stored and no reply came in time; it may have been worked on."""
+
+    retriable = True
+    outcome_unknown = True
+
+    def __init__(self, message: str) -> None:
+        super().__init__(CODE_TIMEOUT, message)
 
 
 class ClientClosed(ClientError):

@@ -56,7 +56,7 @@ class ClientInstance:
         self._directory: Directory | None = None
         self._name_servers: NameServers | None = None
         self._heartbeat: Callable[[], Mapping[str, Any]] | None = None
-        self._handlers: dict[int, Any] = {}
+        self._greeted: set[str] = set()
 
     @property
     def running(self) -> bool:
@@ -97,6 +97,7 @@ class ClientInstance:
         self.spawn(self._refresh_routes(), "route refresh")
         if heartbeat is not None:
             self._directory.watch_replicas(self._greet)
+            self._directory.watch_leaders(self._greet_leader)
             self.spawn(self._send_heartbeats(), "heartbeats")
 
     async def stop(self) -> None:
@@ -144,6 +145,14 @@ class ClientInstance:
                 return await self._ask_leader(group, command(), timeout_ms, leader_only)
         raise AssertionError("the retry loop returns or raises")
 
+    async def ask_leader_once(
+        self, broker_name: str, command: RemotingCommand, timeout_ms: int = 3000
+    ) -> RemotingCommand:
+        """One attempt at whoever is believed to lead. Raises BrokerUnreachable (`outcome_unknown`
+        tells whether the request was written), BrokerRefused (14); both are retriable."""
+        group = self.directory.group(broker_name)
+        return await self._ask_leader(group, command, timeout_ms, False)
+
     async def _ask_leader(
         self,
         group: ReplicaGroup,
@@ -190,8 +199,14 @@ class ClientInstance:
             logger.debug("unregister_failed address=%s error=%s", address, error)
 
     def _greet(self, addresses: tuple[str, ...]) -> None:
+        self._greeted.update(addresses)
         for address in addresses:
             self.spawn(self._beat(address), f"heartbeat {address}")
+
+    def _greet_leader(self, group: ReplicaGroup) -> None:
+        """A new leader may have been restarted and have forgotten us: it could not ask us back."""
+        if group.leader in self._greeted:  # else it is new, and greeted as a new replica
+            self._greet((group.leader,))
 
     async def _beat(self, address: str) -> None:
         if self._heartbeat is None:

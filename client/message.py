@@ -14,7 +14,8 @@ from store.record import Host, unpack_host
 
 BODY_SIZE_BYTES_MAX = 4 * 1024 * 1024  # the broker's maxMessageSize default
 PROPERTIES_SIZE_BYTES_MAX = 32767  # a signed int16 on disk
-RESERVED_PROPERTIES = frozenset({"UNIQ_KEY", "KEYS", "TAGS", "WAIT", "DELAY"})
+RETRY_PREFIX = "%RETRY%"  # of a group's topic of messages that come again
+RESERVED_PROPERTIES = frozenset({"UNIQ_KEY", "KEYS", "TAGS", "WAIT", "DELAY", "TRAN_MSG", "PGROUP"})
 
 
 @dataclass(slots=True)
@@ -22,7 +23,7 @@ class Message:
     """What a producer sends. `tags` is one tag in practice, `keys` are searchable names.
 
     `properties` are the user's own; KEYS, TAGS, WAIT, DELAY and UNIQ_KEY have fields of their own
-    and are refused there. `sharding_key` is only recorded; order comes from `queue` or `selector`.
+    and are refused there, as are TRAN_MSG and PGROUP, which a TransactionProducer sets.
     """
 
     topic: str

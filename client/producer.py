@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
+from client.batch import SPLIT_SIZE_BYTES, split_batch
 from client.errors import (
     CODE_NO_ROUTE,
     ClientClosed,
@@ -24,16 +25,27 @@ from client.errors import (
     NameServerUnreachable,
     NoRoute,
     SendFailed,
+    SplitFailed,
     TooManyInFlight,
 )
 from client.instance import ClientInstance, InstanceConfig, local_address
-from client.message import Message, MessageQueue, SendResult, process_unique_keys
+from client.message import Message, MessageExt, MessageQueue, SendResult, process_unique_keys
 from client.pending import Pending, SendCallback
+from client.requestreply import WaitingRequests, reply_message
 from client.retry import ROUTE_SEARCH
 from client.route import TopicRouteData
-from client.sendframe import OutgoingSend, SendTemplate, outgoing, outgoing_batch
+from client.sendframe import (
+    SEND_MESSAGE_V2,
+    SEND_REPLY_MESSAGE_V2,
+    OutgoingSend,
+    SendTemplate,
+    outgoing,
+    outgoing_batch,
+)
 from client.sending import SendConfig, SendEngine
+from remoting.codes import RequestCode
 from remoting.command import ONEWAY_FLAG
+from remoting.connection import Handler
 from remoting.errors import RemotingError
 
 T = TypeVar("T")
@@ -41,6 +53,7 @@ Selector = Callable[[Sequence[MessageQueue], Message, T], MessageQueue]
 
 AUTO_CREATE_TOPIC = "TBW102"  # its route shows the brokers that create topics at the first send
 AUTO_CREATE_QUEUES = 4
+IDEMPOTENT_SUFFIX = "IDEMPOTENT\x01true\x02"
 PERM_INHERIT = 1
 PROVISIONAL_LOOK_S = 0.2
 
@@ -91,6 +104,9 @@ class Producer:
         self._publications: dict[str, Publication] = {}
         self._unrouted: dict[str, list[Pending]] = {}
         self._looked_at = 0.0
+        self._requests = WaitingRequests(self._instance.client_id)
+        self._announced: set[str] = set()  # groups that had our heartbeat
+        self._suffix = IDEMPOTENT_SUFFIX if self.config.idempotent else ""
 
     async def __aenter__(self) -> Producer:
         await self.start()
@@ -106,7 +122,7 @@ class Producer:
 
     async def start(self) -> None:
         """Open for sends. Does not wait for any server."""
-        await self._instance.start(self._heartbeat)
+        await self._instance.start(self._heartbeat, self._handlers())
         self._engine = SendEngine(self._instance, self.group, self.config, self._alternative)
 
     async def stop(self) -> None:
@@ -160,8 +176,27 @@ class Producer:
         engine = self._running()
         deadline = engine.now() + timeout_ms / 1000
         keys = [message.unique_key or self._keys.next() for message in messages]
-        item = outgoing_batch(messages, keys, int(time.time() * 1000))
+        item = outgoing_batch(messages, keys, int(time.time() * 1000), self._suffix)
         return await self._send_item(item, messages[0].topic, queue, deadline)
+
+    async def send_split(
+        self,
+        messages: Sequence[Message],
+        size_bytes_max: int = SPLIT_SIZE_BYTES,
+        timeout_ms: int = 3000,
+        queue: MessageQueue | None = None,
+    ) -> list[SendResult]:
+        """Send any number of messages of one topic as batches of at most `size_bytes_max`, one
+        after the other. What an error leaves unsent: `SplitFailed.unsent`, its cause the error."""
+        results: list[SendResult] = []
+        done = 0
+        for batch in list(split_batch(messages, size_bytes_max, self._suffix)):
+            try:
+                results.append(await self.send_batch(batch, timeout_ms, queue))
+            except ClientError as error:
+                raise SplitFailed(error, results, messages[done:], len(batch)) from error
+            done += len(batch)
+        return results
 
     def send_nowait(
         self,
@@ -223,6 +258,48 @@ class Producer:
                 return
         raise SendFailed(CODE_NO_ROUTE, f"one-way send not possible: {reason}")
 
+    async def request(
+        self,
+        message: Message,
+        timeout_ms: int = 3000,
+        queue: MessageQueue | None = None,
+        selector: Selector[Any] | None = None,
+        arg: Any = None,
+    ) -> MessageExt:
+        """Send a message whose consumer answers it; returns the reply.
+
+        Raises as `send`, or RequestTimedOut: stored, and perhaps worked on, but not answered.
+        """
+        engine = self._running()
+        deadline = engine.now() + timeout_ms / 1000
+        publication = await self._publication_by(message.topic, deadline)
+        names = {queue.broker_name for queue in publication.queues}
+        if not names <= self._announced:  # no broker could hand us a reply before that
+            await self._instance.heartbeat_all()
+            self._announced |= names
+        correlation_id, marked = self._requests.begin(message, timeout_ms)
+        try:
+            remaining_ms = round((deadline - engine.now()) * 1000)
+            await self.send(marked, remaining_ms, queue, selector, arg)
+            return await self._requests.reply(correlation_id, deadline)
+        finally:
+            self._requests.end(correlation_id)
+
+    async def reply(self, request: MessageExt, body: bytes, timeout_ms: int = 3000) -> SendResult:
+        """Answer a consumed request, through the broker group that stored it.
+
+        Raises as `send`; SendOutcomeUnknown also when the requester is gone. InvalidMessage if the
+        message asks for no reply.
+        """
+        engine = self._running()
+        deadline = engine.now() + timeout_ms / 1000
+        message = reply_message(request, body)
+        queue = MessageQueue(message.topic, request.broker_name, 0)
+        if not self._group_known(queue):
+            await self._publication_by(request.topic, deadline)
+        item = self._outgoing(message, SEND_REPLY_MESSAGE_V2)
+        return await self._submit(item, queue, True, deadline)
+
     async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """The topic's write queues. Raises NoRoute, NameServerUnreachable."""
         return (await self._publication(topic)).queues
@@ -237,20 +314,38 @@ class Producer:
     def _heartbeat(self) -> Mapping[str, Any]:
         return {"producerDataSet": [{"groupName": self.group}]}
 
-    def _outgoing(self, message: Message) -> OutgoingSend:
-        key = message.unique_key or self._keys.next()
-        return outgoing(message, key, int(time.time() * 1000))
+    def _handlers(self) -> Mapping[int, Handler]:
+        """What brokers may ask of this producer."""
+        return {RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: self._requests.pushed}
+
+    def _outgoing(
+        self, message: Message, code: int = SEND_MESSAGE_V2, sys_flag: int = 0, suffix: str = ""
+    ) -> OutgoingSend:
+        return outgoing(
+            message,
+            message.unique_key or self._keys.next(),
+            int(time.time() * 1000),
+            compression=self.config.compression,
+            code=code,
+            sys_flag=sys_flag,
+            suffix=self._suffix + suffix,
+        )
 
     async def _send_item(
         self, item: OutgoingSend, topic: str, queue: MessageQueue | None, deadline: float
     ) -> SendResult:
-        engine = self._running()
         fixed = queue is not None
         if queue is None or not self._group_known(queue):
             publication = await self._publication_by(topic, deadline)
             queue = queue or self._choose(publication)
         elif self._publication_if_known(topic) is None:
             await self._publication_by(topic, deadline)
+        return await self._submit(item, queue, fixed, deadline)
+
+    async def _submit(
+        self, item: OutgoingSend, queue: MessageQueue, fixed: bool, deadline: float
+    ) -> SendResult:
+        engine = self._running()
         future: asyncio.Future[SendResult] = asyncio.get_running_loop().create_future()
 
         def settle(result: SendResult | None, error: ClientError | None) -> None:

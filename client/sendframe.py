@@ -7,16 +7,17 @@ that does not change between two messages of a topic is prepared once per (topic
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Sequence
 from typing import Any
 
 import orjson
 
+from client.compression import Compression
 from client.errors import InvalidMessage
 from client.message import (
     BODY_SIZE_BYTES_MAX,
     PROPERTIES_SIZE_BYTES_MAX,
+    RETRY_PREFIX,
     Message,
     properties_of,
     properties_text,
@@ -25,10 +26,9 @@ from remoting.codes import MQ_VERSION
 
 SEND_MESSAGE_V2 = 310
 SEND_BATCH_MESSAGE = 320
-COMPRESSED_FLAG = 0x1
-COMPRESSION_ZLIB = 0x300
-COMPRESS_BODY_FROM_BYTES = 4096
-COMPRESSION_LEVEL = 5
+SEND_REPLY_MESSAGE_V2 = 325
+TRANSACTION_PREPARED = 0x4  # sysFlag: a half message
+ZLIB = Compression()
 FRAME_PREFIX = struct.Struct(">ii")
 _BATCH_ITEM = struct.Struct(">iiiii")
 _PROPERTIES_LENGTH = struct.Struct(">h")
@@ -96,26 +96,32 @@ class OutgoingSend:
         self.born_ms = born_ms
 
 
-def outgoing(message: Message, unique_key: str, born_ms: int) -> OutgoingSend:
-    """Encode one message. Raises InvalidMessage; compresses a body of 4096 bytes or more."""
+def outgoing(
+    message: Message,
+    unique_key: str,
+    born_ms: int,
+    *,
+    compression: Compression = ZLIB,
+    code: int = SEND_MESSAGE_V2,
+    sys_flag: int = 0,
+    suffix: str = "",
+) -> OutgoingSend:
+    """Encode one message. Raises InvalidMessage. `suffix`: encoded properties of the library's own
+    (`properties_text`), behind those of the message."""
     body = message.body
-    sys_flag = 0
-    if len(body) >= COMPRESS_BODY_FROM_BYTES:
-        if len(body) > BODY_SIZE_BYTES_MAX:
-            raise InvalidMessage(f"body of {len(body)} bytes is over {BODY_SIZE_BYTES_MAX}")
-        packed = zlib.compress(body, COMPRESSION_LEVEL)
-        if len(packed) < len(body):
-            body = packed
-            sys_flag = COMPRESSED_FLAG | COMPRESSION_ZLIB
-    elif not body:
+    if not body:
         raise InvalidMessage("body is empty")
-    text = _properties(message, unique_key)
-    json = orjson.dumps(text)
-    return OutgoingSend(SEND_MESSAGE_V2, body, unique_key, json, sys_flag, message.flag, born_ms)
+    if len(body) > BODY_SIZE_BYTES_MAX:
+        raise InvalidMessage(f"body of {len(body)} bytes is over {BODY_SIZE_BYTES_MAX}")
+    if len(body) >= compression.from_bytes:
+        body, compressed = compression.apply(body)
+        sys_flag |= compressed
+    json = orjson.dumps(encoded_properties(message, unique_key) + suffix)
+    return OutgoingSend(code, body, unique_key, json, sys_flag, message.flag, born_ms)
 
 
 def outgoing_batch(
-    messages: Sequence[Message], unique_keys: Sequence[str], born_ms: int
+    messages: Sequence[Message], unique_keys: Sequence[str], born_ms: int, suffix: str = ""
 ) -> OutgoingSend:
     """Encode messages of one topic as one batch (section 4.1). Raises InvalidMessage.
 
@@ -123,13 +129,18 @@ def outgoing_batch(
     """
     if not messages:
         raise InvalidMessage("batch is empty")
-    if any(m.topic != messages[0].topic or m.delay_level for m in messages):
+    first = messages[0]
+    if any(m.topic != first.topic or m.delay_level for m in messages):
         raise InvalidMessage("a batch has one topic and no delayed messages")
+    if first.topic.startswith(RETRY_PREFIX):
+        raise InvalidMessage("a retry topic takes no batches")
+    if any(m.wait_store is not first.wait_store for m in messages):
+        raise InvalidMessage("the messages of a batch wait for storage all or none")
     parts: list[bytes] = []
     for message, key in zip(messages, unique_keys, strict=True):
         if not message.body:
             raise InvalidMessage("body is empty")
-        properties = _properties(message, key).encode()
+        properties = (encoded_properties(message, key) + suffix).encode()
         body = message.body
         size = _BATCH_ITEM.size + len(body) + _PROPERTIES_LENGTH.size + len(properties)
         parts.append(_BATCH_ITEM.pack(size, 0, 0, message.flag, len(body)))
@@ -137,7 +148,8 @@ def outgoing_batch(
     body = b"".join(parts)
     if len(body) > BODY_SIZE_BYTES_MAX:
         raise InvalidMessage(f"batch of {len(body)} bytes is over {BODY_SIZE_BYTES_MAX}")
-    json = orjson.dumps(properties_text({"UNIQ_KEY": unique_keys[0], "WAIT": "true"}))
+    wait = "true" if first.wait_store else "false"
+    json = orjson.dumps(properties_text({"UNIQ_KEY": unique_keys[0], "WAIT": wait}) + suffix)
     return OutgoingSend(SEND_BATCH_MESSAGE, body, ",".join(unique_keys), json, 0, 0, born_ms)
 
 
@@ -147,8 +159,9 @@ def parse_answer(header: bytes) -> tuple[int, int, dict[str, Any]]:
     return decoded["opaque"], decoded["code"], decoded
 
 
-def _properties(message: Message, unique_key: str) -> str:
-    """The properties string; the plain message (tag or nothing) does not pay for a dict."""
+def encoded_properties(message: Message, unique_key: str) -> str:
+    """The properties string; the plain message (tag or nothing) does not pay for a dict.
+    Raises InvalidMessage."""
     if message.properties or message.keys or message.delay_level or not message.wait_store:
         try:
             text = properties_text(properties_of(message, unique_key))

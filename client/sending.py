@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from client.channel import Channel
+from client.compression import Compression
 from client.errors import (
     CODE_TIMEOUT,
     BrokerUnreachable,
@@ -30,7 +31,7 @@ from client.lane import Lane
 from client.message import MessageQueue, SendResult
 from client.pending import STORED, Pending, Verdict, judge
 from client.route import ReplicaGroup
-from client.sendframe import SendTemplate
+from client.sendframe import SEND_REPLY_MESSAGE_V2, ZLIB, SendTemplate
 from remoting.errors import RemotingError
 
 logger = logging.getLogger(__name__)
@@ -42,7 +43,8 @@ SLOW_MS = 550  # below this, an answer needs no entry in the fault table
 @dataclass(frozen=True, slots=True)
 class SendConfig:
     """Times in milliseconds. `retry_unknown` False: an attempt with an unknown outcome ends the
-    send instead of being repeated, so nothing is ever stored twice."""
+    send instead of being repeated, so nothing is ever stored twice. `idempotent`: every message has
+    the property IDEMPOTENT=true, by which a broker that knows it stores a repeated one once."""
 
     attempt_timeout_ms: int = 1000
     scout_timeout_ms: int = 300
@@ -54,6 +56,8 @@ class SendConfig:
     in_flight_max: int = 65_536
     in_flight_bytes_max: int = 48 * 1024 * 1024  # below the connection's bound on unsent bytes
     retry_unknown: bool = True
+    idempotent: bool = False
+    compression: Compression = ZLIB
 
 
 class SendEngine:
@@ -263,6 +267,8 @@ class SendEngine:
         queue = pending.queue
         if pending.channel is not channel:
             queue = self._queue_of_late_answer(pending, channel)
+        if pending.item.code == SEND_REPLY_MESSAGE_V2:  # handed on; brokers need not store it
+            ext = {"queueId": str(queue.queue_id), "queueOffset": "-1", "msgId": "", **ext}
         try:
             queue_id = int(ext["queueId"])
             queue_offset = int(ext["queueOffset"])

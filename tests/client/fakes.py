@@ -24,6 +24,7 @@ from remoting.headers import (
     SendHeader,
 )
 from remoting.server import RemotingServer
+from store.properties import decode_properties
 from store.record import MessageRecord, decode_record, encode_record, offset_message_id
 
 Script = str | tuple[int, str]
@@ -95,6 +96,9 @@ class FakeBroker:
         self.pull_refused = False
         self.pull_answers: deque[tuple[int, int, int, int]] = deque()  # code, next, min, max
         self.send_back_code = int(ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
+        self.scripts: dict[int, deque[Script]] = defaultdict(deque)  # of other requests, by code
+        self.locks: dict[tuple[str, str, int], str] = {}  # group, topic, queue → client
+        self.connections: dict[str, Connection] = {}  # by client id, from heartbeats
         self.requests: list[RemotingCommand] = []
         self.members = members if members is not None else defaultdict(set)
         self.changed = asyncio.Event()
@@ -106,7 +110,14 @@ class FakeBroker:
             {
                 RequestCode.SEND_MESSAGE_V2: self._send,
                 RequestCode.SEND_BATCH_MESSAGE: self._send,
+                RequestCode.SEND_REPLY_MESSAGE_V2: self._reply,
+                RequestCode.END_TRANSACTION: self._scripted,
+                RequestCode.LOCK_BATCH_MQ: self._lock,
+                RequestCode.UNLOCK_BATCH_MQ: self._unlock,
+                RequestCode.CHECK_CLIENT_CONFIG: self._scripted,
+                RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: self._search_offset,
                 RequestCode.PULL_MESSAGE: self._pull,
+                RequestCode.LITE_PULL_MESSAGE: self._pull,
                 RequestCode.HEART_BEAT: self._heartbeat,
                 RequestCode.UNREGISTER_CLIENT: self._unregister,
                 RequestCode.QUERY_CONSUMER_OFFSET: self._query_offset,
@@ -140,6 +151,9 @@ class FakeBroker:
     def count(self, code: int) -> int:
         return sum(1 for request in self.requests if request.code == code)
 
+    def received(self, code: int) -> list[RemotingCommand]:
+        return [request for request in self.requests if request.code == code]
+
     def push(self, command: RemotingCommand) -> None:
         """Send a one-way request to every client."""
         for connection in list(self.server.connections):
@@ -151,6 +165,65 @@ class FakeBroker:
         self.changed = asyncio.Event()
 
     # ---- handlers
+
+    def _scripted(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
+        """Answered by the next entry of `scripts[code]`, else by `mode`."""
+        self.requests.append(request)
+        script = self.scripts[request.code]
+        mode = script.popleft() if script else self.mode
+        if mode == "silent" or request.is_oneway:
+            return None
+        if mode == "close":
+            connection.abort("scripted")
+            return None
+        if mode == "refuse":
+            code = int(ResponseCode.SERVICE_NOT_AVAILABLE)
+            return RemotingCommand.response_to(request, code, "[NOT_LEADER] not me", {})
+        code, remark = mode if isinstance(mode, tuple) else (0, None)
+        return RemotingCommand.response_to(request, code, remark, {})
+
+    async def _reply(
+        self, connection: Connection, request: RemotingCommand
+    ) -> RemotingCommand | None:
+        """325: pushed to the client that its properties name."""
+        answer = self._scripted(connection, request)
+        if answer is None or answer.code:
+            return answer
+        header = SendHeader.parse(request.ext, request.code)
+        client = decode_properties(header.properties)["REPLY_TO_CLIENT"]
+        if client not in self.connections:
+            return RemotingCommand.response_to(request, 1, f"no channel of {client}", {})
+        code = RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT
+        push = RemotingCommand.request(code, header.to_ext(code), request.body)
+        return RemotingCommand.response_to(
+            request, (await self.connections[client].invoke(push, 3000)).code, None, {}
+        )
+
+    def _lock(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
+        answer = self._scripted(connection, request)
+        if answer is None or answer.code:
+            return answer
+        body = loads_object(request.body)
+        granted = []
+        for wire in body["mqSet"]:
+            key = (body["consumerGroup"], wire["topic"], wire["queueId"])
+            if self.locks.setdefault(key, body["clientId"]) == body["clientId"]:
+                granted.append(wire)
+        return RemotingCommand.response_to(request, 0, None, {}, dumps({"lockOKMQSet": granted}))
+
+    def _unlock(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
+        body = loads_object(request.body)
+        for wire in body["mqSet"]:
+            key = (body["consumerGroup"], wire["topic"], wire["queueId"])
+            if self.locks.get(key) == body["clientId"]:
+                del self.locks[key]
+        return self._scripted(connection, request)
+
+    def _search_offset(self, _c: Connection, request: RemotingCommand) -> RemotingCommand:
+        """Store timestamps are 2, and time passes with every message of a queue."""
+        header = QueueOffsetHeader.parse(request.ext)
+        assert header.timestamp_ms is not None
+        return _offset_answer(request, max(0, header.timestamp_ms - 2))
 
     def _send(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
         self.requests.append(request)
@@ -214,6 +287,7 @@ class FakeBroker:
     def _heartbeat(self, _c: Connection, request: RemotingCommand) -> RemotingCommand:
         self.requests.append(request)
         body = loads_object(request.body)
+        self.connections[body["clientID"]] = _c
         for data in body["consumerDataSet"]:
             self.members[data["groupName"]].add(body["clientID"])
         return RemotingCommand.response_to(request, ResponseCode.SUCCESS, None, {})

@@ -14,8 +14,11 @@ from client import (
     SendFailed,
     SendOutcomeUnknown,
     SendStatus,
+    SplitFailed,
     TooManyInFlight,
+    split_batch,
 )
+from client.batch import batch_item_size
 from client.errors import ClientClosed, InvalidMessage
 from client.message import SendResult
 from remoting.codes import RequestCode
@@ -436,3 +439,63 @@ async def test_callback_may_send_again_when_a_waiting_send_runs_out_of_time() ->
             await cluster.brokers["g0"][0].restart()
             await until(lambda: len(outcomes) == 20)
             assert all(isinstance(outcome, SendResult) for outcome in outcomes)
+
+
+async def test_many_messages_are_split_by_size() -> None:
+    async with FakeCluster({"g0": 1}) as cluster, Producer("p", cluster.namesrv) as producer:
+        messages = [Message("T", b"%03d" % n + b"x" * 997, tags="A") for n in range(100)]
+        results = await producer.send_split(messages, 20_000)
+        requests = cluster.brokers["g0"][0].received(RequestCode.SEND_BATCH_MESSAGE)
+        assert len(results) == len(requests) > 5
+        assert all(len(request.body) <= 20_000 for request in requests)
+        assert len(requests[0].body) + 1200 > 20_000, "as full as can be"
+        assert sum(len(result.msg_id.split(",")) for result in results) == 100
+        biggest = batch_item_size(messages[0])
+        assert len(list(split_batch(messages[:4], biggest))) == 4
+        with pytest.raises(InvalidMessage):
+            list(split_batch(messages, biggest - 1))
+        with pytest.raises(InvalidMessage):
+            list(split_batch(messages, 5 * 1024 * 1024))
+
+
+async def test_what_a_failing_batch_leaves_unsent_is_told() -> None:
+    async with FakeCluster({"g0": 1}) as cluster:
+        async with Producer("p", cluster.namesrv, config=QUICK) as producer:
+            broker = cluster.brokers["g0"][0]
+            messages = [Message("T", b"x" * 1000) for _ in range(9)]
+            broker.script.extend(["ok", (13, "illegal")])
+            with pytest.raises(SplitFailed) as raised:
+                await producer.send_split(messages, 3500)
+            assert len(raised.value.results) == 1 and len(raised.value.unsent) == 6
+            assert raised.value.in_doubt == 0 and not raised.value.outcome_unknown
+            broker.script.extend(["ok", (0, "no fields")])
+            with pytest.raises(SplitFailed) as raised:
+                await producer.send_split(messages, 3500)
+            assert len(raised.value.unsent) == 6 and raised.value.in_doubt == 3
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [Message("T", b"x"), Message("U", b"x")],
+        [Message("T", b"x"), Message("T", b"x", delay_level=1)],
+        [Message("T", b"x"), Message("T", b"x", wait_store=False)],
+        [Message("%RETRY%g", b"x")],
+        [],
+    ],
+)
+async def test_what_cannot_be_a_batch(messages: list[Message]) -> None:
+    async with FakeCluster({"g0": 1}) as cluster, Producer("p", cluster.namesrv) as producer:
+        with pytest.raises(InvalidMessage):
+            await producer.send_batch(messages)
+
+
+async def test_idempotent_sends_say_so() -> None:
+    async with FakeCluster({"g0": 1}) as cluster:
+        config = SendConfig(idempotent=True)
+        async with Producer("p", cluster.namesrv, config=config) as producer:
+            await producer.send(Message("T", b"x"), queue=queue(0))
+            await producer.send_batch([Message("T", b"x"), Message("T", b"y")], queue=queue(0))
+        one, batch = cluster.brokers["g0"][0].requests[-3:-1]
+        assert SendHeader.parse(one.ext).properties.endswith("\x02IDEMPOTENT\x01true\x02")
+        assert batch.body.count(b"IDEMPOTENT\x01true\x02") == 2

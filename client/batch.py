@@ -1,0 +1,45 @@
+"""Many messages into batches that a broker takes. Pure.
+
+A batch is one request and one topic; its size is that of its items (section 4.1), properties
+included. The broker's limit is its maxMessageSize, 4 MiB unless it was changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from client.errors import InvalidMessage
+from client.message import BODY_SIZE_BYTES_MAX, Message
+from client.sendframe import encoded_properties
+
+SPLIT_SIZE_BYTES = 1024 * 1024
+_ITEM_BYTES = 22  # five int32 and an int16 around body and properties
+_KEY = "0" * 32
+
+
+def batch_item_size(message: Message, suffix: str = "") -> int:
+    """Bytes that the message takes in a batch. Raises InvalidMessage."""
+    properties = encoded_properties(message, message.unique_key or _KEY) + suffix
+    return _ITEM_BYTES + len(message.body) + len(properties.encode())
+
+
+def split_batch(
+    messages: Sequence[Message], size_bytes_max: int = SPLIT_SIZE_BYTES, suffix: str = ""
+) -> Iterator[list[Message]]:
+    """Cut into batches of at most `size_bytes_max`, order kept. Raises InvalidMessage for a
+    message that is larger alone, or a bound above 4 MiB."""
+    if size_bytes_max > BODY_SIZE_BYTES_MAX:
+        raise InvalidMessage(f"batches of {size_bytes_max} bytes are over {BODY_SIZE_BYTES_MAX}")
+    batch: list[Message] = []
+    batch_bytes = 0
+    for message in messages:
+        size = batch_item_size(message, suffix)
+        if size > size_bytes_max:
+            raise InvalidMessage(f"a message of {size} bytes is over {size_bytes_max}")
+        if batch and batch_bytes + size > size_bytes_max:
+            yield batch
+            batch, batch_bytes = [], 0
+        batch.append(message)
+        batch_bytes += size
+    if batch:
+        yield batch

@@ -1,0 +1,99 @@
+"""Bodies made smaller on their way (section 6.1). Pure.
+
+Bit 0 of a message's sysFlag says that its body is compressed, bits 8-10 how; none of them means
+zlib, as producers before 5.0 wrote it. LZ4 is the frame format. Brokers never look inside.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from enum import Enum
+
+import lz4.frame
+import zstandard
+
+from client.errors import UnsupportedCompression
+from store.record import SYS_COMPRESSED, RecordError, StopReason
+
+COMPRESSION_MASK = 0x700
+ZSTD_STEP_BYTES = 1024  # a step grows by 40,000 at the most
+BODY_SIZE_BYTES_MAX = 64 * 1024 * 1024  # after decompression; guards against a zip bomb
+
+
+class CompressionType(Enum):
+    """The algorithms; values are sysFlag bits. ZLIB is what every client can read."""
+
+    LZ4 = 0x100
+    ZSTD = 0x200
+    ZLIB = 0x300
+
+
+@dataclass(frozen=True, slots=True)
+class Compression:
+    """How a producer compresses: bodies of `from_bytes` or more (0: never), at `level`.
+
+    The level is zlib's and Zstandard's; LZ4 takes it as its own (0 is its fast mode).
+    """
+
+    type: CompressionType = CompressionType.ZLIB
+    from_bytes: int = 4096
+    level: int = 5
+
+    def apply(self, body: bytes) -> tuple[bytes, int]:
+        """(what to send, its sysFlag bits): the body itself and 0 where that is not longer."""
+        if not self.from_bytes or len(body) < self.from_bytes:
+            return body, 0
+        packed = _compress(body, self.type, self.level)
+        if len(packed) >= len(body):
+            return body, 0
+        return packed, SYS_COMPRESSED | self.type.value
+
+
+NO_COMPRESSION = Compression(from_bytes=0)
+
+
+def decompress(body: bytes, sys_flag: int) -> bytes:
+    """The body as it was before the producer compressed it. Raises UnsupportedCompression for an
+    algorithm that nobody has named yet, RecordError for damage or more than 64 MiB."""
+    kind = sys_flag & COMPRESSION_MASK
+    try:
+        if kind in (0, CompressionType.ZLIB.value):
+            stream = zlib.decompressobj()
+            content = stream.decompress(body, BODY_SIZE_BYTES_MAX)
+            whole = stream.eof
+        elif kind == CompressionType.LZ4.value:
+            frame = lz4.frame.LZ4FrameDecompressor()
+            content = frame.decompress(body, max_length=BODY_SIZE_BYTES_MAX)
+            whole = frame.eof
+        elif kind == CompressionType.ZSTD.value:
+            content, whole = _from_zstd(body)
+        else:
+            raise UnsupportedCompression(f"algorithm {kind >> 8}")
+    except (zlib.error, RuntimeError, EOFError, zstandard.ZstdError) as error:
+        raise RecordError(StopReason.BAD_CRC, f"compressed body: {error}") from error
+    if not whole:
+        raise RecordError(StopReason.BAD_SIZE, "compressed body is cut short or far too large")
+    return content
+
+
+def _compress(body: bytes, kind: CompressionType, level: int) -> bytes:
+    if kind is CompressionType.LZ4:
+        packed: bytes = lz4.frame.compress(body, compression_level=level)
+        return packed
+    if kind is CompressionType.ZSTD:
+        return zstandard.ZstdCompressor(level=level).compress(body)
+    return zlib.compress(body, level)
+
+
+def _from_zstd(body: bytes) -> tuple[bytes, bool]:
+    """Java's writer streams, so the frame need not say how long its content is."""
+    stream = zstandard.ZstdDecompressor(max_window_size=1 << 27).decompressobj()
+    parts: list[bytes] = []
+    size = 0
+    for start in range(0, len(body), ZSTD_STEP_BYTES):
+        parts.append(stream.decompress(body[start : start + ZSTD_STEP_BYTES]))
+        size += len(parts[-1])
+        if stream.eof or size > BODY_SIZE_BYTES_MAX:
+            break
+    return b"".join(parts), stream.eof and size <= BODY_SIZE_BYTES_MAX

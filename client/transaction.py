@@ -1,0 +1,240 @@
+"""Messages that become visible together with a local transaction, or never.
+
+    class Orders:
+        async def execute(self, message, arg): ...   # the local transaction
+        async def check(self, message): ...          # what became of it, asked by the broker
+
+    async with TransactionProducer("group", namesrv, Orders()) as producer:
+        result = await producer.send_in_transaction(Message("orders", b"..."), arg)
+
+A half message is stored first; `execute` runs once that is certain; END_TRANSACTION (37) then
+commits or rolls back. A half message stored with a reservation (a status other than OK) is rolled
+back without running `execute`. When the decision is UNKNOWN, when `execute` raises, or when it
+cannot be told whether the broker has the decision, nothing is repeated here: the broker asks some
+producer of the group (39), which answers from `check`. So `check` must know the truth from storage
+that outlives this process. An END_TRANSACTION whose answer is lost is not sent twice, for brokers
+exist that would deliver the message twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Protocol
+
+from client.decode import decode_messages
+from client.errors import BrokerUnreachable, ClientError, InvalidMessage
+from client.instance import InstanceConfig
+from client.message import (
+    Message,
+    MessageExt,
+    MessageQueue,
+    SendResult,
+    SendStatus,
+    properties_text,
+)
+from client.producer import Producer
+from client.retry import CONTROL
+from client.sendframe import TRANSACTION_PREPARED
+from client.sending import SendConfig
+from remoting.codes import RequestCode, ResponseCode
+from remoting.command import RemotingCommand
+from remoting.connection import ClientConnection, Connection, Handler
+from remoting.errors import RemotingError
+from remoting.headers import CheckTransactionHeader, EndTransactionHeader
+from store.record import RecordError
+
+logger = logging.getLogger(__name__)
+
+CHECKS_MAX = 2000  # check-backs in work; beyond that they are dropped, and asked for again
+END_TIMEOUT_MS = 3000
+
+
+class TransactionState(IntEnum):
+    """What became of the local transaction; values as in END_TRANSACTION. UNKNOWN: ask later."""
+
+    UNKNOWN = 0
+    COMMIT = 8
+    ROLLBACK = 12
+
+
+class TransactionListener(Protocol):
+    """The user's side; both may be coroutine functions or plain ones (on the event loop)."""
+
+    def execute(
+        self, message: Message, arg: Any
+    ) -> TransactionState | Awaitable[TransactionState]: ...
+
+    def check(self, message: MessageExt) -> TransactionState | Awaitable[TransactionState]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionResult:
+    """`half` is where the half message is; `state` what `execute` decided. `confirmed`: the broker
+    said that it has the decision. If not, it will ask, and `check` has to answer."""
+
+    half: SendResult
+    state: TransactionState
+    confirmed: bool
+
+
+class TransactionProducer(Producer):
+    """See the module. Its other sends are a Producer's."""
+
+    def __init__(
+        self,
+        group: str,
+        namesrv: str | Sequence[str],
+        listener: TransactionListener,
+        *,
+        config: SendConfig | None = None,
+        instance_config: InstanceConfig | None = None,
+    ) -> None:
+        super().__init__(group, namesrv, config=config, instance_config=instance_config)
+        self._listener = listener
+        self._checks: set[asyncio.Task[None]] = set()
+        self.checked = 0  # check-backs that were answered
+
+    async def __aenter__(self) -> TransactionProducer:
+        await self.start()
+        return self
+
+    async def send_in_transaction(
+        self,
+        message: Message,
+        arg: Any = None,
+        timeout_ms: int = 3000,
+        queue: MessageQueue | None = None,
+    ) -> TransactionResult:
+        """Store a half message, run `execute(message, arg)`, tell the broker what it decided.
+
+        Raises as `send` does when the half message is not certainly stored; `execute` did not run
+        then. What `execute` raises comes out, and counts as UNKNOWN: it may have got half way.
+        """
+        if message.delay_level:
+            raise InvalidMessage("a transactional message cannot be delayed")
+        message.unique_key = message.unique_key or self._keys.next()
+        item = self._outgoing(
+            message,
+            sys_flag=TRANSACTION_PREPARED,
+            suffix=properties_text({"TRAN_MSG": "true", "PGROUP": self.group}),
+        )
+        engine = self._running()
+        deadline = engine.now() + timeout_ms / 1000
+        half = await self._send_item(item, message.topic, queue, deadline)
+        state = TransactionState.ROLLBACK
+        if half.status is SendStatus.OK:
+            state = await _answer(self._listener.execute(message, arg))
+        if state is TransactionState.UNKNOWN:  # nothing to tell; Apache's broker answers nothing
+            return TransactionResult(half, state, False)
+        return TransactionResult(half, state, await self._end(half, message.topic, state))
+
+    async def stop(self) -> None:
+        for task in list(self._checks):
+            task.cancel()
+        await asyncio.gather(*self._checks, return_exceptions=True)
+        await super().stop()
+
+    def _handlers(self) -> Mapping[int, Handler]:
+        return {**super()._handlers(), RequestCode.CHECK_TRANSACTION_STATE: self._check_asked}
+
+    # ---- the end of a transaction
+
+    async def _end(self, half: SendResult, topic: str, state: TransactionState) -> bool:
+        """Tell the leader; True if it confirmed. Repeated only while nothing can have arrived."""
+        header = EndTransactionHeader(
+            self.group,
+            half.queue_offset,
+            int(half.offset_msg_id[-16:], 16),
+            int(state),
+            half.msg_id,
+            half.msg_id,
+            False,
+            topic,
+        )
+        instance = self._instance
+        group = instance.directory.group(half.queue.broker_name)
+        try:
+            async for attempt in CONTROL.while_retriable():
+                with attempt:
+                    response = await self._ask_once(group.name, header)
+        except ClientError as error:
+            logger.warning("transaction_end_unconfirmed id=%s error=%s", half.msg_id, error)
+            return False
+        if response.code != ResponseCode.SUCCESS:
+            logger.warning(
+                "transaction_end_refused id=%s code=%d remark=%s",
+                half.msg_id, response.code, response.remark,
+            )  # fmt: skip
+        return response.code == ResponseCode.SUCCESS
+
+    async def _ask_once(self, broker_name: str, header: EndTransactionHeader) -> RemotingCommand:
+        try:
+            return await self._instance.ask_leader_once(
+                broker_name,
+                RemotingCommand.request(RequestCode.END_TRANSACTION, header.to_ext()),
+                END_TIMEOUT_MS,
+            )
+        except BrokerUnreachable as error:
+            if error.outcome_unknown:
+                error.retriable = False  # it may have been done: the check-back finds out
+            raise
+
+    # ---- check-backs
+
+    def _check_asked(self, connection: Connection, request: RemotingCommand) -> None:
+        """39, one-way: answered with a one-way 37 to the broker that asked."""
+        if len(self._checks) >= CHECKS_MAX:
+            logger.warning("transaction_check_dropped in_work=%d", len(self._checks))
+            return
+        work = self._check(connection, request)
+        task = self._instance.spawn(work, "transaction check")
+        self._checks.add(task)
+        task.add_done_callback(self._checks.discard)
+
+    async def _check(self, connection: Connection, request: RemotingCommand) -> None:
+        try:
+            header = CheckTransactionHeader.parse(request.ext)
+            (message,) = decode_messages(request.body, (request.ext or {}).get("bname", ""))
+        except (RemotingError, RecordError, ValueError) as error:
+            logger.error("transaction_check_broken error=%s", error)
+            return
+        group = message.properties.get("PGROUP")
+        if group is not None and group != self.group:
+            logger.warning("transaction_check_of_another group=%s", group)
+            return
+        try:
+            state = await _answer(self._listener.check(message))
+        except Exception as error:  # the user's code; the broker will ask again
+            logger.warning("transaction_check_raised id=%s", message.msg_id, exc_info=error)
+            state = TransactionState.UNKNOWN
+        end = EndTransactionHeader(
+            self.group,
+            header.half_queue_offset,
+            header.commitlog_offset,
+            int(state),
+            header.message_id or message.msg_id,
+            header.transaction_id,
+            True,
+            message.topic,
+        )
+        command = RemotingCommand.request(RequestCode.END_TRANSACTION, end.to_ext())
+        assert isinstance(connection, ClientConnection)
+        try:
+            await self._instance.remoting.invoke_oneway(connection.address, command)
+        except RemotingError as error:
+            logger.info("transaction_check_unanswered id=%s error=%s", message.msg_id, error)
+            return
+        self.checked += 1
+
+
+async def _answer(given: Any) -> TransactionState:
+    """What the listener said. Raises TypeError for what is no state."""
+    state = await given if inspect.isawaitable(given) else given
+    if not isinstance(state, TransactionState):
+        raise TypeError(f"a transaction listener returns a TransactionState, not {state!r}")
+    return state

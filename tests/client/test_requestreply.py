@@ -1,0 +1,95 @@
+"""Request and reply against a scripted cluster."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from client import Message, MessageExt, Producer, SendConfig, SendFailed, TooManyInFlight
+from client.compression import Compression
+from client.decode import decode_messages
+from client.errors import InvalidMessage, RequestTimedOut
+from client.requestreply import WaitingRequests, reply_message
+from remoting.codes import RequestCode
+from tests.client.fakes import FakeCluster, SharedLog, until
+
+QUICK = SendConfig(
+    attempt_timeout_ms=150, scout_timeout_ms=100, silence_ms=100, compression=Compression()
+)
+
+
+async def stored_request(cluster: FakeCluster) -> MessageExt:
+    """The first request in the log, as a consumer sees it: the broker added its cluster's name."""
+    log = cluster.logs["g0"]
+    await until(lambda: log.bodies("T"))
+    data = next(items[0] for (topic, _), items in log.records.items() if topic == "T" and items)
+    (message,) = decode_messages(data, "g0")
+    message.properties["CLUSTER"] = "c"
+    return message
+
+
+@pytest.mark.parametrize("body", [b"pong", b"a long answer " * 1000])
+async def test_a_request_ends_in_its_reply(body: bytes) -> None:
+    async with (
+        FakeCluster({"g0": 3}) as cluster,
+        Producer("asks", cluster.namesrv, config=QUICK) as asking,
+        Producer("answers", cluster.namesrv, config=QUICK) as answering,
+    ):
+        waiting = asyncio.create_task(asking.request(Message("T", b"ping"), 10_000))
+        request = await stored_request(cluster)
+        assert request.properties["TTL"] == "10000"
+        await answering.reply(request, body)
+        reply = await waiting
+        assert reply.body == body and not reply.sys_flag & 1
+        assert reply.properties["CORRELATION_ID"] == request.properties["CORRELATION_ID"]
+        (sent,) = cluster.brokers["g0"][0].received(RequestCode.SEND_REPLY_MESSAGE_V2)
+        assert (sent.ext or {})["b"] == "c_REPLY_TOPIC"
+        await answering.reply(request, b"again")  # nobody waits any more: no harm
+
+
+async def test_the_reply_comes_through_a_new_leader() -> None:
+    async with (
+        FakeCluster({"g0": 3}) as cluster,
+        Producer("asks", cluster.namesrv, config=QUICK) as asking,
+        Producer("answers", cluster.namesrv, config=QUICK) as answering,
+    ):
+        waiting = asyncio.create_task(asking.request(Message("T", b"ping"), 10_000))
+        request = await stored_request(cluster)
+        cluster.lead("g0", 2, tell_route=True)
+        await cluster.brokers["g0"][0].stop()
+        await answering.reply(request, b"pong")
+        assert (await waiting).body == b"pong"
+
+
+async def test_requests_without_an_answer_time_out() -> None:
+    async with (
+        FakeCluster({"g0": 1}) as cluster,
+        Producer("asks", cluster.namesrv, config=QUICK) as asking,
+    ):
+        with pytest.raises(RequestTimedOut) as raised:
+            await asking.request(Message("T", b"ping"), 100)
+        assert raised.value.outcome_unknown
+        cluster.brokers["g0"][0].mode = (13, "no")
+        with pytest.raises(SendFailed):
+            await asking.request(Message("T", b"ping"), 3000)
+        assert len(asking._requests) == 0
+
+
+async def test_requests_are_limited() -> None:
+    waiting = WaitingRequests("me", 2)
+    first, _ = waiting.begin(Message("T", b"x"), 1)
+    waiting.begin(Message("T", b"x"), 1)
+    with pytest.raises(TooManyInFlight):
+        waiting.begin(Message("T", b"x"), 1)
+    waiting.end(first)
+    waiting.begin(Message("T", b"x"), 1)
+
+
+def test_only_requests_are_replied_to() -> None:
+    log = SharedLog()
+    log.append("T", 0, b"no request", "CLUSTER\x01c\x02")
+    log.append("T", 0, b"no cluster", "CORRELATION_ID\x01a\x02REPLY_TO_CLIENT\x01b\x02")
+    for message in decode_messages(b"".join(log.records[("T", 0)]), "g0"):
+        with pytest.raises(InvalidMessage):
+            reply_message(message, b"x")

@@ -19,6 +19,7 @@ from broker.backup.directory import BackupDirectory
 from broker.backup.manifest import BackupError, Manifest
 from broker.backup.restore import Restored, check_empty, point_of
 from broker.backup.restore import restore as restore_stores
+from broker.backup.settings import notable
 from broker.backup.source import RemoteSource, choose, replicas_of
 from broker.backup.stopped import StoppedSource
 from broker.backup.take import Taken, take
@@ -36,7 +37,7 @@ from store.errors import StoreError
 
 FAILED = 1
 WRONG = 2
-FAILURES = (BackupError, OSError, RaftError, RemotingError, StateError, StoreError)
+FAILURES = (BackupError, ConfigError, OSError, RaftError, RemotingError, StateError, StoreError)
 RATE = Option("", "--bytes-per-s", 64 << 20, "", BYTES, low=0)
 
 
@@ -147,7 +148,7 @@ async def _of_running(
 
 
 async def _of_stopped(place: BackupDirectory, config: BrokerConfig, whole_log: bool) -> Taken:
-    return await take(StoppedSource(config, whole_log=whole_log), place, say=_say)
+    return await take(StoppedSource(config, whole_log=whole_log, say=_say), place, say=_say)
 
 
 @click.command("verify")
@@ -292,8 +293,8 @@ def _print_restored(manifest: Manifest, made: Restored, addresses: list[tuple[st
     click.echo(f"frames      {manifest.first_index} to {made.index}, the last of {until}")
     click.echo(f"members     {peers}: frame {made.configuration_index}, term {made.term}")
     click.echo(f"log         ends at byte {made.end}, in every store alike")
-    click.echo(f"brokers     need mappedFileSizeCommitLog={manifest.segment_size_bytes}")
-    click.echo(f"            and mappedFileSizeConsumeQueue={manifest.consume_queue_file_bytes}")
+    for key, value in notable(manifest.settings).items():
+        click.echo(f"brokers     need {key}={value}")
 
 
 def _print_json(value: dict[str, Any]) -> None:

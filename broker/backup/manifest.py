@@ -117,7 +117,7 @@ class Manifest(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     begin: int
     end: int
     segment_size_bytes: int
-    consume_queue_file_bytes: int
+    settings: dict[str, str]
     messages: int
     segments: tuple[Part, ...]
     states: tuple[StateFile, ...]

@@ -12,7 +12,8 @@ READ_BYTES_MAX = 1 << 20  # of the log, in one answer
 
 
 class Facts(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
-    """Of the replica and its group when the tables were copied, with frame `index`."""
+    """Of the replica and its group when the tables were copied, with frame `index`. `settings`: of
+    its configuration, what the store's files depend on (settings.py)."""
 
     group: str
     broker: str
@@ -24,7 +25,7 @@ class Facts(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     term: int
     current_term: int
     begin: int
-    consume_queue_file_bytes: int
+    settings: dict[str, str]
     time_ms: int
 
 

@@ -29,6 +29,7 @@ from broker import snapshot
 from broker.backup.chain import ChainBroken, FrameChain
 from broker.backup.directory import BackupDirectory, segment_name
 from broker.backup.manifest import BackupDamaged, BackupError, Manifest, Part, StateFile
+from broker.backup.settings import store_config_of
 from broker.errors import StateError
 from broker.installation import (
     RAFT_DIRECTORY,
@@ -137,8 +138,9 @@ def restore(
 ) -> Restored:
     """Make each of `stores` (directories: storePathRootDir) one replica's. `peers`: (id, host:port)
     of all members of the new group, in the order of its dLegerPeers. `config`: of the brokers that
-    will run there, if it is known. Raises BackupError, BackupDamaged, OSError."""
-    config = config or default_config(manifest)
+    will run there; without one it is as where the backup was taken. Raises BackupError,
+    BackupDamaged, ConfigError, OSError."""
+    config = config or store_config_of(manifest.settings)
     if config.segment_size_bytes != manifest.segment_size_bytes:
         raise BackupError(
             f"the backup has segments of {manifest.segment_size_bytes} bytes: the brokers need"
@@ -152,14 +154,6 @@ def restore(
         made = restore_one(directory, manifest, point, OsDisk(store), founding(peers), config)
     assert made is not None, "no store is named"
     return made
-
-
-def default_config(manifest: Manifest) -> StoreConfig:
-    """As the replica had it that the backup was taken from."""
-    return StoreConfig(
-        segment_size_bytes=manifest.segment_size_bytes,
-        units_per_file=manifest.consume_queue_file_bytes // 20,
-    )
 
 
 def restore_one(

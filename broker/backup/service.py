@@ -35,6 +35,7 @@ from broker.backup.protocol import (
     Facts,
     encode_facts,
 )
+from broker.backup.settings import settings_of
 from broker.engine import RaftEngine
 from broker.errors import Refused
 from broker.installation import BrokerCapture, capture
@@ -254,7 +255,7 @@ class Backups:
             term=engine.log_index.term_at(index),
             current_term=core.term,
             begin=self._broker.store.commitlog.min_offset,
-            consume_queue_file_bytes=config.mapped_file_size_consume_queue,
+            settings=settings_of(config),
             time_ms=self._broker.wall_ms(),
         )
 

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from broker import snapshot
 from broker.backup.manifest import BackupError
 from broker.backup.protocol import READ_BYTES_MAX, Facts
+from broker.backup.settings import settings_of
 from broker.backup.source import Offer
 from broker.config import BrokerConfig
 from broker.construction import store_config
@@ -66,13 +67,24 @@ class UnwrittenFile:
         self._file.close()
 
 
-class UnwrittenDisk(OsDisk):
+class UnwrittenDisk:
     """A disk of which nothing is changed."""
 
-    def open(self, path: str, *, allocate_bytes: int | None = None) -> File:  # type: ignore[override]
+    def __init__(self, root: str) -> None:
+        self._disk = OsDisk(root)
+        self.root = self._disk.root
+
+    def open(self, path: str, *, allocate_bytes: int | None = None) -> File:
+        """Nothing is created: raises FileNotFoundError."""
         if not self.exists(path):
             raise FileNotFoundError(f"{self.root}/{path}")
-        return UnwrittenFile(super().open(path))
+        return UnwrittenFile(self._disk.open(path))
+
+    def exists(self, path: str) -> bool:
+        return self._disk.exists(path)
+
+    def listdir(self, path: str) -> list[str]:
+        return self._disk.listdir(path)
 
     def makedirs(self, path: str) -> None:
         """Left undone."""
@@ -86,19 +98,32 @@ class UnwrittenDisk(OsDisk):
     def sync_directory(self, path: str) -> None:
         """Left undone."""
 
+    def usage(self) -> tuple[int, int]:
+        return self._disk.usage()
+
+    def boot_id(self) -> str:
+        return self._disk.boot_id()
+
 
 class StoppedSource:
     """The replica that `config` is of."""
 
-    def __init__(self, config: BrokerConfig, *, whole_log: bool = False) -> None:
+    def __init__(
+        self,
+        config: BrokerConfig,
+        *,
+        whole_log: bool = False,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
         self._config = config
+        self._say = say
         self._whole_log = whole_log
         self._log: CommitLog | None = None
 
     async def begin(self, at_least: int) -> Offer:
         self._check()
-        disk, config = UnwrittenDisk(self._config.store_path_root_dir), self._config
-        stores = store_config(config)
+        disk = UnwrittenDisk(self._config.store_path_root_dir)
+        stores = store_config(self._config)
         first, previous_term, begin, term = _noted(disk)
         self._log = CommitLog(disk, stores.path("commitlog"), stores.segment_size_bytes)
         self._log.open()
@@ -126,20 +151,7 @@ class StoppedSource:
         content = BrokerCapture(tables, queues).encode()
         size = stores.segment_size_bytes
         found = Installation(first, previous_term, begin, tables.applied_index, size, b"", content)
-        facts = Facts(
-            group=config.group_name,
-            broker=config.broker_name,
-            cluster=config.broker_cluster_name,
-            node=config.node_name,
-            role="stopped",
-            members=tuple(f"{p.node_id}-{p.host}:{p.port}" for p in config.peers),
-            index=index,
-            term=last_term,
-            current_term=max(term, last_term),
-            begin=begin,
-            consume_queue_file_bytes=config.mapped_file_size_consume_queue,
-            time_ms=time.time_ns() // 1_000_000,
-        )
+        facts = self._facts(index, last_term, begin, max(term, last_term))
         return Offer(found, facts, end, False)
 
     async def read(self, position: int, size: int) -> bytes:
@@ -182,9 +194,30 @@ class StoppedSource:
             if not committed and not self._whole_log:
                 break
             last = header
+        if self._whole_log and walk.reason is not None:
+            self._say(f"the log ends at {walk.end}: behind it, {walk.reason}")
         return before if last is None else (last.index, last.term, last.end)
 
-    def _queues(self, disk: OsDisk, confirmed: int, begin: int) -> list[tuple[str, int, int]]:
+    def _facts(self, index: int, term: int, begin: int, current_term: int) -> Facts:
+        config = self._config
+        return Facts(
+            group=config.group_name,
+            broker=config.broker_name,
+            cluster=config.broker_cluster_name,
+            node=config.node_name,
+            role="stopped",
+            members=tuple(f"{p.node_id}-{p.host}:{p.port}" for p in config.peers),
+            index=index,
+            term=term,
+            current_term=current_term,
+            begin=begin,
+            settings=settings_of(config),
+            time_ms=time.time_ns() // 1_000_000,
+        )
+
+    def _queues(
+        self, disk: UnwrittenDisk, confirmed: int, begin: int
+    ) -> list[tuple[str, int, int]]:
         """Where queues begin. Raises BackupError, OSError."""
         stores = store_config(self._config)
         queues = ConsumeQueueStore(
@@ -207,7 +240,7 @@ class StoppedSource:
             queues.close()
 
 
-def _noted(disk: OsDisk) -> tuple[int, int, int, int]:
+def _noted(disk: UnwrittenDisk) -> tuple[int, int, int, int]:
     """The log's first frame, the term of the one before it, where it begins; the current term.
     Raises BackupError, OSError."""
     trim = SlotFile(disk, f"{RAFT_DIRECTORY}/trim")

@@ -221,7 +221,7 @@ class _Copying:
             begin=installation.position,
             end=offer.end,
             segment_size_bytes=installation.segment_size_bytes,
-            consume_queue_file_bytes=facts.consume_queue_file_bytes,
+            settings=facts.settings,
             messages=sum(part.messages for part in parts),
             segments=tuple(parts),
             states=states,

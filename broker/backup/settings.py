@@ -1,0 +1,46 @@
+"""Settings that a store's files depend on: a backup names them, and a restore goes by them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from broker.config import OPTIONS, BrokerConfig, Setting, build_config
+from broker.construction import store_config
+from store.config import StoreConfig
+
+KEYS = tuple(
+    key
+    for key in (
+        "mappedFileSizeCommitLog",
+        "mappedFileSizeConsumeQueue",
+        "maxMessageSize",
+        "messageDelayLevel",
+    )
+    if key in OPTIONS
+)
+# A configuration of a Raft replica is complete with these; the store does not depend on them.
+_ANY_REPLICA = {
+    "enableDLegerCommitLog": "true",
+    "dLegerPeers": "n0-127.0.0.1:1",
+    "dLegerSelfId": "n0",
+}
+
+
+def settings_of(config: BrokerConfig) -> dict[str, str]:
+    return {key: OPTIONS[key].text(getattr(config, OPTIONS[key].name)) for key in KEYS}
+
+
+def store_config_of(settings: Mapping[str, str]) -> StoreConfig:
+    """Raises ConfigError."""
+    values = {**_ANY_REPLICA, **settings}
+    given = [Setting(key, value, "the backup") for key, value in values.items()]
+    return store_config(build_config(given))
+
+
+def notable(settings: Mapping[str, str]) -> dict[str, str]:
+    """Those that are not the defaults."""
+    return {
+        key: value
+        for key, value in settings.items()
+        if key not in OPTIONS or value != OPTIONS[key].text(OPTIONS[key].default)
+    }

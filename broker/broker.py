@@ -31,6 +31,7 @@ from broker.construction import (
 )
 from broker.engine import Engine, make_engine
 from broker.errors import EngineError, Refused
+from broker.filteredreads import FilteredReads
 from broker.groups import SubscriptionGroup
 from broker.guard import Guard
 from broker.housekeeping import Chore, Housekeeper
@@ -298,6 +299,7 @@ class Broker:
             state,
             self.clients,
             get_messages=self.store.get_messages,
+            filtered=FilteredReads(self.store),
             commit_offset=self.commits.commit,
             ensure_group=lambda name: self._ensure_group(name, retry=False),
             leading=self._is_leading,

@@ -85,10 +85,16 @@ class ConsumerGroup:
             newer = old is None or subscription.version >= old.version
             fresh[subscription.topic] = subscription if newer or old is None else old
         changed = fresh.keys() != self.subscriptions.keys() or any(
-            fresh[topic].expression != self.subscriptions[topic].expression for topic in fresh
+            (fresh[topic].expression, fresh[topic].expression_type)
+            != (self.subscriptions[topic].expression, self.subscriptions[topic].expression_type)
+            for topic in fresh
         )
         self.subscriptions = fresh
         return changed
+
+    @property
+    def is_broadcasting(self) -> bool:
+        return self.message_model == "BROADCASTING"
 
     def connection_json(self) -> dict[str, Any]:
         """Apache's ConsumerConnection bean (203)."""

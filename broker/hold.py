@@ -1,30 +1,33 @@
 """Long polling: pulls that found nothing wait here for the next message of their queue. Pure.
 
-A held pull is released by the first dispatched unit of its queue that its tag filter lets pass,
-or when its time is over; whoever owns the table runs it again then. Bound: `heldPullsMax`.
+A held pull is released by the first dispatched unit of its queue that its filter lets pass (tags
+codes, then the matcher over properties, if it has one), or when its time is over; whoever owns the
+table runs it again then. Bound: `heldPullsMax`.
 """
 
 from __future__ import annotations
 
 import heapq
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, TypeVar
 
-from broker.filters import Codes
+from broker.filters import Codes, Filter, Matcher
 
 T = TypeVar("T")
+Properties = Sequence[Mapping[str, str]] | None
 _TAGS_CODE = struct.Struct(">12xq")  # of a consume-queue unit
 
 
 class Held(Generic[T]):
     """One held pull; `pull` is the owner's."""
 
-    __slots__ = ("codes", "deadline_ms", "key", "pull", "released")
+    __slots__ = ("codes", "deadline_ms", "key", "matcher", "pull", "released")
 
-    def __init__(self, key: tuple[str, int], codes: Codes, deadline_ms: int, pull: T) -> None:
+    def __init__(self, key: tuple[str, int], wanted: Filter, deadline_ms: int, pull: T) -> None:
         self.key = key
-        self.codes = codes
+        self.codes: Codes = wanted.codes
+        self.matcher: Matcher | None = wanted.matcher
         self.deadline_ms = deadline_ms
         self.pull = pull
         self.released = False
@@ -33,20 +36,27 @@ class Held(Generic[T]):
 class HoldTable(Generic[T]):
     """Held pulls by (topic, queue id), and by deadline."""
 
-    def __init__(self, count_max: int, release: Callable[[T], None]) -> None:
-        """`release(pull)` is called once for every held pull, never from within `hold`."""
+    def __init__(
+        self,
+        count_max: int,
+        release: Callable[[T], None],
+        properties_of: Callable[[bytes], Properties] = lambda _: None,
+    ) -> None:
+        """`release(pull)` is called once for every held pull, never from within `hold`.
+        `properties_of(units)` are the messages' of these units; None lets every matcher pass."""
         self._count_max = count_max
+        self._properties_of = properties_of
         self._release = release
         self._by_queue: dict[tuple[str, int], list[Held[T]]] = {}
         self._deadlines: list[tuple[int, int, Held[T]]] = []
         self._sequence = 0
         self.count = 0
 
-    def hold(self, topic: str, queue_id: int, codes: Codes, deadline_ms: int, pull: T) -> bool:
+    def hold(self, topic: str, queue_id: int, wanted: Filter, deadline_ms: int, pull: T) -> bool:
         """Keep the pull; False when the table is full and the caller must answer now."""
         if self.count >= self._count_max:
             return False
-        held = Held((topic, queue_id), codes, deadline_ms, pull)
+        held = Held((topic, queue_id), wanted, deadline_ms, pull)
         self._by_queue.setdefault(held.key, []).append(held)
         self._sequence += 1
         heapq.heappush(self._deadlines, (deadline_ms, self._sequence, held))
@@ -58,12 +68,10 @@ class HoldTable(Generic[T]):
         waiting = self._by_queue.pop((topic, queue_id), None)
         if waiting is None:
             return
-        codes: frozenset[int] | None = None
+        arrival = _Arrival(units, self._properties_of)
         keep: list[Held[T]] = []
         for held in waiting:
-            if held.codes is not None and codes is None:
-                codes = frozenset(code for (code,) in _TAGS_CODE.iter_unpack(units))
-            if held.codes is None or (codes is not None and not codes.isdisjoint(held.codes)):
+            if arrival.passes(held.codes, held.matcher):
                 self._let_go(held)
             else:
                 keep.append(held)
@@ -100,3 +108,29 @@ class HoldTable(Generic[T]):
         held.released = True
         self.count -= 1
         self._release(held.pull)
+
+
+class _Arrival:
+    """Units that came; what filters look at is taken out of them once, when one asks."""
+
+    __slots__ = ("_asked", "_codes", "_properties", "_properties_of", "_units")
+
+    def __init__(self, units: bytes, properties_of: Callable[[bytes], Properties]) -> None:
+        self._units = units
+        self._properties_of = properties_of
+        self._codes: frozenset[int] | None = None
+        self._properties: Properties = None
+        self._asked = False
+
+    def passes(self, codes: Codes, matcher: Matcher | None) -> bool:
+        if codes is not None:
+            if self._codes is None:
+                self._codes = frozenset(code for (code,) in _TAGS_CODE.iter_unpack(self._units))
+            if self._codes.isdisjoint(codes):
+                return False
+        if matcher is None:
+            return True
+        if not self._asked:
+            self._asked, self._properties = True, self._properties_of(self._units)
+        known = self._properties
+        return known is None or any(matcher.matches(properties) for properties in known)

@@ -16,16 +16,27 @@ import logging
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from broker.clients import ClientTable
 from broker.config import BrokerConfig
 from broker.errors import Refused
-from broker.filters import TAG, Codes, parse_tags
+from broker.filteredreads import FilteredReads
+from broker.filters import (
+    Codes,
+    Filter,
+    RetryMatcher,
+    is_tag,
+    parse_expression,
+    parse_tags,
+    unsupported,
+)
 from broker.hold import HoldTable
 from broker.reads import ReadPolicy
 from broker.resets import Wait
 from broker.state import BrokerState
+from broker.topics import RETRY_PREFIX
 from remoting.codec import encode_command
 from remoting.codes import ResponseCode
 from remoting.command import RemotingCommand
@@ -76,7 +87,7 @@ class Pull:
     connection: PullConnection
     request: RemotingCommand
     header: PullHeader
-    codes: Codes
+    wanted: Filter
 
 
 class PullService:
@@ -89,6 +100,7 @@ class PullService:
         clients: ClientTable,
         *,
         get_messages: Callable[[str, int, int, int, int, Codes], GetResult],
+        filtered: FilteredReads,
         commit_offset: Callable[[str, str, int, int], bool],
         ensure_group: Callable[[str], None],
         leading: Callable[[], bool],
@@ -103,13 +115,16 @@ class PullService:
         self._state = state
         self._clients = clients
         self._get_messages = get_messages
+        self._filtered = filtered
         self._commit_offset = commit_offset
         self._ensure_group = ensure_group
         self._leading = leading
         self._reads = reads
         self._on_read_failed = on_read_failed
         self._clock_ms = clock_ms
-        self.holds: HoldTable[Pull] = HoldTable(config.held_pulls_max, self._again)
+        self.holds: HoldTable[Pull] = HoldTable(
+            config.held_pulls_max, self._again, filtered.properties_of
+        )
         self.judge_reset: JudgeReset = lambda *_: None  # broker.resets
         self.get_count = 0  # messages
         self.results: dict[int, int] = {}  # pulls answered, by code
@@ -140,8 +155,8 @@ class PullService:
 
     # ---- checks ---------------------------------------------------------------------------
 
-    def _check(self, header: PullHeader) -> Codes:
-        """The order of remoting-protocol 4.2; returns the wanted tags codes."""
+    def _check(self, header: PullHeader) -> Filter:
+        """The order of remoting-protocol 4.2; returns what is wanted."""
         group = self._state.groups.get(header.consumer_group)
         if group is None:
             if not self._config.auto_create_subscription_group:
@@ -166,17 +181,33 @@ class PullService:
                 f"queueId {header.queue_id} is illegal: topic [{header.topic}] has "
                 f"{topic.read_queue_count} read queues",
             )
-        return self._codes(header)
+        return self._filter(header)
 
-    def _codes(self, header: PullHeader) -> Codes:
-        if header.sys_flag & PULL_SUBSCRIPTION:
-            self._check_type(header.expression_type)
-            return parse_tags(header.subscription)
-        if header.consumer_group not in self._clients.consumers:
+    def _filter(self, header: PullHeader) -> Filter:
+        if not header.sys_flag & PULL_SUBSCRIPTION:
+            return self._subscribed(header)
+        kind = header.expression_type
+        if is_tag(kind):
+            return Filter(parse_tags(header.subscription))
+        if not self._config.enable_property_filter:
+            raise unsupported(kind)
+        return Filter(matcher=parse_expression(kind, header.subscription))
+
+    def _subscribed(self, header: PullHeader) -> Filter:
+        """What the group's heartbeats say."""
+        name, enabled = header.consumer_group, self._config.enable_property_filter
+        group = self._clients.consumers.get(name)
+        if group is None:
             raise Refused(
                 ResponseCode.SUBSCRIPTION_NOT_EXIST, "the consumer's group info not exist"
             )
-        subscription = self._clients.subscription(header.consumer_group, header.topic)
+        config = self._state.groups.get(name)
+        if group.is_broadcasting and config is not None and not config.consume_broadcast_enable:
+            raise Refused(
+                ResponseCode.NO_PERMISSION,
+                f"the consumer group[{name}] can not consume by broadcast way",
+            )
+        subscription = self._clients.subscription(name, header.topic)
         if subscription is None:
             raise Refused(
                 ResponseCode.SUBSCRIPTION_NOT_EXIST, "the consumer's subscription not exist"
@@ -185,15 +216,19 @@ class PullService:
             raise Refused(
                 ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest"
             )
-        self._check_type(subscription.expression_type)
-        return subscription.codes
-
-    def _check_type(self, expression_type: str) -> None:
-        if expression_type not in ("", TAG):
+        if is_tag(subscription.expression_type):
+            retries = header.topic == RETRY_PREFIX + name and subscription.codes is None
+            if retries and enabled and self._config.filter_support_retry:
+                return Filter(matcher=RetryMatcher(partial(self._clients.subscription, name)))
+            return Filter(subscription.codes)
+        if not enabled:
+            raise unsupported(subscription.expression_type)
+        if subscription.matcher is None:
             raise Refused(
-                ResponseCode.SYSTEM_ERROR,
-                f"The broker does not support consumer to filter message by {expression_type}",
+                ResponseCode.FILTER_DATA_NOT_EXIST,
+                f"the consumer's filter data is not exist: {subscription.problem}",
             )
+        return Filter(matcher=subscription.matcher)
 
     # ---- answers --------------------------------------------------------------------------
 
@@ -228,21 +263,21 @@ class PullService:
 
     def _read(self, pull: Pull) -> GetResult:
         """Raises Refused when the disk or what is on it is bad: a consumer may ask again."""
-        header = pull.header
-        wanted = (
-            header.topic,
-            header.queue_id,
-            header.queue_offset,
-            self._count_max(header),
-            self._bytes_max(header),
-            pull.codes,
-        )
+        header, matcher = pull.header, pull.wanted.matcher
+        where = (header.topic, header.queue_id, header.queue_offset)
+        limits = (self._count_max(header), self._bytes_max(header))
+
+        def read() -> GetResult:
+            if matcher is not None:
+                return self._filtered.get_messages(*where, *limits, matcher)
+            return self._get_messages(*where, *limits, pull.wanted.codes)
+
         try:
-            return self._get_messages(*wanted)
+            return read()
         except (OSError, StoreError) as error:
-            log.error("read_failed topic=%s queue=%d error=%s", *wanted[:2], error)
+            log.error("read_failed topic=%s queue=%d error=%s", *where[:2], error)
             if isinstance(error, OSError):
-                self._on_read_failed(error, lambda: self._get_messages(*wanted))
+                self._on_read_failed(error, read)
             remark = f"[DISK_ERROR] the messages cannot be read here now: {error}"
             raise Refused(ResponseCode.SERVICE_NOT_AVAILABLE, remark, retriable=True) from error
 
@@ -289,7 +324,7 @@ class PullService:
         if wait_ms <= 0:
             return False
         deadline_ms = self._clock_ms() + wait_ms
-        return self.holds.hold(header.topic, header.queue_id, pull.codes, deadline_ms, pull)
+        return self.holds.hold(header.topic, header.queue_id, pull.wanted, deadline_ms, pull)
 
     def _again(self, pull: Pull) -> None:
         """A held pull's message came, or its time is over: answer it in any case."""

@@ -16,7 +16,7 @@ from broker.clients import ClientTable
 from broker.commits import CommitService
 from broker.config import BrokerConfig
 from broker.errors import Refused
-from broker.filters import TAG
+from broker.filters import TAG, is_tag, parse_expression, unsupported
 from broker.state import BrokerState
 from broker.topics import TopicConfig
 from remoting.codes import RequestCode, ResponseCode
@@ -202,12 +202,11 @@ class Queries:
         fields = loads_object(request.body)
         subscription = fields.get("subscriptionData")
         if isinstance(subscription, dict):
-            kind = subscription.get("expressionType") or TAG
-            if kind != TAG:
-                raise Refused(
-                    ResponseCode.SYSTEM_ERROR,
-                    f"The broker does not support consumer to filter message by {kind}",
-                )
+            kind = str(subscription.get("expressionType") or TAG)
+            if not is_tag(kind):
+                if not self.config.enable_property_filter:
+                    raise unsupported(kind)
+                parse_expression(kind, str(subscription.get("subString") or ""))
         return RemotingCommand.response_to(request)
 
 

@@ -78,6 +78,8 @@ CORE = [
     "broker/backup/protocol.py",
     "broker/ha/acks.py",
     "broker/ha/protocol.py",
+    "broker/filters.py",
+    "broker/hold.py",
     "broker/reads.py",
     "broker/sql92/__init__.py",
     "broker/sql92/nodes.py",

@@ -10,7 +10,7 @@ from broker import snapshot
 from broker.clients import ClientTable
 from broker.commits import CommitService
 from broker.errors import Refused, StateError
-from broker.filters import parse_tags, subscription_from_json
+from broker.filters import Filter, parse_tags, subscription_from_json
 from broker.groups import SubscriptionGroup
 from broker.hold import HoldTable
 from broker.offsets import OffsetCommits
@@ -177,9 +177,9 @@ def units(*codes):
 def test_holds_wake_by_queue_and_tag_and_time():
     released = []
     holds = HoldTable(10, released.append)
-    holds.hold("T", 0, None, 100, "all")
-    holds.hold("T", 0, frozenset({7}), 50, "seven")
-    holds.hold("T", 1, None, 70, "other queue")
+    holds.hold("T", 0, Filter(), 100, "all")
+    holds.hold("T", 0, Filter(frozenset({7})), 50, "seven")
+    holds.hold("T", 1, Filter(), 70, "other queue")
     holds.arrived("T", 0, units(1, 2))
     assert released == ["all"]
     holds.arrived("U", 0, units(7))
@@ -189,7 +189,7 @@ def test_holds_wake_by_queue_and_tag_and_time():
     assert holds.count == 1
     holds.expire(70)
     assert released[2:] == ["other queue"]
-    holds.hold("T", 0, frozenset({7}), 200, "kept")
+    holds.hold("T", 0, Filter(frozenset({7})), 200, "kept")
     holds.release_all()
     assert (released[3:], holds.count) == (["kept"], 0)
 
@@ -197,11 +197,11 @@ def test_holds_wake_by_queue_and_tag_and_time():
 def test_holds_are_bounded_and_forget_what_was_released():
     released = []
     holds = HoldTable(3, released.append)
-    assert [holds.hold("T", 0, None, 10, n) for n in range(4)] == [True, True, True, False]
+    assert [holds.hold("T", 0, Filter(), 10, n) for n in range(4)] == [True, True, True, False]
     holds.arrived("T", 0, units(1))
-    assert holds.hold("T", 0, None, 10, 4)
+    assert holds.hold("T", 0, Filter(), 10, 4)
     for number in range(1_000):
-        holds.hold("T", 1, None, 1_000_000, number)
+        holds.hold("T", 1, Filter(), 1_000_000, number)
         holds.arrived("T", 1, units(1))
         holds.expire(5)
     assert len(holds._deadlines) < 100

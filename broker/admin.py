@@ -122,6 +122,8 @@ class Admin:
 
     def all_topics(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         value = self.state.topics.to_json()
+        for internal in self.state.topics.internal.values():
+            value["topicConfigTable"][internal.name] = internal.to_json()
         if self.template is not None:
             value["topicConfigTable"][self.template.name] = self.template.to_json()
         return RemotingCommand.response_to(request, body=orjson.dumps(value))

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from broker.delaylevels import STANDARD_LEVELS, parse_delay_levels
 from ops.options import (
     BYTES,
     HOURS,
@@ -157,6 +158,9 @@ class BrokerConfig:
     outcome_timeout_ms: int = option("messages", "outcomeTimeoutMs", 3_000,
         "A send whose fate is open for longer is answered `[OUTCOME_UNKNOWN]`.",
         unit=MS, low=50, live=True)
+    message_delay_level: str = option("messages", "messageDelayLevel", STANDARD_LEVELS,
+        "How long the messages of delay levels 1, 2, … wait; units s, m, h, d and ms. The same on"
+        " all replicas: when a message is due is noted as it is stored.")
     trace_on: bool = option("messages", "traceOn", True, "TRACE_ON in the answers to sends.")
     long_polling_enable: bool = option("messages", "longPollingEnable", True,
         "Hold a pull that finds nothing for as long as it asks.", live=True)
@@ -347,6 +351,10 @@ class BrokerConfig:
         return parse_peers(self.dleger_peers)
 
     @property
+    def delay_levels_ms(self) -> tuple[int, ...]:
+        return parse_delay_levels(self.message_delay_level)
+
+    @property
     def group_name(self) -> str:
         """The Raft group is the broker group: dLegerGroup, or brokerName where that is not set."""
         return self.dleger_group or self.broker_name
@@ -494,6 +502,10 @@ def _check_together(config: BrokerConfig, places: dict[str, str]) -> None:
             fail("raft_join", f"members do not change with engine={config.engine}")
         if config.raft_join and len(ids) == 1:
             fail("raft_join", "dLegerPeers must name the group's members, too")
+    try:
+        parse_delay_levels(config.message_delay_level)
+    except ValueError as error:
+        fail("message_delay_level", str(error))
     if config.is_slave and config.broker_id == 0:
         fail("broker_id", "0 is the master's; a SLAVE needs a brokerId of its own, e.g. 1")
     if config.is_classic and not config.is_slave and config.broker_id != 0:

@@ -20,6 +20,7 @@ from store.frame import HEADER_SIZE_BYTES, Frame, FrameKind, seal_frame
 
 UNIT = struct.Struct(">qiq")  # physical offset, record size, tags code
 _PREFIX = struct.Struct(">ii")
+_LONG = struct.Struct(">q")
 
 QueueUnits = tuple[str, int, int, bytes]  # topic, queue id, first queue offset, units
 
@@ -120,6 +121,9 @@ def cut_records(
         position += size
     groups: list[QueueUnits] = []
     for queue in touched:
+        if queue.delay_ms >= 0:
+            due_ms = now_ms + queue.delay_ms
+            queue.units = [packed[:12] + _LONG.pack(due_ms) for packed in queue.units]
         groups.append((queue.topic, queue.queue_id, queue.units_first, b"".join(queue.units)))
         queue.units = []
     return b"".join(parts), positions, offsets, groups

@@ -27,15 +27,18 @@ from broker.config import BrokerConfig
 from broker.cut import AnswerFormat, cut_frame, cut_records
 from broker.errors import Refused
 from broker.heldsends import HeldSend, HeldSends
+from broker.parking import internal_topics, park
 from broker.sendrequest import (
     Outgoing,
     Record,
     SendQueue,
     SendRules,
     SendTopic,
+    Special,
     check_topic,
     parse_batch,
     parse_single,
+    parse_special,
     record_of,
 )
 from broker.state import BrokerState, put_topic
@@ -61,6 +64,7 @@ from broker.waiting import (
 from remoting.codec import encode_command
 from remoting.codes import RequestCode, ResponseCode
 from remoting.command import JSON, RESPONSE_FLAG, RemotingCommand
+from store.dispatch import SCHEDULE_TOPIC
 from store.frame import Frame
 from store.properties import TAGS, decode_properties, tags_code
 
@@ -119,7 +123,11 @@ class SendPath:
         self._pending: dict[int, Pending] = {}
         self._topics: dict[str, SendTopic] = {}
         self._queues: dict[tuple[str, int], SendQueue] = {}
-        self.internal_topics: dict[str, TopicConfig] = {}  # of the broker's own, in no table
+        self._delay_levels_ms = config.delay_levels_ms
+        self.internal_topics = state.topics.internal  # of the broker's own
+        self.internal_topics.update(
+            {topic.name: topic for topic in internal_topics(self._delay_levels_ms)}
+        )
         self._creating: dict[str, list[tuple[Sender, Mapping[str, str], bytes, bytes, int]]] = {}
         self._next_queue = 0
         self._term = 0
@@ -178,8 +186,10 @@ class SendPath:
             topic = self._open_topic(name, sender, ext, body, born_host, code)
             if topic is None:
                 return  # waits for the topic's creation, or for a leader
-        if not topic.writable:
-            raise Refused(ResponseCode.NO_PERMISSION, f"topic [{name}] is not writable")
+        if not topic.plain:
+            check_topic(name)
+            if not topic.writable:
+                raise Refused(ResponseCode.NO_PERMISSION, f"topic [{name}] is not writable")
         queue_id = int(ext["e"])
         queue = topic.queues[queue_id] if 0 <= queue_id < topic.queue_count else None
         if queue is None:
@@ -190,10 +200,27 @@ class SendPath:
             group.records += records
             group.replies.append((sender, unique_key, len(records)))
             return
-        record, unique_key = parse_single(ext, body, queue, topic, born_host, self._rules)
+        try:
+            record, unique_key = parse_single(ext, body, queue, topic, born_host, self._rules)
+        except Special:
+            self._admit_special(sender, ext, body, born_host, queue)
+            return
         group = self._room(record[1])
         group.records.append(record)
         group.replies.append((sender, unique_key, 1))
+
+    def _admit_special(
+        self,
+        sender: Sender,
+        ext: Mapping[str, str],
+        body: bytes,
+        born_host: bytes,
+        queue: SendQueue,
+    ) -> None:
+        """A send that may have to be parked. Its sender is told the queue that it chose."""
+        message, unique_key = parse_special(ext, body, queue, born_host, self._rules)
+        record = self._own_record(park(message, self._delay_levels_ms))
+        self._room(record[1]).add_parked(record, sender, unique_key, queue.queue_id)
 
     def store(self, messages: Sequence[Outgoing], command: bytes, done: Done) -> None:
         """Have the broker's own `messages` stored, in one frame, which also tells the tables
@@ -217,16 +244,20 @@ class SendPath:
             group.commands.append(command)
 
     def _own_record(self, message: Outgoing) -> Record:
-        topic = self._topics.get(message.topic)
+        name = message.topic
+        topic = self._topics.get(name)
         if topic is None:
-            config = self._state.topics.get(message.topic)
-            config = config or self.internal_topics.get(message.topic)
-            if config is None:
-                raise Refused(
-                    ResponseCode.TOPIC_NOT_EXIST, f"topic[{message.topic}] not exist, apply first"
-                )
-            topic = self._topics[message.topic] = SendTopic(config)
-        queue = self._queue_for(topic, message.queue_id)
+            config = self._state.topics.get(name)
+            if config is not None:
+                topic = self._topics[name] = SendTopic(config)
+            elif message.anyhow:
+                topic = SendTopic(TopicConfig(name, 1, 1))
+            else:
+                raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist, apply first")
+        if message.anyhow and message.queue_id >= topic.queue_count:
+            queue = self._queue(name, message.queue_id)
+        else:
+            queue = self._queue_for(topic, message.queue_id)
         tags = tags_code(decode_properties(message.properties).get(TAGS))
         return record_of(message, queue, topic, tags, self._rules)
 
@@ -271,12 +302,15 @@ class SendPath:
             )
         queue = topic.queues[queue_id]
         if queue is None:
-            key = (topic.name, queue_id)
-            queue = self._queues.get(key)
-            if queue is None:
-                queue = SendQueue(topic.name, queue_id, self._queue_end(topic.name, queue_id))
-                self._queues[key] = queue
-            topic.queues[queue_id] = queue
+            queue = topic.queues[queue_id] = self._queue(topic.name, queue_id)
+        return queue
+
+    def _queue(self, topic: str, queue_id: int) -> SendQueue:
+        queue = self._queues.get((topic, queue_id))
+        if queue is None:
+            delay_ms = self._delay_levels_ms[queue_id] if topic == SCHEDULE_TOPIC else -1
+            queue = SendQueue(topic, queue_id, self._queue_end(topic, queue_id), delay_ms)
+            self._queues[topic, queue_id] = queue
         return queue
 
     # ---- topics ---------------------------------------------------------------------------
@@ -433,11 +467,14 @@ class SendPath:
             positions = pending.positions
             offsets = pending.offsets
             records = group.records
+            others = group.answered_queues
             at = 0
             for sender, unique_key, count in group.replies:
                 connection, opaque, one_way, serialize_type = sender
                 if not one_way:
                     queue_id = records[at][0].queue_id
+                    if others is not None:
+                        queue_id = others.get(at, queue_id)
                     if count == 1:
                         ids = f"{host}{positions[at]:016X}"
                     else:
@@ -471,6 +508,7 @@ class SendPath:
         group = batch.group
         early = Group()
         early.records = group.records
+        early.answered_queues = group.answered_queues
         late: list[tuple[Sender, str, int]] = []
         at = 0
         for sender, unique_key, count in group.replies:

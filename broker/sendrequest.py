@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from zlib import crc32
 
 from broker.errors import Refused
-from broker.topics import NO_SEND_TOPICS, TopicConfig
+from broker.topics import NO_SEND_TOPICS, RETRY_PREFIX, TopicConfig
 from store.properties import TAGS, decode_properties, java_string_hash, tags_code
 
 Record = tuple[
@@ -89,7 +89,11 @@ V2_NAMES = {
     "batch": "m",
     "bname": "n",
 }
-_REFUSED_PROPERTY = re.compile(r"\x02(DELAY|TRAN_MSG|TIMER_[A-Z_]+)\x01([^\x02]*)")
+_SPECIAL_PROPERTY = re.compile(r"\x02(DELAY|TRAN_MSG|TIMER_[A-Z_]+)\x01([^\x02]*)")
+
+
+class Special(Exception):
+    """A send that is not just stored where it is sent to: `parse_special` reads it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +110,7 @@ class Outgoing:
     sys_flag: int = 0  # the bits of the two hosts' families are set when it is stored
     reconsume: int = 0
     prepared_offset: int = 0  # PREPAREDTRANSACTIONOFFSET
+    anyhow: bool = False  # also to a topic or queue that there is not (any more)
 
 
 class SendQueue:
@@ -113,11 +118,13 @@ class SendQueue:
 
     `next_offset` is the queue offset the next record gets. `units` collects the consume-queue
     units of the frame being cut; `units_first` is the queue offset of the first of them.
+    `delay_ms`: in place of a tags code its units hold the store time and so much more; -1: not so.
     """
 
-    __slots__ = ("next_offset", "queue_id", "topic", "units", "units_first")
+    __slots__ = ("delay_ms", "next_offset", "queue_id", "topic", "units", "units_first")
 
-    def __init__(self, topic: str, queue_id: int, next_offset: int) -> None:
+    def __init__(self, topic: str, queue_id: int, next_offset: int, delay_ms: int = -1) -> None:
+        self.delay_ms = delay_ms
         self.topic = topic
         self.queue_id = queue_id
         self.next_offset = next_offset
@@ -126,9 +133,21 @@ class SendQueue:
 
 
 class SendTopic:
-    """What the hot path needs of a topic, prepared once per leadership and topic change."""
+    """What the hot path needs of a topic, prepared once per leadership and topic change.
 
-    __slots__ = ("magic", "name", "name_part", "queue_count", "queues", "writable", "write_count")
+    `plain`: what is sent to it is stored there if its properties do not say otherwise.
+    """
+
+    __slots__ = (
+        "magic",
+        "name",
+        "name_part",
+        "plain",
+        "queue_count",
+        "queues",
+        "writable",
+        "write_count",
+    )
 
     def __init__(self, config: TopicConfig) -> None:
         name = config.name.encode()
@@ -142,6 +161,9 @@ class SendTopic:
         self.queue_count = config.queue_count
         self.write_count = config.write_queue_count
         self.writable = config.writable
+        self.plain = self.writable and not (
+            self.name in NO_SEND_TOPICS or self.name.startswith(RETRY_PREFIX)
+        )
         self.queues: list[SendQueue | None] = [None] * config.queue_count
 
 
@@ -199,10 +221,11 @@ def v2_fields(ext: Mapping[str, str]) -> dict[str, str]:
     return {V2_NAMES[name]: value for name, value in ext.items() if name in V2_NAMES}
 
 
-def stored_properties(text: str, rules: SendRules) -> tuple[bytes, str, int]:
+def stored_properties(text: str, rules: SendRules, special: bool = False) -> tuple[bytes, str, int]:
     """The properties as stored, the message's UNIQ_KEY and its tags code.
 
-    `text` is what the client sent. Raises Refused for what this broker would store wrongly.
+    `text` is what the client sent. Raises Special if they make the message one, unless `special`;
+    Refused for what this broker would store wrongly.
     """
     if text and text[-1] != "\x02":
         text += "\x02"
@@ -210,10 +233,10 @@ def stored_properties(text: str, rules: SendRules) -> tuple[bytes, str, int]:
     tags = 0
     trace = False
     if "\x02T" in marked:
-        tags = _tags_and_refusals(marked, rules)
+        tags = _tags_unless_special(marked, rules, special)
         trace = "\x02TRACE_ON\x01" in marked
     elif "\x02DELAY\x01" in marked:
-        tags = _tags_and_refusals(marked, rules)
+        tags = _tags_unless_special(marked, rules, special)
     at = marked.find("\x02UNIQ_KEY\x01")
     if at >= 0:
         unique_key = marked[at + 10 : marked.index("\x02", at + 10)]
@@ -234,19 +257,21 @@ def stored_properties(text: str, rules: SendRules) -> tuple[bytes, str, int]:
     return stored, unique_key, tags
 
 
-def _tags_and_refusals(marked: str, rules: SendRules) -> int:
+def _tags_unless_special(marked: str, rules: SendRules, special: bool) -> int:
     """The tags code of properties in which some name may be TAGS, DELAY, TRAN_MSG or TIMER_*."""
-    refused = _REFUSED_PROPERTY.search(marked)
-    while refused is not None:
-        name, value = refused[1], refused[2]
+    found = _SPECIAL_PROPERTY.search(marked)
+    while found is not None:
+        name, value = found[1], found[2]
         if value not in ("", "0", "false"):
-            raise Refused(
-                MESSAGE_ILLEGAL,
-                f"property {name}={value}: this broker does not offer "
-                f"{'transactions' if name == 'TRAN_MSG' else 'delayed messages'} yet; "
-                "the message was not stored",
-            )
-        refused = _REFUSED_PROPERTY.search(marked, refused.end())
+            if name.startswith("TIMER_"):
+                raise Refused(
+                    MESSAGE_ILLEGAL,
+                    f"property {name}={value}: this broker does not offer messages at any time, "
+                    "but those of delay levels; the message was not stored",
+                )
+            if not special:
+                raise Special
+        found = _SPECIAL_PROPERTY.search(marked, found.end())
     at = marked.rfind("TAGS\x01")
     if at < 0:
         return 0
@@ -270,8 +295,8 @@ def parse_single(
     born_host: bytes,
     rules: SendRules,
 ) -> tuple[Record, str]:
-    """The record of a send to `queue`, and the client's message id. Raises Refused; KeyError,
-    ValueError and TypeError for a malformed header.
+    """The record of a send to `queue`, and the client's message id. Raises Special, Refused;
+    KeyError, ValueError and TypeError for a malformed header.
 
     The caller has chosen the queue and checked the topic's permission.
     """
@@ -286,6 +311,33 @@ def parse_single(
     return _record(queue, topic, body, fixed, stored, tags, rules), unique_key
 
 
+def parse_special(
+    ext: Mapping[str, str],
+    body: bytes,
+    queue: SendQueue,
+    born_host: bytes,
+    rules: SendRules,
+) -> tuple[Outgoing, str]:
+    """As `parse_single` for a send that it calls special: what was sent to `queue`, standard
+    properties added, before it is parked or whatever makes it special is done to it."""
+    if not 0 < len(body) <= rules.message_size_max:
+        raise _body_refused(body, rules)
+    sys_flag, flag, reconsume = _checked_numbers(ext["f"], ext["h"], ext.get("j"))
+    stored, unique_key, _ = stored_properties(ext.get("i") or "", rules, special=True)
+    message = Outgoing(
+        queue.topic,
+        queue.queue_id,
+        body,
+        stored,
+        _born_ms(ext["g"]),
+        born_host,
+        flag,
+        sys_flag,
+        reconsume,
+    )
+    return message, unique_key
+
+
 def parse_batch(
     ext: Mapping[str, str],
     body: bytes,
@@ -294,26 +346,30 @@ def parse_batch(
     born_host: bytes,
     rules: SendRules,
 ) -> tuple[list[Record], int, str]:
-    """As `parse_single` for SEND_BATCH_MESSAGE: its records, their bytes together, the id."""
-    sys_flag, flag, reconsume = _numbers(ext, rules)
-    if not 0 < len(body) <= rules.message_size_max:
-        raise _body_refused(body, rules)
-    fixed = (sys_flag, flag, reconsume, _born_ms(ext["g"]), born_host)
-    return _batch_records(ext.get("i") or "", body, queue, topic, fixed, rules)
+    """As `parse_single` for SEND_BATCH_MESSAGE: its records, their bytes together, the id. No
+    part of a batch may be special."""
+    try:
+        sys_flag, flag, reconsume = _numbers(ext, rules)
+        if not 0 < len(body) <= rules.message_size_max:
+            raise _body_refused(body, rules)
+        fixed = (sys_flag, flag, reconsume, _born_ms(ext["g"]), born_host)
+        properties = ext.get("i") or ""
+        stored_properties(properties, rules)
+        return _batch_records(properties, body, queue, topic, fixed, rules)
+    except Special:
+        raise Refused(
+            MESSAGE_ILLEGAL,
+            "a batch holds no delayed or transactional messages; none of it was stored",
+        ) from None
 
 
 def _numbers(ext: Mapping[str, str], rules: SendRules) -> tuple[int, int, int]:
-    """(sysFlag, flag, reconsumeTimes), checked; the host bits of sysFlag are ours to set."""
+    """(sysFlag, flag, reconsumeTimes), checked; the host bits of sysFlag are ours to set. Raises
+    Special for a part of a transaction."""
     texts = (ext["f"], ext["h"], ext.get("j"))
-    sys_flag, flag, reconsume = int(texts[0]), int(texts[1]), int(texts[2] or 0)
+    sys_flag, flag, reconsume = _checked_numbers(*texts)
     if sys_flag & TRANSACTION_BITS:
-        raise Refused(MESSAGE_ILLEGAL, "this broker does not offer transactions yet; not stored")
-    if not (
-        0 <= sys_flag <= INT32_MAX
-        and -INT32_MAX - 1 <= flag <= INT32_MAX
-        and 0 <= reconsume <= INT32_MAX
-    ):
-        raise Refused(MESSAGE_ILLEGAL, "a number in the send header is out of range")
+        raise Special
     sys_flag &= ~(BORN_V6 | STORE_V6)
     if len(rules.store_host) == 20:
         sys_flag |= STORE_V6
@@ -323,6 +379,19 @@ def _numbers(ext: Mapping[str, str], rules: SendRules) -> tuple[int, int, int]:
     if max(len(text or "") for text in texts) <= 11:  # else spelt with a thousand zeros
         rules.numbers[texts] = numbers
     return numbers
+
+
+def _checked_numbers(
+    sys_flag_text: str, flag_text: str, reconsume_text: str | None
+) -> tuple[int, int, int]:
+    sys_flag, flag, reconsume = int(sys_flag_text), int(flag_text), int(reconsume_text or 0)
+    if not (
+        0 <= sys_flag <= INT32_MAX
+        and -INT32_MAX - 1 <= flag <= INT32_MAX
+        and 0 <= reconsume <= INT32_MAX
+    ):
+        raise Refused(MESSAGE_ILLEGAL, "a number in the send header is out of range")
+    return sys_flag, flag, reconsume
 
 
 def _born_ms(text: str) -> int:

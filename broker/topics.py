@@ -143,3 +143,8 @@ class TopicTable(VersionedTable[TopicConfig]):
 
     def __init__(self) -> None:
         super().__init__("topicConfigTable", topic_from_json)
+        # The broker's own: in no command and no snapshot, they follow from the configuration.
+        self.internal: dict[str, TopicConfig] = {}
+
+    def get(self, name: str) -> TopicConfig | None:
+        return self.entries.get(name) or self.internal.get(name)

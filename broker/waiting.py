@@ -51,9 +51,11 @@ OWN: Sender = (_Nobody(), 0, 1, JSON)  # one-way
 
 class Group:
     """Sends that will share a frame. `replies`: (sender, unique key, record count) per send, in
-    the order of `records`; `commands` go with the records, `dones` are told how it went."""
+    the order of `records`; `commands` go with the records, `dones` are told how it went.
+    `answered_queues`: of records whose senders hear of another queue, by index, its id."""
 
     __slots__ = (
+        "answered_queues",
         "command_bytes",
         "commands",
         "dones",
@@ -68,6 +70,7 @@ class Group:
         self.replies: list[tuple[Sender, str, int]] = []
         self.commands: list[bytes] = []
         self.dones: list[Done] = []
+        self.answered_queues: dict[int, int] | None = None
         self.size_bytes = 0  # of the records
         self.command_bytes = 0  # at least what the commands take together
         self.held_bytes = 0  # with the overhead, as counted against waitingBytesMax
@@ -76,6 +79,14 @@ class Group:
     def command(self) -> bytes:
         """What the tables are told together with the records; b"": nothing."""
         return several(self.commands) if self.commands else b""
+
+    def add_parked(self, record: Record, sender: Sender, unique_key: str, queue_id: int) -> None:
+        """A send whose message is stored elsewhere than in the queue that its sender chose."""
+        if self.answered_queues is None:
+            self.answered_queues = {}
+        self.answered_queues[len(self.records)] = queue_id
+        self.records.append(record)
+        self.replies.append((sender, unique_key, 1))
 
     def end(self, code: int, remark: str) -> None:
         """Tell who asked for the broker's own messages."""

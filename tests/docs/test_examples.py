@@ -1,0 +1,178 @@
+"""The documents' Python: what a page shows is a file in docs/examples, and every one of them runs,
+with warnings as errors, against a Raft group of three processes.
+
+`RAFTMQ_REWRITE=1 pytest tests/docs` puts the files as they are now into the pages that show them.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import importlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from chaos.cluster.cluster import Cluster
+from client import Admin, NoRoute
+from tests.docs.pages import EXAMPLES, PAGES, ROOT, Block, blocks, rewrite
+
+WAIT_S = 60.0  # a bound against hanging, not an expectation
+if os.environ.get("RAFTMQ_REWRITE"):
+    for page in PAGES:
+        rewrite(page)
+PYTHON = [block for page in PAGES for block in blocks(page) if block.language == "python"]
+
+# What each prints: a pattern for all of it.
+PRINTS = {
+    "send.py": r"OK MessageQueue\(topic='Orders', broker_name='broker-a', queue_id=\d\) 0\n",
+    "outcomes.py": r"(order-\d: stored at \d of queue \d\n){3}",
+    "ordered.py": r"ada created (\d) 0\nada paid \1 1\nada shipped \1 2\n"
+    r"grace created (\d) \d\ngrace paid \2 \d\ngrace shipped \2 \d\n",
+    "many.py": r"1000 acknowledged\nbatch OK \d+\n",
+    "blocking.py": r"all of them \[b'letter 0', b'letter 1', b'letter 2'\]\n",
+    "admin.py": r"ends at 1\nfound b'7.50' i-1\nbroker-a has 3 brokers\n",
+}
+OF_THEIR_OWN = {"consume.py", "frames.py", "longest_gap.py"}  # tests below
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    directory = tmp_path_factory.mktemp("examples") / "c"
+
+    async def call(verb: str) -> None:
+        made = Cluster(directory)
+        try:
+            await getattr(made, verb)()
+        finally:
+            await made.close()
+
+    asyncio.run(call("up"))
+    yield Cluster(directory)
+    asyncio.run(call("down"))
+
+
+@contextmanager
+def started(cluster: Cluster, name: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """An example as its reader runs it, from the repository's root."""
+    with subprocess.Popen(
+        [sys.executable, "-W", "error", str(EXAMPLES / name), *arguments],
+        cwd=ROOT,
+        env=os.environ | {"NAMESRV_ADDR": cluster.state().namesrv, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("name", PRINTS)
+def test_an_example_does_what_its_page_says(cluster: Cluster, name: str) -> None:
+    with started(cluster, name) as process:
+        out, errors = process.communicate(timeout=WAIT_S)
+    assert not errors
+    assert re.fullmatch(PRINTS[name], out), out
+
+
+def test_the_consumer_gets_what_was_sent_and_ends_when_told(cluster: Cluster) -> None:
+    with started(cluster, "send.py") as producer:
+        out, errors = producer.communicate(timeout=WAIT_S)
+        assert out.startswith("OK"), errors
+    with started(cluster, "consume.py") as consumer:
+        assert consumer.stdout is not None
+        line = consumer.stdout.readline()
+        assert re.fullmatch(r"\d \d order-1 b'one coffee'\n", line), line
+        consumer.send_signal(signal.SIGINT)
+        _, errors = consumer.communicate(timeout=WAIT_S)
+        assert not errors
+        assert consumer.returncode == 0
+
+
+def test_the_watcher_outlives_the_leader(cluster: Cluster) -> None:
+    with started(cluster, "longest_gap.py", "4") as watcher:
+        before = asyncio.run(kill_leader_under(cluster.directory))
+        out, errors = watcher.communicate(timeout=WAIT_S)
+    assert not errors
+    counted = re.fullmatch(
+        r"(\d+) acknowledged, \d+ failed, \d+ unknown\nlongest wait for an answer: \d+ ms\n", out
+    )
+    assert counted, out
+    assert int(counted[1]) > before  # it went on
+
+
+def test_the_frames_of_a_log_follow_each_other(cluster: Cluster) -> None:
+    asyncio.run(stop(cluster.directory))
+    logs = []
+    for node in cluster.state().brokers:
+        with started(cluster, "frames.py", str(cluster.store_of(node))) as process:
+            out, errors = process.communicate(timeout=WAIT_S)
+        assert not errors
+        lines = out.splitlines()
+        assert [int(line.split()[0]) for line in lines] == list(range(1, len(lines) + 1))
+        assert re.fullmatch(r"     1 term \d+ noop         0 records bytes 0 to 60", lines[0])
+        logs.append(lines)
+    assert sum("messages" in line for line in max(logs, key=len)) > 10
+
+
+async def stop(directory: Path) -> None:
+    cluster = Cluster(directory)
+    try:
+        await cluster.down()
+    finally:
+        await cluster.close()
+
+
+async def kill_leader_under(directory: Path) -> int:
+    """Kill the leader once messages came; how many had come."""
+    cluster = Cluster(directory)
+    try:
+        async with Admin(cluster.state().namesrv) as admin:
+            deadline = time.monotonic() + WAIT_S
+            while (sent := await ticks(admin)) < 50:
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.05)
+        leader = await cluster.leader()
+        assert leader is not None
+        await cluster.wait_dead(cluster.signal(leader.name, signal.SIGKILL))
+        await cluster.wait_serving()
+        return sent
+    finally:
+        await cluster.close()
+
+
+async def ticks(admin: Admin) -> int:
+    try:
+        queues = (await admin.route("Ticks")).write_queues("Ticks")
+    except NoRoute:
+        return 0
+    return sum([await admin.max_offset(queue) for queue in queues])
+
+
+def test_every_example_is_run_and_shown() -> None:
+    names = {path.name for path in EXAMPLES.glob("*.py")}
+    assert names == PRINTS.keys() | OF_THEIR_OWN
+    shown = {block.title for block in PYTHON}
+    assert {f"docs/examples/{name}" for name in names} <= shown
+
+
+@pytest.mark.parametrize("block", PYTHON, ids=lambda block: block.where)
+def test_what_a_page_shows_is_what_is_run(block: Block) -> None:
+    if block.title:
+        assert block.text == (ROOT / block.title).read_text()
+        return
+    # A fragment: it parses, and what it imports is there.
+    for node in ast.walk(ast.parse(block.text)):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            module = importlib.import_module(node.module)
+            assert not [alias.name for alias in node.names if not hasattr(module, alias.name)]

@@ -2,17 +2,28 @@
 ports, other ids."""
 
 import asyncio
+import re
+import sys
 
 import orjson
+import pytest
 
+from audit.layout import ItemKind
+from audit.walk import walk_range
+from broker.backup import service
 from broker.backup.directory import BackupDirectory
+from broker.backup.manifest import BackupError
 from broker.backup.restore import point_of, restore
 from broker.backup.source import RemoteSource, choose
 from broker.backup.take import take
 from broker.backup.verify import complaints
-from remoting.codes import ResponseCode
+from namesrv.config import NameServerConfig
+from namesrv.server import NameServer
+from remoting.codes import RequestCode, ResponseCode
 from store.record import decode_record
 from tests.broker.cluster import Group, until
+
+PATIENCE_S = 60.0
 
 SEGMENT = 1 << 20
 SMALL = {
@@ -88,6 +99,20 @@ class Renamed(Group):
         self.names = list(self.ports)
 
 
+def logs(group, end):
+    """The CommitLogs of stopped replicas up to `end`; and nothing in them is a hole."""
+    found = []
+    for name in group.names:
+        data = b""
+        for path in sorted((group.root / name / "commitlog").iterdir()):
+            segment = path.read_bytes()
+            walk = walk_range(memoryview(segment), int(path.name), 0, len(segment))
+            assert all(gap.kind is not ItemKind.HOLE for gap in walk.gaps), walk.gaps
+            data += segment
+        found.append(data[:end])
+    return found
+
+
 async def test_a_group_comes_back_as_another_group(tmp_path):
     async with Group(tmp_path / "old", 3, **SMALL) as group:
         leader = await group.leading()
@@ -95,33 +120,252 @@ async def test_a_group_comes_back_as_another_group(tmp_path):
         before = await fill(group, 60)
         assert await stored(group) == before  # and now there is a consumer group
         await group.commit(leader, "T", 1, 7)
-        answer = await group.commit(leader, "T", 2, 9)
-        assert answer.code == ResponseCode.SUCCESS
+        await group.commit(leader, "T", 2, 9)
         await until(lambda: leader.state.offsets.get("T", "cg", 2) == 9)
         backup = asyncio.create_task(taken(group, tmp_path / "backup"))
-        during = await fill(group, 40, topic="T")
+        during = await fill(group, 40)
         manifest = (await backup).manifest
         assert manifest.role == "follower" and manifest.confirmed
         assert len(manifest.segments) >= 3
         wanted = await tables(group)
-        everything = await stored(group)
+        everything = before | during
+        assert len(everything) == 100
     directory = BackupDirectory(str(tmp_path / "backup"))
     assert list(complaints(directory, manifest)) == []
 
     other = Renamed(tmp_path / "new", 3, **SMALL)
     made = restored(other, tmp_path / "backup")
+    first, *others = logs(other, made.end)
+    assert all(log == first for log in others)
     async with other as group:
         leader = await group.leading()
         assert leader.roles.term > manifest.current_term
         found = await stored(group)
-        assert before.items() <= found.items()
-        assert found.items() <= everything.items()
+        assert before.items() <= found.items() <= everything.items()
         assert len(found) == manifest.messages
         assert await tables(group) == wanted
-        after = await fill(group, 4)
-        assert not set(after) & set(found)
-        assert len(await stored(group)) == len(found) + 4
-        members = [m["node_id"] for m in leader.engine.members]
-        assert members == ["rn0", "rn1", "rn2"]
+        after = await fill(group, 8)
+        assert await stored(group) == found | after
+        assert len(after) == 8 and not set(after) & set(found)
+        assert [member["node_id"] for member in leader.engine.members] == group.names
         assert leader.engine.core.configurations.index == made.configuration_index
-    assert len(during) == 40
+        last = leader.engine.log_index.last_index
+        await until(lambda: all(b.state.applied_index >= last for b in group.brokers.values()))
+    replicas = logs(other, leader.engine.log_index.end_of(last))
+    assert replicas[0] == replicas[1] == replicas[2] and replicas[0].startswith(first)
+
+
+async def run(*arguments):
+    """`mqbroker` as a process of its own: (exit status, standard output, standard error)."""
+    process = await start(*arguments)
+    out, err = await asyncio.wait_for(process.communicate(), PATIENCE_S)
+    return process.returncode, out.decode(), err.decode()
+
+
+async def start(*arguments):
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "broker.cli",
+        *map(str, arguments),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+
+
+async def test_a_backup_that_is_killed_goes_on_when_it_is_run_again(tmp_path):
+    path = tmp_path / "backup"
+    names = NameServer(NameServerConfig(bind="127.0.0.1", port=0, http_enable=False))
+    async with names:
+        where = f"127.0.0.1:{names.port}"
+        async with Group(tmp_path / "old", 1, namesrvAddr=where, **SMALL) as group:
+            await group.create_topic(await group.leading(), "T")
+            sent = await fill(group, 120)
+            address = group.brokers["n0"].address
+            slow = await start("backup", path, "--from", address, "--bytes-per-s", "2MiB")
+            await until(lambda: (path / "progress.json").exists())
+            slow.kill()
+            await slow.communicate()
+            assert not (path / "manifest.json").exists()
+            status, out, err = await run("backup", path, "-n", where, "--brokerName", "group-a")
+            assert status == 0, err
+            kept = int(re.search(r"copied +\d+ bytes; (\d+) were there already", out)[1])
+            assert kept >= SEGMENT
+            wanted = await tables(group)
+    peers = "a-127.0.0.1:40911;b-127.0.0.1:40912"
+    one, two = tmp_path / "one", tmp_path / "two"
+    status, out, err = await run("restore", path, "--into", one, "--into", two, "--peers", peers)
+    assert status == 0, err
+    assert (
+        f"need mappedFileSizeCommitLog={SEGMENT}" in out and "members     a-127.0.0.1:40911" in out
+    )
+    alone = Group(tmp_path / "alone", 1, **SMALL)
+    restored(alone, path)
+    async with alone as group:
+        assert await tables(group) == wanted
+        assert await stored(group) == sent
+    status, _, err = await run("backup", path, "--from", address)
+    assert status == 1 and address in err
+
+
+async def test_retention_spares_what_a_backup_reads_and_may_overtake_it(tmp_path):
+    async with Group(tmp_path / "old", 1, flushDiskType="SYNC_FLUSH", **SMALL) as group:
+        broker = await group.leading()
+        await group.create_topic(broker, "T")
+        sent = await fill(group, 120)
+        segments = broker.store.commitlog.segments()
+        source = RemoteSource(group.client, broker.address)
+        offer = await source.begin(0)
+        assert broker.keeper.needed_from() == 0
+        await source.read(segments[1].start, 1)
+        assert broker.keeper.needed_from() == segments[1].start
+        said = []
+        lost = Overtaking(broker, source, segments[2].start)
+        manifest = (
+            await take(lost, BackupDirectory(str(tmp_path / "b")), say=said.append, pause_s=0.0)
+        ).manifest
+        assert offer.end <= manifest.end and manifest.begin == segments[2].start
+        assert "[OVERTAKEN]" in said[0]
+        assert broker.keeper.needed_from() is None
+    alone = Group(tmp_path / "alone", 1, **SMALL)
+    restored(alone, tmp_path / "b")
+    async with alone as group:
+        found = await stored(group)
+        assert len(found) == manifest.messages < len(sent)
+        assert found.items() <= sent.items()
+        more = await fill(group, 4)
+        assert {queue: offset for queue, offset in more} == dict.fromkeys(range(4), 30)
+
+
+class Overtaking:
+    """A source during whose third read retention goes up to `position`, as for a full disk."""
+
+    def __init__(self, broker, source, position):
+        self._broker = broker
+        self._source = source
+        self._position = position
+        self._reads = 0
+
+    def __getattr__(self, name):
+        return getattr(self._source, name)
+
+    async def read(self, position, size):
+        self._reads += 1
+        if self._reads == 3:
+            self._broker.engine.delete_before(self._position)
+            self._broker.store.correct_min_offset()
+            assert self._broker.store.commitlog.min_offset == self._position
+        return await self._source.read(position, min(size, SEGMENT // 4))
+
+
+async def test_what_is_damaged_on_the_replica_is_mended_there_first(tmp_path):
+    async with Group(tmp_path / "old", 3, flushDiskType="SYNC_FLUSH", **SMALL) as group:
+        leader = await group.leading()
+        await group.create_topic(leader, "T")
+        await fill(group, 60)
+        name = next(name for name in group.names if group.brokers[name] is not leader)
+        follower = group.brokers[name]
+        last = leader.engine.log_index.last_index
+        await until(lambda: follower.state.applied_index >= last)
+        path = tmp_path / "old" / name / "commitlog" / f"{0:020d}"
+        at = follower.engine.log_index.position_of(9) + 1000
+        said = []
+        source = Damaging(RemoteSource(group.client, follower.address), path, at)
+        directory = BackupDirectory(str(tmp_path / "backup"))
+        manifest = (await take(source, directory, say=said.append, pause_s=0.2)).manifest
+        assert "the replica's log is damaged: frame 9 at" in said[0]
+        assert manifest.messages == 60
+        assert list(complaints(directory, manifest)) == []
+
+
+def spoil(path, at):
+    with open(path, "r+b") as file:
+        file.seek(at)
+        file.write(b"???")
+
+
+class Damaging:
+    """A source before whose first read somebody spoils the replica's file."""
+
+    def __init__(self, source, path, at):
+        self._source = source
+        self._path = path
+        self._at = at
+        self._done = False
+
+    def __getattr__(self, name):
+        return getattr(self._source, name)
+
+    async def read(self, position, size):
+        if not self._done:
+            self._done = True
+            spoil(self._path, self._at)
+        return await self._source.read(position, size)
+
+
+async def test_without_a_leader_nothing_is_confirmed(tmp_path):
+    async with Group(tmp_path / "old", 2, **SMALL) as group:
+        await group.create_topic(await group.leading(), "T")
+        await fill(group, 8)
+        dead = await group.leader()
+        await group.kill(dead)
+        left = next(iter(group.brokers.values()))
+        directory = BackupDirectory(str(tmp_path / "backup"))
+        with pytest.raises(BackupError, match="--unconfirmed"):
+            await take(RemoteSource(group.client, left.address, wait_s=0.0), directory)
+        source = RemoteSource(group.client, left.address, confirm=False)
+        manifest = (await take(source, directory)).manifest
+        assert not manifest.confirmed and manifest.messages <= 8
+        with pytest.raises(BackupError, match="connecting"):
+            await choose(group.client, [f"127.0.0.1:{group.ports[dead]}"])
+
+
+async def backup(group, broker, op, **fields):
+    return await group.ask(broker, RequestCode.BACKUP, {"op": op} | fields)
+
+
+async def test_what_a_replica_refuses(tmp_path, monkeypatch):
+    monkeypatch.setattr(service, "WAIT_MS", 20)
+    async with Group(tmp_path, 1, **SMALL) as group:
+        broker = await group.leading()
+        await fill(group, 1)
+        for fields in ({}, {"atLeast": "x"}, {"atLeast": "9" * 19}):
+            answer = await backup(group, broker, "begin", **fields)
+            assert (answer.code, "is no number" in answer.remark) == (29, True)
+        assert (await backup(group, broker, "copy")).code == ResponseCode.INVALID_PARAMETER
+        behind = await backup(group, broker, "begin", atLeast="999999")
+        assert behind.code == ResponseCode.SERVICE_NOT_AVAILABLE and "[BEHIND]" in behind.remark
+        begun = [
+            await backup(group, broker, "begin", atLeast="1") for _ in range(service.SESSIONS_MAX)
+        ]
+        busy = await backup(group, broker, "begin", atLeast="1")
+        assert (busy.code, "[BUSY]" in busy.remark) == (ResponseCode.SYSTEM_BUSY, True)
+        session, end = begun[0].ext["session"], begun[0].ext["end"]
+        assert (await backup(group, broker, "end", session=session)).code == 0
+        gone = await backup(group, broker, "end", session=session)
+        assert "[GONE]" in gone.remark
+        session = begun[1].ext["session"]
+        for position, size in ((end, "1"), ("0", "0"), ("0", str(service.READ_BYTES_MAX + 1))):
+            wrong = await backup(
+                group, broker, "read", session=session, position=position, size=size
+            )
+            assert wrong.code == ResponseCode.INVALID_PARAMETER, wrong
+        parcel = await backup(group, broker, "state", session=session, offset="0")
+        assert len(parcel.body) == int(begun[1].ext["size"])
+        # Whoever is silent for long is forgotten, and what it needed is not kept any more.
+        assert broker.keeper.needed_from() is not None
+        now_ms = broker.clock_ms()
+        monkeypatch.setattr(broker, "clock_ms", lambda: now_ms + service.SILENT_MS + 1)
+        assert broker.keeper.needed_from() is None
+        assert "[GONE]" in (await backup(group, broker, "end", session=session)).remark
+
+
+async def test_a_classic_master_says_what_to_do_instead(tmp_path):
+    classic = {"enableDLegerCommitLog": "false", "haListenPort": "0"}
+    async with Group(tmp_path, 1, **classic) as group:
+        address = group.brokers["n0"].address
+        with pytest.raises(BackupError, match="is no replica of a Raft group"):
+            await choose(group.client, [address])
+        source = RemoteSource(group.client, address)
+        with pytest.raises(BackupError, match="copy its storePathRootDir"):
+            await take(source, BackupDirectory(str(tmp_path / "backup")))

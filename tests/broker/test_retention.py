@@ -133,3 +133,23 @@ def test_what_a_refilled_replica_needs_stays_unless_the_disk_is_full(
     keeper.fallback_index = 1
     keeper.retain()
     assert (store.commitlog.min_offset == 0) is kept
+
+
+@pytest.mark.parametrize(
+    ("needed", "space", "kept_from"), [(2, HALF_FULL, 2), (None, HALF_FULL, -1), (2, FULL, -1)]
+)
+def test_what_a_backup_still_reads_stays_unless_the_disk_is_full(
+    store, disk, clocks, needed, space, kept_from
+):
+    starts = [segment.start for segment in store.commitlog.segments()]
+    retention = Retention(store, clocks.wall, clocks.monotonic)
+    clocks.now = MONTH
+    disk.space = space
+    engine = Engine(store, [])
+    keeper = RaftKeeper(
+        BrokerConfig(), disk, BrokerState(), store, None, engine=lambda: engine, retention=retention
+    )
+    keeper.fallback_index = 1
+    keeper.needed_from = lambda: None if needed is None else starts[needed]
+    keeper.retain()
+    assert store.commitlog.min_offset == starts[kept_from]

@@ -11,10 +11,8 @@ import asyncio
 import importlib
 import os
 import re
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +20,6 @@ from pathlib import Path
 import pytest
 
 from chaos.cluster.cluster import Cluster
-from client import Admin, NoRoute
 from tests.docs.pages import EXAMPLES, PAGES, ROOT, Block, blocks, rewrite
 
 WAIT_S = 60.0  # a bound against hanging, not an expectation
@@ -41,7 +38,8 @@ PRINTS = {
     "blocking.py": r"all of them \[b'letter 0', b'letter 1', b'letter 2'\]\n",
     "admin.py": r"ends at 1\nfound b'7.50' i-1\nbroker-a has 3 brokers\n",
 }
-OF_THEIR_OWN = {"consume.py", "frames.py", "longest_gap.py"}  # tests below
+FRAMES = "frames.py"  # a test of its own
+OF_THE_TOUR = {"consume.py", "longest_gap.py"}  # tests/docs/test_tour.py
 
 
 @pytest.fixture(scope="module")
@@ -85,37 +83,11 @@ def test_an_example_does_what_its_page_says(cluster: Cluster, name: str) -> None
     assert re.fullmatch(PRINTS[name], out), out
 
 
-def test_the_consumer_gets_what_was_sent_and_ends_when_told(cluster: Cluster) -> None:
-    with started(cluster, "send.py") as producer:
-        out, errors = producer.communicate(timeout=WAIT_S)
-        assert out.startswith("OK"), errors
-    with started(cluster, "consume.py") as consumer:
-        assert consumer.stdout is not None
-        line = consumer.stdout.readline()
-        assert re.fullmatch(r"\d \d order-1 b'one coffee'\n", line), line
-        consumer.send_signal(signal.SIGINT)
-        _, errors = consumer.communicate(timeout=WAIT_S)
-        assert not errors
-        assert consumer.returncode == 0
-
-
-def test_the_watcher_outlives_the_leader(cluster: Cluster) -> None:
-    with started(cluster, "longest_gap.py", "4") as watcher:
-        before = asyncio.run(kill_leader_under(cluster.directory))
-        out, errors = watcher.communicate(timeout=WAIT_S)
-    assert not errors
-    counted = re.fullmatch(
-        r"(\d+) acknowledged, \d+ failed, \d+ unknown\nlongest wait for an answer: \d+ ms\n", out
-    )
-    assert counted, out
-    assert int(counted[1]) > before  # it went on
-
-
 def test_the_frames_of_a_log_follow_each_other(cluster: Cluster) -> None:
     asyncio.run(stop(cluster.directory))
     logs = []
     for node in cluster.state().brokers:
-        with started(cluster, "frames.py", str(cluster.store_of(node))) as process:
+        with started(cluster, FRAMES, str(cluster.store_of(node))) as process:
             out, errors = process.communicate(timeout=WAIT_S)
         assert not errors
         lines = out.splitlines()
@@ -133,35 +105,9 @@ async def stop(directory: Path) -> None:
         await cluster.close()
 
 
-async def kill_leader_under(directory: Path) -> int:
-    """Kill the leader once messages came; how many had come."""
-    cluster = Cluster(directory)
-    try:
-        async with Admin(cluster.state().namesrv) as admin:
-            deadline = time.monotonic() + WAIT_S
-            while (sent := await ticks(admin)) < 50:
-                assert time.monotonic() < deadline
-                await asyncio.sleep(0.05)
-        leader = await cluster.leader()
-        assert leader is not None
-        await cluster.wait_dead(cluster.signal(leader.name, signal.SIGKILL))
-        await cluster.wait_serving()
-        return sent
-    finally:
-        await cluster.close()
-
-
-async def ticks(admin: Admin) -> int:
-    try:
-        queues = (await admin.route("Ticks")).write_queues("Ticks")
-    except NoRoute:
-        return 0
-    return sum([await admin.max_offset(queue) for queue in queues])
-
-
 def test_every_example_is_run_and_shown() -> None:
     names = {path.name for path in EXAMPLES.glob("*.py")}
-    assert names == PRINTS.keys() | OF_THEIR_OWN
+    assert names == PRINTS.keys() | OF_THE_TOUR | {FRAMES}
     shown = {block.title for block in PYTHON}
     assert {f"docs/examples/{name}" for name in names} <= shown
 

@@ -56,6 +56,7 @@ from broker.send import SendPath
 from broker.state import BrokerState, announce, put_group, put_topic
 from broker.stats import SAMPLE_MS as GROUP_SAMPLE_MS
 from broker.topics import RETRY_PREFIX, retry_topic
+from broker.transactions.service import Transactions
 from dledger.errors import RaftError
 from dledger.messages import Role, RoleEvent
 from ops.logs import set_level
@@ -414,11 +415,13 @@ class Broker:
         )
         self.key_queries = KeyQueries(config, self.store)
         self.operators = Operators(self, self._propose, self._propose_then, self._barrier)
+        self.transactions = Transactions(self, self._propose_then)
         handlers: dict[int, Handler] = {
             **queries.handlers(),
             **self.admin.handlers(),
             **self.key_queries.handlers(),
             **self.operators.handlers(),
+            **self.transactions.handlers(),
         }
         for code in (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE):
             handlers[int(code)] = self.pulls.handle
@@ -459,6 +462,7 @@ class Broker:
             Chore("disk_usage", 1_000, self._look_at_disk),
             Chore("rates", SAMPLE_MS, self._sample_rates),
             Chore("members", LOOK_MS, self.operators.members.look),
+            Chore("transactions", 0, self.transactions.tick),
             Chore("group_rates", GROUP_SAMPLE_MS, self.operators.rates.sample),
         ]
         self._housekeeper = Housekeeper(self.clock_ms, quick, self.keeper.chores(), self.fail)
@@ -542,6 +546,7 @@ class Broker:
         self.http.role_changed(event)
         leading = self.roles.leading
         self.operators.resets.leadership_changed()
+        self.transactions.leadership_changed()
         self.sends.leadership(event.term, leading, self._leader_is_awaited(event))
         if was_leading and not leading:
             self.commits.leadership_lost()

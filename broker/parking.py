@@ -20,20 +20,25 @@ from dataclasses import replace
 from broker.errors import Refused
 from broker.sendrequest import MESSAGE_ILLEGAL, TRANSACTION_BITS, Outgoing
 from broker.topics import PERM_READ, PERM_WRITE, TopicConfig
+from broker.transactions.conversion import (
+    HALF_TOPIC,
+    OP_TOPIC,
+    REAL_QUEUE_ID,
+    REAL_TOPIC,
+    TRAN_MSG,
+    half_properties,
+)
 from store.dispatch import SCHEDULE_TOPIC
 from store.properties import DELAY, decode_properties
 
-REAL_TOPIC = "REAL_TOPIC"
-REAL_QUEUE_ID = "REAL_QID"
-TRAN_MSG = "TRAN_MSG"
 WAIT = "WAIT"
 _NUMBER = re.compile(r"\s*[+-]?\d{1,9}\s*")
 
 
 def internal_topics(levels_ms: Sequence[int]) -> list[TopicConfig]:
     """The broker's own topics: in no table, the same on all replicas."""
-    count = len(levels_ms)
-    return [TopicConfig(SCHEDULE_TOPIC, count, count, PERM_READ | PERM_WRITE)]
+    counts = {SCHEDULE_TOPIC: len(levels_ms), HALF_TOPIC: 1, OP_TOPIC: 1}
+    return [TopicConfig(name, n, n, PERM_READ | PERM_WRITE) for name, n in counts.items()]
 
 
 def park(message: Outgoing, levels_ms: Sequence[int]) -> Outgoing:
@@ -54,8 +59,12 @@ def park(message: Outgoing, levels_ms: Sequence[int]) -> Outgoing:
 def half_message(message: Outgoing, properties: dict[str, str]) -> Outgoing:
     """The half of a transactional message: of `message`, which was meant for its topic and queue
     and has these properties. Raises Refused."""
-    raise Refused(
-        MESSAGE_ILLEGAL, "this broker does not offer transactions yet; the message was not stored"
+    return replace(
+        message,
+        topic=HALF_TOPIC,
+        queue_id=0,
+        properties=joined(half_properties(properties, message.topic, message.queue_id)),
+        sys_flag=message.sys_flag & ~TRANSACTION_BITS,
     )
 
 

@@ -22,6 +22,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from broker.config import BrokerConfig
 from broker.cut import AnswerFormat, cut_frame, cut_records
@@ -51,6 +52,7 @@ from broker.topics import (
     auto_created,
     topic_name_problem,
 )
+from broker.transactions.conversion import HALF_TOPIC
 from broker.waiting import (
     OWN,
     Batch,
@@ -138,6 +140,8 @@ class SendPath:
         self.put_count = 0  # messages stored
         # Sends answered, by code and the tag that the remark of a refusal begins with.
         self.results: dict[tuple[int, str], int] = {}
+        # Producer group and connection of a half message that is about to be stored; may refuse.
+        self.on_half: Callable[[str, Any], None] = lambda *_: None
         self.on_stored: Callable[[float], None] = lambda _: None  # seconds since a group was cut
         # The latest store time in the log. Ours never goes below it, whatever the clock does:
         # offsets are looked up by time with a bisection.
@@ -219,7 +223,10 @@ class SendPath:
     ) -> None:
         """A send that may have to be parked. Its sender is told the queue that it chose."""
         message, unique_key = parse_special(ext, body, queue, born_host, self._rules)
-        record = self._own_record(park(message, self._delay_levels_ms))
+        parked = park(message, self._delay_levels_ms)
+        if parked.topic == HALF_TOPIC:
+            self.on_half(ext["a"], sender[0])
+        record = self._own_record(parked)
         self._room(record[1]).add_parked(record, sender, unique_key, queue.queue_id)
 
     def store(self, messages: Sequence[Outgoing], command: bytes, done: Done) -> None:

@@ -33,16 +33,16 @@ REAL_QUEUE_ID = "REAL_QID"
 TRANSACTION_ID = "__transactionId__"
 CHECK_TIMES = "TRANSACTION_CHECK_TIMES"
 ROOT = "TRAN_PREPARED_QUEUE_OFFSET"
+FIRST_STORED = "TRAN_FIRST_STORED_MS"  # ours: when its root was
 IMMUNITY = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 IMMUNITY_S_MAX = 86_400
 OP_TAG = "d"
 _OP_HALVES_MAX = 10_000  # one op record of Apache's 5.x names many
 
 
-def half_properties(
-    properties: Mapping[str, str], topic: str, queue_id: int, unique_key: str
-) -> dict[str, str]:
-    """What a half message says of itself. `queue_id`: the queue that was chosen for it."""
+def half_properties(properties: Mapping[str, str], topic: str, queue_id: int) -> dict[str, str]:
+    """What a half message says of itself. `queue_id`: the queue that was chosen for it. Raises
+    Refused."""
     if not properties.get(PRODUCER_GROUP):
         raise Refused(
             ResponseCode.MESSAGE_ILLEGAL,
@@ -50,7 +50,7 @@ def half_properties(
         )
     return {
         **properties,
-        TRANSACTION_ID: unique_key,
+        TRANSACTION_ID: properties[UNIQ_KEY],
         REAL_TOPIC: topic,
         REAL_QUEUE_ID: str(queue_id),
     }
@@ -78,7 +78,7 @@ def committed(half: MessageRecord) -> Outgoing:
     """The message that a half becomes. Raises Refused for a half that names no topic."""
     properties = decode_properties(half.properties)
     topic, queue_id = _real(properties)
-    for name in (TRAN_MSG, REAL_TOPIC, REAL_QUEUE_ID, CHECK_TIMES, ROOT):
+    for name in (TRAN_MSG, REAL_TOPIC, REAL_QUEUE_ID, CHECK_TIMES, ROOT, FIRST_STORED):
         properties.pop(name, None)
     return replace(
         _as_it_is(half),
@@ -114,12 +114,19 @@ def stored_again(half: MessageRecord, root: int, checks: int) -> Outgoing:
     properties = decode_properties(half.properties)
     properties[CHECK_TIMES] = str(checks)
     properties[ROOT] = str(root)
+    properties.setdefault(FIRST_STORED, str(half.store_timestamp_ms))
     return replace(_as_it_is(half), properties=encode_properties(properties))
 
 
 def given_up(half: MessageRecord) -> Outgoing:
     """The half for the topic of those that nobody ended."""
     return replace(_as_it_is(half), topic=GIVEN_UP_TOPIC)
+
+
+def first_stored_ms(half: MessageRecord) -> int:
+    """When its root was stored."""
+    properties = decode_properties(half.properties)
+    return _number(properties.get(FIRST_STORED), half.store_timestamp_ms)
 
 
 def check_body(half: MessageRecord) -> bytes:

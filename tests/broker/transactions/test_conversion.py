@@ -31,17 +31,17 @@ def stored(told, **changes):
 
 
 def a_half(**more):
-    return stored(conversion.half_properties(SENT, "Orders", 3, "U1") | more)
+    return stored(conversion.half_properties(SENT, "Orders", 3) | more)
 
 
 def test_a_half_says_where_it_belongs():
-    assert conversion.half_properties(SENT, "Orders", 3, "U1") == SENT | {
+    assert conversion.half_properties(SENT, "Orders", 3) == SENT | {
         "REAL_TOPIC": "Orders",
         "REAL_QID": "3",
         "__transactionId__": "U1",
     }
     with pytest.raises(Refused, match="PGROUP"):
-        conversion.half_properties({"TRAN_MSG": "true"}, "Orders", 3, "U1")
+        conversion.half_properties({"TRAN_MSG": "true"}, "Orders", 3)
 
 
 def test_when_it_is_checked_goes_by_the_brokers_time():
@@ -60,6 +60,9 @@ def test_a_half_stored_again_keeps_its_root():
     twice = stored({}, properties=again.properties, queue_offset=15, store_timestamp_ms=2_000)
     half = conversion.half_of(twice, 6_000, 30_000)
     assert (half.offset, half.root, half.checks, half.due_ms) == (15, 12, 1, 32_000)
+    assert conversion.first_stored_ms(twice) == conversion.first_stored_ms(a_half()) == 1_000
+    third = conversion.stored_again(twice, 12, 2)
+    assert conversion.first_stored_ms(stored({}, properties=third.properties)) == 1_000
 
 
 def test_what_is_committed_is_the_message_that_was_sent():

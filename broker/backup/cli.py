@@ -28,6 +28,7 @@ from broker.config import BrokerConfig, load, parse_peers
 from broker.construction import store_config
 from broker.errors import ConfigError, StateError
 from dledger.errors import RaftError
+from ops.logs import set_level
 from ops.options import BYTES, Option
 from remoting.address import format_address, parse_address_list
 from remoting.client import RemotingClient
@@ -244,9 +245,12 @@ def restore(
         _end(FAILED if error.damaged else WRONG, f"restore: {error}")
     addresses = [(p.node_id, format_address(p.host, p.port)) for p in members]
     try:
+        set_level("broker.installation", "ERROR")  # it tells of replicas that are refilled
         made = restore_stores(place, manifest, point, stores, addresses, config=config, say=_say)
     except FAILURES as error:
         _end(FAILED, f"restore: {error}")
+    finally:
+        set_level("broker.installation", "")
     _print_restored(manifest, made, addresses)
 
 
@@ -295,6 +299,10 @@ def _print_restored(manifest: Manifest, made: Restored, addresses: list[tuple[st
     click.echo(f"log         ends at byte {made.end}, in every store alike")
     for key, value in notable(manifest.settings).items():
         click.echo(f"brokers     need {key}={value}")
+    click.echo(
+        f"            and a dLegerGroup other than {manifest.group}, if a replica of the old group"
+        " may ever come back"
+    )
 
 
 def _print_json(value: dict[str, Any]) -> None:

@@ -40,7 +40,13 @@ from broker.installation import (
 )
 from broker.state import BrokerState
 from dledger import installation
-from dledger.configuration import Configuration, encode_configuration, founding
+from dledger.configuration import (
+    MEMBERS_MAX,
+    SIZE_BYTES_MAX,
+    Configuration,
+    encode_configuration,
+    founding,
+)
 from dledger.configurationfile import ConfigurationFile
 from dledger.hardstate import HardStateFile
 from dledger.install import Installation
@@ -146,12 +152,17 @@ def restore(
             f"the backup has segments of {manifest.segment_size_bytes} bytes: the brokers need"
             f" mappedFileSizeCommitLog={manifest.segment_size_bytes}"
         )
+    members = founding(peers)
+    if not 0 < len(members.ids) == len(peers) <= MEMBERS_MAX:
+        raise BackupError(f"{len(peers)} members: a group has 1 to {MEMBERS_MAX}, each with its id")
+    if len(encode_configuration(members)) > SIZE_BYTES_MAX:
+        raise BackupError(f"ids and addresses of the members exceed {SIZE_BYTES_MAX} bytes")
     for store in stores:
         check_empty(store)
     made: Restored | None = None
     for store in stores:
         say(f"{store}: frames {manifest.first_index} to {point.index}")
-        made = restore_one(directory, manifest, point, OsDisk(store), founding(peers), config)
+        made = restore_one(directory, manifest, point, OsDisk(store), members, config)
     assert made is not None, "no store is named"
     return made
 

@@ -5,11 +5,13 @@ import re
 import shutil
 
 import msgspec
+import orjson
 import pytest
 from click.testing import CliRunner
 
 from audit.layout import ItemKind
 from audit.walk import walk_range
+from broker.backup.cli import _time_ms
 from broker.backup.directory import BackupDirectory
 from broker.backup.manifest import BackupDamaged, BackupError, decode, encode
 from broker.backup.restore import frames_of, point_of, restore
@@ -467,3 +469,98 @@ def test_nothing_is_overwritten(store, place, tmp_path):
     assert not (tmp_path / "new").exists()
     status, output = run("restore", store.root, "--into", tmp_path / "new", "--peers", "n0-h:1")
     assert status == 2 and "is no backup" in output
+
+
+@pytest.mark.parametrize(
+    ("peers", "text"),
+    [
+        ([], "0 members"),
+        ([(f"n{n}", "h:1") for n in range(10)], "10 members"),
+        ([("n0", "h:1"), ("n0", "h:2")], "each with its id"),
+        ([(f"n{n}", "h" * 200 + ":1") for n in range(9)], "exceed"),
+    ],
+)
+def test_members_that_cannot_be(store, place, tmp_path, peers, text):
+    manifest = backup(store, place).manifest
+    with pytest.raises(BackupError, match=text):
+        restore(place, manifest, point_of(place, manifest), [str(tmp_path / "new")], peers)
+    assert not (tmp_path / "new").exists()
+
+
+def test_segments_of_another_size_are_refused(store, place, tmp_path):
+    manifest = backup(store, place).manifest
+    other = store_config(config_of("unused", mappedFileSizeCommitLog="512KiB"))
+    with pytest.raises(BackupError, match="the brokers need mappedFileSizeCommitLog=262144"):
+        restore(
+            place,
+            manifest,
+            point_of(place, manifest),
+            [str(tmp_path / "new")],
+            PEERS,
+            config=other,
+        )
+
+
+# -- the commands ---------------------------------------------------------------------------------
+
+
+def contents(root):
+    return {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def test_a_stopped_replica_is_given_by_its_configuration(store, place, tmp_path):
+    conf = tmp_path / "broker.conf"
+    conf.write_text(store.config.properties_text())
+    before = contents(store.root)
+    status, output = run("backup", place.path, "-c", conf)
+    assert status == 0, output
+    assert contents(store.root) == before
+    assert "from n0 (stopped)" in output and "which no leader confirmed" in output
+    status, output = run("verify", "--json", place.path)
+    told = orjson.loads(output)
+    assert (status, told["damaged"], told["messages"]) == (0, [], 18 * 8)
+    new = tmp_path / "new"
+    status, output = run("restore", place.path, "-c", conf, "--set", f"storePathRootDir={new}")
+    assert status == 0, output
+    assert "need mappedFileSizeCommitLog=262144" in output
+    assert "a dLegerGroup other than group-a" in output
+    assert Store(new).look()[:2] == store.look()[:2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("backup", "DIR"), "give one of --from"),
+        (("backup", "DIR", "--from", "h:1", "-n", "h:2", "--brokerName", "b"), "give one of"),
+        (("backup", "DIR", "-n", "h:2"), "give one of"),
+        (("backup", "DIR", "--from", "h:1", "--whole-log"), "of a stopped replica"),
+        (("backup", "DIR", "--from", "h:1", "--bytes-per-s", "fast"), "whole number"),
+        (("backup", "DIR", "--set", "brokerName=x"), "backups are of Raft groups"),
+        (("restore", "DIR", "--into", "X"), "give either --into and --peers"),
+        (("restore", "DIR", "--peers", "n0-h:1"), "give either --into and --peers"),
+        (("restore", "DIR", "--into", "X", "--peers", "n0"), "is not id-host:port"),
+        (("restore", "DIR", "--into", "X", "--peers", ";"), "has no members"),
+        (("restore", "DIR", "--set", "brokerName=x"), "backups are of Raft groups"),
+        (
+            ("restore", "DIR", "--into", "X", "--peers", "n0-h:1", "--to-time", "yesterday"),
+            "isoformat",
+        ),
+        (
+            ("restore", "DIR", "--into", "X", "--peers", "n0-h:1", "--to-time=1", "--to-index=1"),
+            "either --to-index or --to-time",
+        ),
+        (("restore", "DIR", "--into", "X", "--peers", "n0-h:1"), "is no backup"),
+        (("verify", "DIR"), "is no backup"),
+    ],
+)
+def test_what_makes_no_sense_ends_with_status_2(tmp_path, monkeypatch, arguments, text):
+    monkeypatch.chdir(tmp_path)
+    status, output = run(*arguments)
+    assert (status, text in output) == (2, True), output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_times_are_utc_unless_they_say_otherwise():
+    assert _time_ms("1700000000123") == 1_700_000_000_123
+    assert _time_ms("2023-11-14T22:13:20") == 1_700_000_000_000
+    assert _time_ms("2023-11-14T23:13:20+01:00") == 1_700_000_000_000

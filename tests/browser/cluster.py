@@ -19,6 +19,7 @@ SETTINGS = {
     "mappedFileSizeCommitLog": str(8 << 20),
     "mappedFileSizeConsumeQueue": "20000",
     "httpFaultsEnable": "true",
+    "preferredLeaderAfterMs": "200",
 }
 
 

@@ -26,6 +26,8 @@ async def test_the_dashboard(tmp_path: Path) -> None:
         await finds_a_message(page, sent["offsetMsgId"])
         await shows_the_new_leader(page, cluster)
         await transfers_with_a_question_first(page)
+        await has_another_one_lead(page)
+        await changes_the_members(page, cluster)
         await injects_a_fault_and_heals_it(page)
         await fits_a_phone(browser, cluster.url, sent["offsetMsgId"])
         assert page.errors == []
@@ -81,6 +83,65 @@ async def transfers_with_a_question_first(page: Page) -> None:
     await page.click("[data-do=transfer]")
     await page.click("dialog button[type=submit]")
     await page.until(f"{LEADER} && {LEADER} != '{before}'")
+
+
+async def has_another_one_lead(page: Page) -> None:
+    """Chosen once, it leads; then nobody is preferred again."""
+    await page.until("document.querySelector('.note.good')")  # the name server knows who leads
+    before = await page.until(LEADER)
+    await page.click("[data-do=preferred]")
+    await page.until("document.querySelector('dialog[open] [name=name]')")
+    said = await page.js("document.querySelector('dialog').textContent")
+    assert "Nobody is preferred now." in said
+    choices = "[...document.querySelectorAll('dialog [name=name]')].map(e => e.value)"
+    wanted = next(name for name in await page.js(choices) if name not in ("", before))
+    await page.click(f"dialog [value={wanted}]")
+    await page.click("dialog button[type=submit]")
+    await page.until(f"{LEADER} == '{wanted}'")
+    tag = "document.querySelector('.replica.leader .who .tag')?.textContent"
+    await page.until(f"{tag} == 'preferred'")
+    rows = "[...document.querySelectorAll('.beliefs tbody tr')].map(r => r.textContent)"
+    assert f"Should lead{wanted * 3}" in await page.until(
+        f"{rows}.some(t => t == 'Should lead{wanted * 3}') && {rows}"
+    )
+    assert any(row.startswith("Heard by the leader") and " ms ago" in row
+               for row in await page.js(rows))  # fmt: skip
+    await page.until("document.querySelector('.note.good')")
+    await page.click("[data-do=preferred]")
+    await page.until("document.querySelector('dialog[open] [name=name]')")
+    assert f"Preferred now: {wanted}." in await page.js(
+        "document.querySelector('dialog').textContent"
+    )
+    await page.click("dialog [name=name]")  # the first one: nobody
+    await page.click("dialog button[type=submit]")
+    await page.until(f"!{tag}")
+
+
+async def changes_the_members(page: Page, cluster: Running) -> None:
+    """A learner that does not answer is not promoted, and is removed after a second question."""
+    group = await page.js("document.querySelector('[data-do=members]').dataset.group")
+    learner = {"id": "n9", "address": "127.0.0.1:1"}
+    await cluster.ask("POST", f"/groups/{group}/members", learner)
+    members = "document.querySelector('.beliefs')?.textContent.includes('n9 (learner)')"
+    await page.until(members)
+    open_dialog = "document.querySelector('dialog[open]')?.textContent"
+    for deed, words in (
+        ("promote", "of which 1 may fail now, and 4 voters, of which 1 may fail then"),
+        ("remove", "The group's voters stay as they are."),
+    ):
+        await page.click("[data-do=members]")
+        await page.until("document.querySelector('dialog[open] [name=deed]')")
+        assert not await page.js("!!document.querySelector('dialog [value=\"promote n0\"]')")
+        await page.click(f"dialog [value='{deed} n9']")
+        await page.click("dialog button[type=submit]")
+        said = await page.until(f"{open_dialog}?.startsWith('{deed.title()} n9') && {open_dialog}")
+        assert words in said
+        await page.click("dialog button[type=submit]")
+        if deed == "promote":
+            refused = "[...document.querySelectorAll('.toast.bad')].map(e => e.textContent).join()"
+            told = await page.until(f"{refused}.includes('Promotion of n9') && {refused}")
+            assert "n9" in told
+    await page.until(f"!{members}")
 
 
 async def injects_a_fault_and_heals_it(page: Page) -> None:
@@ -142,5 +203,7 @@ async def test_a_thousand_topics_and_a_token(tmp_path: Path) -> None:
         await page.click("#nav a[href='#/cluster']")
         await page.until(LEADER)
         await page.until("document.querySelector('[data-do=transfer]').disabled")  # a viewer
+        for button in ("preferred", "members"):
+            assert await page.js(f"document.querySelector('[data-do={button}]').disabled")
         assert await page.js("document.title") == "Cluster · raftmq"
         assert page.errors == []

@@ -30,7 +30,11 @@ export function query(parameters) {
   return given.length ? `?${new URLSearchParams(given)}` : "";
 }
 
-export async function call(method, path, { body, headers, signal } = {}) {
+/** The JSON of an answer that succeeds. */
+export const call = async (...what) => (await versioned(...what)).value;
+
+/** {value, version}: `version` is what If-Match takes. */
+export async function versioned(method, path, { body, headers, signal } = {}) {
   const answer = await fetch(`/api/v1${path}`, {
     method,
     headers: { ...authorization(), ...(body !== undefined && { "Content-Type": "application/json" }), ...headers },
@@ -38,7 +42,7 @@ export async function call(method, path, { body, headers, signal } = {}) {
     signal,
     cache: "no-store",
   });
-  if (answer.status === 401 && (await askForToken())) return call(method, path, { body, headers, signal });
+  if (answer.status === 401 && (await askForToken())) return versioned(method, path, { body, headers, signal });
   const text = await answer.text();
   let value = null;
   try {
@@ -47,7 +51,7 @@ export async function call(method, path, { body, headers, signal } = {}) {
     value = { detail: text.slice(0, 200) };
   }
   if (!answer.ok) throw new ApiError(answer.status, value ?? {});
-  return value;
+  return { value, version: answer.headers.get("ETag") };
 }
 
 export const get = (path, options) => call("GET", path, options);

@@ -14,7 +14,7 @@ const POLL_MS = 2000;
 const EVENTS_KEPT = 500;
 const SAMPLES_KEPT = 90; // three minutes of polls
 const SOON_MS = 60; // events come in bursts: one look for all of them
-const URGENT = new Set(["roleChanged", "routeChanged", "electionStarted", "transfer", "diskState", "memberChanged"]);
+const URGENT = new Set(["roleChanged", "routeChanged", "electionStarted", "transfer", "diskState", "memberChanged", "preferredLeaderChanged"]);
 
 const PAGES = [
   ["cluster", "Cluster", clusterPage],

@@ -4,6 +4,7 @@ import { call, get, seg } from "/dashboard/api.js";
 import { ask, attempt } from "/dashboard/dialog.js";
 import { h } from "/dashboard/dom.js";
 import { ago, bytes, number, plural, rate, replicaName, span } from "/dashboard/format.js";
+import { changeMembers, preferLeader } from "/dashboard/leadership.js";
 import { bar, empty, head, problem, sparkline, timeline } from "/dashboard/parts.js";
 
 const FAULTS_MS = 3000;
@@ -52,6 +53,8 @@ export function clusterPage(app) {
     },
     actions: {
       transfer: ({ group }) => transfer(app, group),
+      preferred: ({ group }) => preferLeader(app, groupOf(app, group)),
+      members: ({ group }) => changeMembers(app, groupOf(app, group)),
       forget: ({ group, address }) => forget(app, group, address),
       faults: ({ group, address }) => switchFaults(app, group, address, faults.get(address) ?? []).then(askFaults),
     },
@@ -98,7 +101,11 @@ function card(app, group, faults) {
         h("h2", null, group.name),
         h("p", { class: "muted" }, `${kind} of ${group.brokers.length} in ${group.cluster || "no cluster"}${classic(group) ? "" : ` · term ${number(group.term)}`} · ${plural(group.topicCount, "topic")}`)),
       h("div", { class: "buttons" },
-        !classic(group) && h("button", { type: "button", "data-do": "transfer", "data-group": group.name, disabled: app.me.role === "viewer" }, "Transfer leadership…"))),
+        !classic(group) && [
+          h("button", { type: "button", "data-do": "transfer", "data-group": group.name, disabled: app.me.role === "viewer" }, "Transfer leadership…"),
+          h("button", { type: "button", class: "quiet", "data-do": "preferred", "data-group": group.name, disabled: app.me.role === "viewer" }, "Preferred leader…"),
+          h("button", { type: "button", class: "quiet", "data-do": "members", "data-group": group.name, disabled: app.me.role !== "admin" }, "Members…"),
+        ])),
     h("div", { class: "replicas" }, group.brokers.map((broker) => replica(app, group, broker, findings, faults))),
     group.lastFailover && !classic(group) && h("div", { class: "block", "data-key": "failover" },
       h("h3", null, group.lastFailover.oldLeader ? "Last failover" : "First election"), timeline(group.lastFailover, nameOf)),
@@ -131,7 +138,8 @@ function replica(app, group, broker, findings, faults) {
   const unit = classic(group) ? bytes(lag) : plural(lag, "frame");
   const role = leading && node.leaderReady === false && node.mode !== "classic" ? `${node.role}, not ready` : node.role;
   return h("div", { class: `replica ${leading ? "leader" : ""} ${mine.length ? "differs" : ""}`, "data-key": broker.address },
-    h("div", { class: "who" }, h("strong", null, replicaName(broker.name)), h("span", { class: `role ${node.role}` }, role)),
+    h("div", { class: "who" }, h("strong", null, replicaName(broker.name)), h("span", { class: `role ${node.role}` }, role),
+      group.preferredLeader === broker.name && h("span", { class: "tag", title: "leads whenever it can" }, "preferred")),
     h("p", { class: "muted mono" }, broker.address),
     h("p", null, leading
       ? [`${rate(node.rates?.sendsPerS ?? 0)} sends/s · ${rate(node.rates?.pullsPerS ?? 0)} pulls/s`, bar(1, "good")]
@@ -156,6 +164,9 @@ function beliefs(group, findings) {
     ["Applied", "appliedIndex", (node) => index(node.appliedIndex, node.commitIndex)],
     ["Last frame", "lastIndex", (node) => number(node.lastIndex)],
     ["Durable", "durableIndex", (node) => index(node.durableIndex, node.lastIndex)],
+    ["Should lead", "preferredLeader", (node) => node.preferredLeader || "nobody in particular"],
+    ["Heard by the leader", "lastContactMs", (node, peer) => (typeof peer?.lastContactMs === "number" ? `${span(peer.lastContactMs)} ago` : "–")],
+    ["On its way to it", "bytesInFlight", (node, peer) => (peer ? bytes(peer.bytesInFlight ?? 0) : "–")],
     ["Promises", "whole", (node) => (node.whole === false ? node.recovering || "recovering" : "whole")],
   ];
   const both = [
@@ -166,6 +177,7 @@ function beliefs(group, findings) {
     ["Up", "bootTimeMs", (node) => (node.bootTimeMs ? span(Date.now() - node.bootTimeMs) : "–")],
   ];
   const rows = classic(group) ? [raft[0], ...both] : [...raft, ...both];
+  const peers = answering.find(({ node }) => leads(node))?.node.peers ?? [];
   const marked = (field, name) => findings.some((one) => one.field === field && one.nodes.includes(name));
   return h("details", { class: "block", open: true, "data-key": "beliefs" },
     h("summary", null, "What each replica believes"),
@@ -177,7 +189,7 @@ function beliefs(group, findings) {
           h("tr", null, h("th", { scope: "row" }, title), group.brokers.map((broker) => {
             if (!broker.node) return h("td", { class: "muted" }, field === "role" ? "no answer" : "");
             const differs = marked(field, broker.name);
-            return h("td", { class: differs ? "differs" : "" }, value(broker.node), differs && h("span", { class: "hidden" }, " (differs)"));
+            return h("td", { class: differs ? "differs" : "" }, value(broker.node, peers.find((one) => one.id === broker.name)), differs && h("span", { class: "hidden" }, " (differs)"));
           })))))));
 }
 

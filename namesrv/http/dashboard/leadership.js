@@ -1,0 +1,103 @@
+// Who should lead a group, and who belongs to it: asked first, with what it will mean.
+
+import { call, get, seg, versioned } from "/dashboard/api.js";
+import { ask, attempt, toast } from "/dashboard/dialog.js";
+import { h } from "/dashboard/dom.js";
+import { number, plural } from "/dashboard/format.js";
+
+const choice = (name, value, title, more, checked) =>
+  h("label", { class: "choice" }, h("input", { type: "radio", name, value, checked, required: true }),
+    h("span", null, title, more && h("span", { class: "muted" }, ` ${more}`)));
+
+/** What is asked of the leader before a dialog can be shown; null if it does not answer. */
+async function asked(work) {
+  try {
+    return await work();
+  } catch (error) {
+    toast(error.message, "bad");
+    return null;
+  }
+}
+
+export async function preferLeader(app, group) {
+  const where = `/groups/${seg(group.name)}/preferred-leader`;
+  const found = await asked(async () => [await versioned("GET", where), await get(`/groups/${seg(group.name)}/members`)]);
+  if (!found) return;
+  const [{ value, version }, { items }] = found;
+  const given = await ask({
+    title: `Who should lead ${group.name}?`,
+    words: [
+      "The preferred leader leads whenever it can: another leader hands over to it, as with a transfer, once it has been connected and caught up for some seconds. Not more than twice a minute, and less and less often if it does not last. Every replica remembers it, also when all are started anew.",
+      value.name ? `Preferred now: ${value.name}. The leader says: ${value.standing || "nothing yet"}.` : "Nobody is preferred now.",
+    ],
+    fields: [h("fieldset", null, h("legend", null, "Preferred leader"),
+      choice("name", "", "nobody in particular", "whoever is elected leads", !value.name),
+      items.filter((one) => one.role === "voter").map((one) => choice("name", one.id, one.id, one.id === value.leader ? "leads now" : "", one.id === value.name)))],
+    action: "Remember it",
+  });
+  if (!given || given.name === (value.name ?? "")) return;
+  const headers = { "If-Match": version };
+  await attempt(given.name ? `${given.name} as preferred leader` : "No preferred leader", () =>
+    (given.name ? call("PUT", where, { body: { name: given.name }, headers }) : call("DELETE", where, { headers })));
+  app.look();
+}
+
+export async function changeMembers(app, group) {
+  const where = `/groups/${seg(group.name)}/members`;
+  const found = await asked(() => get(where));
+  if (!found) return;
+  const { items } = found;
+  const state = (one) => `${one.role}, ${one.whole === false ? "recovering" : one.lagFrames ? `${plural(one.lagFrames, "frame")} behind` : "up to date"}`;
+  const given = await ask({
+    title: `Members of ${group.name}`,
+    words: [
+      "Voters elect the leader and make messages durable; a learner gets the log and does not count. What you choose is explained before anything is done. A new member is added by starting a broker with raftJoin and POST /members.",
+    ],
+    fields: [h("fieldset", null, h("legend", null, "What shall happen"),
+      items.map((one) => [
+        one.role === "learner" && choice("deed", `promote ${one.id}`, h("strong", null, `Promote ${one.id}`), `to voter (${state(one)})`),
+        choice("deed", `remove ${one.id}`, h("strong", null, `Remove ${one.id}`), `(${state(one)})`),
+      ]))],
+    action: "Continue…",
+  });
+  if (!given?.deed) return;
+  const [deed, id] = given.deed.split(" ");
+  const member = items.find((one) => one.id === id);
+  await (deed === "promote" ? promote(where, items, member) : remove(group, where, items, member));
+  app.look();
+}
+
+/** How many of so many voters may fail. */
+const spare = (voters) => Math.floor((voters - 1) / 2);
+const voting = (voters) => `${plural(voters, "voter")}, of which ${spare(voters) === 0 ? "none" : number(spare(voters))} may fail`;
+const voters = (items) => items.filter((one) => one.role === "voter").length;
+
+async function promote(where, items, member) {
+  const given = await ask({
+    title: `Promote ${member.id} to voter?`,
+    words: [
+      `It counts from then on: in elections, and for every message that is acknowledged. The group has ${voting(voters(items))} now, and ${voting(voters(items) + 1)} then.`,
+      "If it has not caught up yet, this is refused and nothing changes.",
+    ],
+    action: "Promote",
+  });
+  if (given) await attempt(`Promotion of ${member.id}`, () => call("POST", `${where}/${seg(member.id)}/promote`));
+}
+
+async function remove(group, where, items, member) {
+  const voter = member.role === "voter";
+  const given = await ask({
+    title: `Remove ${member.id} from ${group.name}?`,
+    words: [
+      voter
+        ? `It counts no more, gets no more of the log and leaves the routes; what is on its disk stays there. The group has ${voting(voters(items))} now, and ${voting(voters(items) - 1)} then.`
+        : "It gets no more of the log, and what is on its disk stays there. The group's voters stay as they are.",
+      member.id === group.leader && "It leads now: it goes on until its removal is committed, and another one is elected then.",
+      member.id === group.preferredLeader && "It is the preferred leader: nobody is preferred then.",
+      "To have it back it must be added as a learner, get what it lacks and be promoted.",
+    ].filter(Boolean),
+    action: `Remove ${member.id}`,
+    danger: true,
+  });
+  if (given) await attempt(`Removal of ${member.id}`, () => call("DELETE", `${where}/${seg(member.id)}`));
+}

@@ -29,6 +29,7 @@ from broker.construction import (
     store_config,
     template_topic,
 )
+from broker.consuming import Consuming
 from broker.engine import Engine, make_engine
 from broker.errors import EngineError, Refused
 from broker.filteredreads import FilteredReads
@@ -181,6 +182,7 @@ class Broker:
             await self._housekeeper.stop()
             self.commits.flush()
             await self.engine.stop()
+            await self.consuming.stop()
             self.sends.close()
             self.pulls.holds.release_all()
             await self.server.stop()
@@ -416,12 +418,14 @@ class Broker:
         self.key_queries = KeyQueries(config, self.store)
         self.operators = Operators(self, self._propose, self._propose_then, self._barrier)
         self.transactions = Transactions(self, self._propose_then)
+        self.consuming = Consuming(self, self._propose, self._barrier)
         handlers: dict[int, Handler] = {
             **queries.handlers(),
             **self.admin.handlers(),
             **self.key_queries.handlers(),
             **self.operators.handlers(),
             **self.transactions.handlers(),
+            **self.consuming.handlers(),
         }
         for code in (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE):
             handlers[int(code)] = self.pulls.handle
@@ -464,6 +468,7 @@ class Broker:
             Chore("members", LOOK_MS, self.operators.members.look),
             Chore("transactions", 0, self.transactions.tick),
             Chore("group_rates", GROUP_SAMPLE_MS, self.operators.rates.sample),
+            *self.consuming.chores(),
         ]
         self._housekeeper = Housekeeper(self.clock_ms, quick, self.keeper.chores(), self.fail)
 
@@ -547,6 +552,7 @@ class Broker:
         leading = self.roles.leading
         self.operators.resets.leadership_changed()
         self.transactions.leadership_changed()
+        self.consuming.leadership_changed()
         self.sends.leadership(event.term, leading, self._leader_is_awaited(event))
         if was_leading and not leading:
             self.commits.leadership_lost()

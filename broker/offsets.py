@@ -7,12 +7,16 @@ would if each were a frame of its own. Offsets may go back: Apache's broker acce
 A *reset* (222) sets an offset and leaves a mark: until the group's consumer has gone there
 (broker.resets), what it commits is of before the reset and changes nothing. The mark is part of
 the table, so a new leader knows it too. A queue has one mark at most.
+
+The owners of queues that are consumed in order (broker.locks) are kept here, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Any
+
+from broker.locktable import LockTable, table_from_json
 
 TOPIC_GROUP_SEPARATOR = "@"
 PENDING_COMMITS_MAX = 100_000  # distinct (topic, group, queue) between two frames
@@ -26,6 +30,7 @@ class OffsetTable:
     def __init__(self) -> None:
         self.offsets: dict[tuple[str, str], dict[int, int]] = {}
         self.resets: dict[tuple[str, str], dict[int, int]] = {}  # marks
+        self.locks = LockTable()
         self.applied_index = 0
         self.counter = 0  # of changes; the data version that Apache's slaves ask for
 
@@ -75,26 +80,31 @@ class OffsetTable:
         """Stop sharing anything with the table this one was copied from."""
         self.offsets = {key: dict(queues) for key, queues in self.offsets.items()}
         self.resets = {key: dict(queues) for key, queues in self.resets.items()}
+        self.locks = self.locks.copy()
 
     def groups_of(self, topic: str) -> list[str]:
         return sorted(group for name, group in self.offsets if name == topic)
 
     def to_json(self) -> dict[str, Any]:
         """Apache's consumerOffset.json; queue ids are written quoted, which fastjson reads too.
-        `resetTable`, ours, only where there are marks."""
+        `resetTable` and `lockTable`, ours, only where there are marks, and locks."""
         version = {"counter": self.counter, "stateVersion": 0, "timestamp": 0}
         value = {"dataVersion": version, "offsetTable": _table_to_json(self.offsets)}
         if self.resets:
             value["resetTable"] = _table_to_json(self.resets)
+        if len(self.locks):
+            value["lockTable"] = self.locks.to_json()
         return value
 
     def load(self, value: Mapping[str, Any], applied_index: int) -> None:
         """Become what a snapshot says; unchanged when that raises."""
         loaded = _table_from_json(value["offsetTable"])
         resets = _table_from_json(value.get("resetTable") or {})
+        locks = table_from_json(value.get("lockTable") or {})
         self.counter = int((value.get("dataVersion") or {}).get("counter", 0))
         self.offsets = loaded
         self.resets = resets
+        self.locks = locks
         self.applied_index = applied_index
 
     def merge(self, value: Mapping[str, Any]) -> None:

@@ -10,6 +10,7 @@ applied together with the frame's records becoming visible. `op` says which:
     {"op":"commit_offsets","commits":[[topic,group,queue_id,offset],…]}
     {"op":"reset_offsets","resets":[[topic,group,queue_id,offset],…]}   see broker.offsets
     {"op":"reset_taken","reset":[topic,group,queue_id,offset]}
+    {"op":"lock_queues","changes":[{"group":g,"client":id|null,"queues":{topic:[queue_id,…]}},…]}
     {"op":"announce","node":id,"address":host:port,"http":host:port}
                                                        a new leader says where clients reach it, and
                                                        its HTTP API (may be absent or ""); in no
@@ -40,6 +41,7 @@ import orjson
 
 from broker.errors import StateError
 from broker.groups import GroupTable, SubscriptionGroup, group_from_json
+from broker.locktable import OwnerChange, change_from_json
 from broker.offsets import Commit, OffsetTable
 from broker.topics import TopicConfig, TopicTable, topic_from_json
 from broker.versioned import Entry
@@ -126,6 +128,10 @@ class BrokerState:
             if offsets_due:
                 topic_name, group_name, queue_id, offset = command["reset"]
                 self.offsets.reset_taken(topic_name, group_name, int(queue_id), int(offset))
+            return NOTHING
+        if op == "lock_queues":
+            if offsets_due:
+                self.offsets.locks.change([change_from_json(c) for c in command["changes"]])
             return NOTHING
         if op == "announce":
             node = str(command["node"])
@@ -257,6 +263,10 @@ def reset_offsets(resets: list[Commit]) -> bytes:
 
 def reset_taken(reset: Commit) -> bytes:
     return orjson.dumps({"op": "reset_taken", "reset": reset})
+
+
+def lock_queues(changes: Sequence[OwnerChange]) -> bytes:
+    return orjson.dumps({"op": "lock_queues", "changes": [c.to_json() for c in changes]})
 
 
 def commit_offsets(commits: list[Commit]) -> bytes:

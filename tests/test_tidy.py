@@ -82,6 +82,7 @@ CORE = [
     "broker/parking.py",
     "broker/filters.py",
     "broker/hold.py",
+    "broker/locktable.py",
     "broker/reads.py",
     "broker/registeredtopics.py",
     "broker/sql92/__init__.py",

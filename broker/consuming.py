@@ -1,0 +1,54 @@
+"""What a broker does for consumers and for request and reply beyond pulls, put together: the locks
+of ordered consumption."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from broker.housekeeping import Chore
+from broker.locks import LockService, local_propose
+from broker.locktable import LockTable
+from broker.queries import not_leader
+from remoting.connection import Handler
+
+if TYPE_CHECKING:
+    from broker.broker import Broker
+
+SWEEP_MS = 10_000  # < a lock's lifetime
+
+
+class Consuming:
+    """One per broker, made when its parts are."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        propose: Callable[[bytes], Awaitable[int]],
+        barrier: Callable[[], Awaitable[None]],
+    ) -> None:
+        config, offsets = broker.config, broker.state.offsets
+        own = LockTable()  # classic mode's: memory of this broker
+        self.locks = LockService(
+            (lambda: own) if config.is_classic else (lambda: offsets.locks),
+            propose=local_propose(own) if config.is_classic else propose,
+            barrier=barrier,
+            leading=lambda: broker.roles.leading,
+            not_leader=not_leader,
+            clock_ms=broker.clock_ms,
+            lifetime_ms=config.rebalance_lock_max_live_ms,
+        )
+
+    def handlers(self) -> dict[int, Handler]:
+        return self.locks.handlers()
+
+    def chores(self) -> list[Chore]:
+        return [Chore("locks", SWEEP_MS, self.locks.sweep)]
+
+    def leadership_changed(self) -> None:
+        """This replica became the ready leader, or is not any more."""
+        self.locks.leadership_changed()
+
+    async def stop(self) -> None:
+        """When the engine has stopped."""
+        await self.locks.stop()

@@ -1,0 +1,217 @@
+"""Three replicas' lock services over one imagined log, with leaders that change unnoticed; and
+consumers that believe in their locks as Java's do. Time is imagined, too; a seed decides."""
+
+import asyncio
+import random
+from dataclasses import dataclass, field
+
+from broker.errors import Refused
+from broker.locks import LockService, _Request
+from broker.locktable import LockTable, change_from_json
+from broker.queries import not_leader
+from broker.state import decode_command_payload
+from dledger.errors import NotLeader, OutcomeUnknown
+
+TIMEOUT_MS = 1_000  # of a consumer's request
+HELD_MS = 30_000  # a consumer's lock is its own for so long after an answer
+QUEUES = [("T", 0), ("T", 1), ("U", 0)]
+CLIENTS = ["A", "B", "C"]
+TURNS = 6  # of the loop: more than any chain of wake-ups here is long
+
+
+@dataclass
+class Replica:
+    world: "World"
+    rate: float
+    offset: float
+    lifetime_ms: int
+    barrier_proves: bool
+    table: LockTable = field(default_factory=LockTable)
+    applied: int = 0
+    leading: bool = False
+    proposals: list = field(default_factory=list)  # (payload, future or None), not committed
+    barriers: list = field(default_factory=list)
+
+    def __post_init__(self):
+        self.service = LockService(
+            lambda: self.table,
+            propose=self.propose,
+            barrier=self.barrier,
+            leading=lambda: self.leading,
+            not_leader=not_leader,
+            clock_ms=lambda: int(self.world.now_ms * self.rate + self.offset),
+            lifetime_ms=self.lifetime_ms,
+        )
+
+    async def propose(self, payload):
+        if not self.leading:
+            raise NotLeader(None)
+        future = asyncio.get_running_loop().create_future()
+        self.proposals.append([payload, future])
+        return await future
+
+    async def barrier(self):
+        if not self.barrier_proves:
+            return
+        if not self.leading:
+            raise NotLeader(None)
+        future = asyncio.get_running_loop().create_future()
+        self.barriers.append(future)
+        await future
+
+    def apply_committed(self):
+        for payload in self.world.log[self.applied :]:
+            changes = decode_command_payload(payload)["changes"]
+            self.table.change([change_from_json(change) for change in changes])
+        self.applied = len(self.world.log)
+
+    def commit_one(self):
+        payload, future = self.proposals.pop(0)
+        self.world.log.append(payload)
+        self.apply_committed()
+        if future is not None and not future.done():
+            future.set_result(len(self.world.log))
+
+    def notice(self):
+        """It hears that it leads no more."""
+        self.leading = False
+        self.service.leadership_changed()
+        for _, future in self.proposals:
+            if future is not None and not future.done():
+                future.set_exception(OutcomeUnknown("leadership lost"))
+        self.proposals.clear()
+        for future in self.barriers:
+            future.set_exception(NotLeader(None))
+        self.barriers.clear()
+
+
+class World:
+    def __init__(self, seed, lifetime_ms=60_000, barrier_proves=True):
+        self.rng = random.Random(seed)
+        self.now_ms = 0.0
+        self.log = []
+        self.replicas = [
+            Replica(
+                self,
+                self.rng.uniform(0.8, 1.25),
+                self.rng.uniform(0, 1e9),
+                lifetime_ms,
+                barrier_proves,
+            )
+            for _ in range(3)
+        ]
+        self.leader = self.replicas[0]
+        self.leader.leading = True
+        self.asked = []  # (client, sent at, queues, task)
+        self.believes = {}  # (topic, queue id) → {client: until}
+        self.unlocked = {}  # (client, (topic, queue id)) → when it last sent an unlock
+        self.grants = 0
+        self.overlaps = []
+
+    async def run(self, steps):
+        step_kinds = [
+            (self.ask, 30),
+            (self.settle_something, 40),
+            (self.answer, 30),
+            (self.pass_time, 20),
+            (self.change_leader, 2),
+            (self.notice, 1),
+            (self.time_out_a_command, 2),
+            (self.sweep, 2),
+        ]
+        kinds, weights = zip(*step_kinds, strict=True)
+        for _ in range(steps):
+            self.rng.choices(kinds, weights)[0]()
+            for _ in range(TURNS):
+                await asyncio.sleep(0)
+        for replica in self.replicas:
+            replica.notice()
+            await replica.service.stop()
+        await asyncio.gather(*(task for *_, task in self.asked), return_exceptions=True)
+
+    # ---- what happens -----------------------------------------------------------------------
+
+    def ask(self):
+        client = self.rng.choice(CLIENTS)
+        replica = self.rng.choice([self.leader, *self.replicas])
+        queues = self.rng.sample(QUEUES, self.rng.randint(1, len(QUEUES)))
+        request = _Request("g", client, queues, unlock=self.rng.random() < 0.06)
+        if request.unlock:
+            for queue in queues:
+                self.believes.get(queue, {}).pop(client, None)
+                self.unlocked[client, queue] = self.now_ms
+        task = asyncio.get_running_loop().create_task(self.settled(replica, request))
+        if self.rng.random() < 0.05:
+            asyncio.get_running_loop().call_soon(task.cancel)  # its connection ends
+        self.asked.append((request, self.now_ms, task))
+
+    async def settled(self, replica, request):
+        try:
+            await replica.service.settle(request)
+        except (Refused, NotLeader, OutcomeUnknown):
+            return None
+        return request.granted
+
+    def settle_something(self):
+        if self.leader.proposals and self.rng.random() < 0.7:
+            self.leader.commit_one()
+        elif self.leader.barriers:
+            # It is proven that it leads now, and it does.
+            self.leader.barriers.pop(0).set_result(None)
+
+    def answer(self):
+        """An answer arrives, some time after it was decided."""
+        ready = [entry for entry in self.asked if entry[2].done()]
+        if not ready:
+            return
+        entry = self.rng.choice(ready)
+        self.asked.remove(entry)
+        request, sent_ms, task = entry
+        granted = None if task.cancelled() else task.result()
+        if granted is None or request.unlock or self.now_ms - sent_ms > TIMEOUT_MS:
+            return
+        for queue in request.queues:
+            held = self.believes.setdefault(queue, {})
+            given_up = self.unlocked.get((request.client, queue), -1) >= sent_ms
+            if queue not in granted or given_up:
+                held.pop(request.client, None)
+                continue
+            self.grants += 1
+            others = [c for c, until in held.items() if c != request.client and until > self.now_ms]
+            if others:
+                self.overlaps.append((self.now_ms, queue, request.client, others))
+            held[request.client] = self.now_ms + HELD_MS
+
+    def pass_time(self):
+        longest = self.rng.choice([20] * 20 + [300] * 10 + [2_000, 25_000, 25_000, 70_000])
+        self.now_ms += self.rng.uniform(0, longest)
+
+    def change_leader(self):
+        """Another leads; of what the former one proposed a part survives."""
+        old = self.leader
+        for _ in range(self.rng.randint(0, len(old.proposals))):
+            self.log.append(old.proposals.pop(0)[0])  # the future is never resolved, or fails
+        new = self.rng.choice([r for r in self.replicas if r is not old])
+        if new.leading:
+            new.notice()
+        new.apply_committed()
+        new.leading = True
+        new.service.leadership_changed()
+        self.leader = new
+
+    def notice(self):
+        deposed = [r for r in self.replicas if r.leading and r is not self.leader]
+        if deposed:
+            self.rng.choice(deposed).notice()
+
+    def time_out_a_command(self):
+        replica = self.rng.choice(self.replicas)
+        waiting = [entry for entry in replica.proposals if entry[1] is not None]
+        if waiting:
+            entry = self.rng.choice(waiting)
+            if not entry[1].done():
+                entry[1].set_exception(OutcomeUnknown("no fate in time"))
+            entry[1] = None
+
+    def sweep(self):
+        self.rng.choice(self.replicas).service.sweep()

@@ -1,0 +1,258 @@
+"""Locks of ordered consumption: in an imagined world, in a group of brokers, in classic mode."""
+
+import asyncio
+
+import orjson
+import pytest
+
+from broker.locks import QUEUES_PER_REQUEST_MAX, LockService, _Request, local_propose
+from broker.locktable import LockTable, OwnerChange
+from broker.offsets import OffsetTable
+from broker.queries import not_leader
+from remoting.codes import RequestCode, ResponseCode
+from tests.broker.cluster import Group, until
+from tests.broker.lockworld import World
+
+STEPS = 1_500
+SEEDS = 40
+
+
+async def test_no_two_consumers_ever_hold_a_queue():
+    grants = 0
+    for seed in range(SEEDS):
+        world = World(seed)
+        await world.run(STEPS)
+        assert world.overlaps == [], f"seed {seed}"
+        grants += world.grants
+    assert grants > SEEDS * 20
+
+
+@pytest.mark.parametrize("settings", [{"lifetime_ms": 20_000}, {"barrier_proves": False}])
+async def test_the_world_finds_what_would_let_two_in(settings):
+    for seed in range(SEEDS):
+        world = World(seed, **settings)
+        await world.run(STEPS)
+        if world.overlaps:
+            return
+    raise AssertionError("not found")
+
+
+def queues(*numbers, topic="T"):
+    return [{"brokerName": "group-a", "queueId": n, "topic": topic} for n in numbers]
+
+
+async def ask(group, broker, client, *numbers, unlock=False, timeout_ms=10_000, **options):
+    code = RequestCode.UNLOCK_BATCH_MQ if unlock else RequestCode.LOCK_BATCH_MQ
+    body = {"clientId": client, "consumerGroup": "cg", "mqSet": queues(*numbers, **options)}
+    return await group.ask(broker, code, None, orjson.dumps(body), timeout_ms)
+
+
+async def granted(group, broker, client, *numbers, **options):
+    answer = await ask(group, broker, client, *numbers, **options)
+    assert answer.code == 0, answer.remark
+    told = orjson.loads(answer.body)["lockOKMQSet"]
+    assert all(queue.keys() == {"brokerName", "queueId", "topic"} for queue in told)
+    return sorted(queue["queueId"] for queue in told)
+
+
+async def test_lock_renew_unlock(tmp_path):
+    async with Group(tmp_path) as group:
+        broker = await group.leading()
+        assert await granted(group, broker, "A", 0, 1) == [0, 1]
+        assert await granted(group, broker, "B", 0, 1, 2) == [2]
+        before = broker.state.applied_index
+        assert await granted(group, broker, "A", 0, 1) == [0, 1]
+        assert await granted(group, broker, "B", 0) == []
+        assert broker.state.applied_index == before, "renewals and refusals are not in the log"
+        assert (await ask(group, broker, "B", 0, 1, unlock=True)).code == 0  # not its own
+        assert await granted(group, broker, "B", 0) == []
+        assert (await ask(group, broker, "A", 0, unlock=True)).code == 0
+        assert await granted(group, broker, "B", 0, 1) == [0]
+        # Many at a time, decided together: each queue has one owner.
+        names = [f"c{n}" for n in range(20)]
+        answers = await asyncio.gather(*(granted(group, broker, n, 7, 8) for n in names))
+        assert sorted(q for answer in answers for q in answer) == [7, 8]
+
+
+async def test_a_new_leader_knows_the_owner(tmp_path):
+    async with Group(tmp_path, 3) as group:
+        first = await group.leader()
+        broker = group.brokers[first]
+        assert await granted(group, broker, "A", 0, 1) == [0, 1]
+        follower = next(b for name, b in group.brokers.items() if name != first)
+        refused = await ask(group, follower, "B", 0)
+        assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
+        assert refused.remark.startswith("[NOT_LEADER]")
+        await group.kill(first)
+        broker = await group.leading()
+        service, real = broker.consuming.locks, broker.clock_ms
+        assert await granted(group, broker, "B", 0, 1) == []
+        assert await granted(group, broker, "A", 0) == [0]
+        late = 0
+        service.clock_ms = lambda: real() + late
+        late = 59_000  # A renewed the first queue only, and 59 s are not over for either
+        assert await granted(group, broker, "B", 0, 1) == []
+        assert await granted(group, broker, "A", 0) == [0]
+        late = 61_000
+        assert await granted(group, broker, "B", 0, 1) == [1]
+        # A snapshot and a restart keep it.
+        await group.start(first)
+        broker = await group.leading()
+        assert await granted(group, broker, "C", 0, 1) == []
+
+
+async def test_a_leader_that_lost_its_majority_grants_nothing(tmp_path):
+    async with Group(tmp_path, 3) as group:
+        name = await group.leader()
+        broker = group.brokers[name]
+        assert await granted(group, broker, "A", 0) == [0]
+        for other in [n for n in group.names if n != name]:
+            await group.kill(other)
+        answers = await asyncio.gather(
+            ask(group, broker, "A", 0, timeout_ms=2_000),
+            ask(group, broker, "B", 1, timeout_ms=2_000),
+            return_exceptions=True,
+        )
+        for answer in answers:
+            assert getattr(answer, "code", None) != 0, answer
+
+
+async def test_locks_that_ended_leave_the_table(tmp_path):
+    async with Group(tmp_path) as group:
+        broker = await group.leading()
+        service, real = broker.consuming.locks, broker.clock_ms
+        assert await granted(group, broker, "A", 0, 1) == [0, 1]
+        service.clock_ms = lambda: real() + 59_000
+        assert await granted(group, broker, "A", 1) == [1]
+        service.clock_ms = lambda: real() + 61_000
+        service.sweep()
+        await until(lambda: len(broker.state.offsets.locks) == 1)
+        assert await granted(group, broker, "B", 0, 1) == [0]
+
+
+async def test_restart_of_the_only_replica_keeps_locks(tmp_path):
+    async with Group(tmp_path) as group:
+        assert await granted(group, await group.leading(), "A", 0) == [0]
+        for end in (group.stop, group.kill):  # by the snapshot, and by the log
+            await end("n0")
+            await group.start("n0")
+            assert await granted(group, await group.leading(), "B", 0) == []
+
+
+async def test_requests_that_make_no_sense(tmp_path):
+    async with Group(tmp_path) as group:
+        broker = await group.leading()
+        code = RequestCode.LOCK_BATCH_MQ
+        good = {"clientId": "A", "consumerGroup": "cg", "mqSet": []}
+        for change in (
+            {"clientId": ""},
+            {"clientId": "x" * 256},
+            {"clientId": "a\nb"},
+            {"consumerGroup": None},
+            {"consumerGroup": "a@b"},
+            {"mqSet": None},
+            {"mqSet": [7]},
+            {"mqSet": [{"topic": "T", "queueId": "0"}]},
+            {"mqSet": [{"topic": "T@U", "queueId": 0}]},
+            {"mqSet": [{"topic": "T", "queueId": -1}]},
+            {"mqSet": queues(*range(QUEUES_PER_REQUEST_MAX + 1))},
+        ):
+            answer = await group.ask(broker, code, None, orjson.dumps(good | change))
+            assert answer.code == ResponseCode.SYSTEM_ERROR, change
+        assert await granted(group, broker, "A") == []
+        assert len(await granted(group, broker, "A", *range(QUEUES_PER_REQUEST_MAX))) == 5_000
+
+
+def service_of(table, clock=lambda: 0, **replaced):
+    async def barrier():
+        return None
+
+    parts = {
+        "propose": local_propose(table),
+        "barrier": barrier,
+        "leading": lambda: True,
+        "not_leader": not_leader,
+        "clock_ms": clock,
+        "lifetime_ms": 60_000,
+    }
+    return LockService(lambda: table, **(parts | replaced))
+
+
+async def test_a_full_table_grants_no_more(monkeypatch):
+    monkeypatch.setattr("broker.locks.OWNED_MAX", 2)
+    service = service_of(LockTable())
+    request = _Request("g", "A", [("T", n) for n in range(4)])
+    await service.settle(request)
+    assert request.granted == [("T", 0), ("T", 1)]
+    again = _Request("g", "A", [("T", n) for n in range(4)])
+    await service.settle(again)
+    assert again.granted == [("T", 0), ("T", 1)]
+
+
+async def test_what_waits_is_bounded_and_a_cancelled_requester_does_not_end_the_round(monkeypatch):
+    monkeypatch.setattr("broker.locks.WAITING_MAX", 2)
+    table = LockTable()
+    gate = asyncio.Event()
+    local = local_propose(table)
+
+    async def propose(payload):
+        await gate.wait()
+        return await local(payload)
+
+    service = service_of(table, propose=propose)
+    requests = [_Request("g", name, [("T", 0)]) for name in "ABC"]
+    tasks = [asyncio.ensure_future(service.settle(requests[0]))]
+    await asyncio.sleep(0.01)  # the first is in a round of its own
+    tasks += [asyncio.ensure_future(service.settle(request)) for request in requests[1:]]
+    await asyncio.sleep(0.01)
+    with pytest.raises(Exception, match=r"\[BUSY\]"):
+        await service.settle(_Request("g", "D", [("T", 0)]))
+    tasks[0].cancel()
+    gate.set()
+    await asyncio.gather(*tasks[1:])
+    assert table.owner(("T", "g", 0)) == "A"
+    assert [request.granted for request in requests[1:]] == [[], []]
+
+
+async def test_stop_ends_a_round_that_waits():
+    table = LockTable()
+
+    async def propose(payload):
+        await asyncio.Event().wait()
+
+    service = service_of(table, propose=propose)
+    waiting = asyncio.ensure_future(service.settle(_Request("g", "A", [("T", 0)])))
+    await asyncio.sleep(0.01)
+    await service.stop()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+
+
+def test_the_table_reads_back_and_shares_nothing():
+    offsets = OffsetTable()
+    assert "lockTable" not in offsets.to_json()
+    offsets.locks.change([OwnerChange("%g", "10.0.0.1@x", {"T": [1, 0], "U": [2]})])
+    saved = orjson.loads(orjson.dumps(offsets.to_json()))
+    assert saved["lockTable"]["T@%g"] == {"0": "10.0.0.1@x", "1": "10.0.0.1@x"}
+    other = OffsetTable()
+    other.load(saved, 5)
+    assert other.locks == offsets.locks
+    offsets.own()
+    offsets.locks.change([OwnerChange("%g", None, {"T": [0, 9], "V": [1]})])
+    assert (len(offsets.locks), len(other.locks)) == (2, 3)
+
+
+@pytest.mark.parametrize(("role", "identity"), [("ASYNC_MASTER", 0), ("SLAVE", 1)])
+async def test_classic_mode_keeps_them_in_memory(tmp_path, role, identity):
+    settings = {"enableDLegerCommitLog": "false", "brokerRole": role, "brokerId": identity}
+    async with Group(tmp_path, **settings, haListenPort="0") as group:
+        broker = group.brokers["n0"]
+        answer = await ask(group, broker, "A", 0)
+        if role == "SLAVE":
+            assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
+            return
+        assert await granted(group, broker, "B", 0) == []
+        assert "lockTable" not in broker.state.offsets.to_json()
+        await group.stop("n0")
+        broker = await group.start("n0")
+        assert await granted(group, broker, "B", 0) == [0]

@@ -6,6 +6,7 @@ that are no store or no history).
 
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import click
 from rich.console import Console
@@ -16,20 +17,27 @@ from audit.report import AuditReport
 EXIT_WRONG = 1
 EXIT_UNUSABLE = 2
 OFFENDERS_SHOWN = 5
+CHAOS_TOPIC = "Chaos"  # where mqchaos' workload `log` sends
 
 
 @click.command()
 @click.option(
+    "--run",
+    "run_directory",
+    metavar="DIR",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="What `mqchaos run --dir DIR` left: its history and its stores, instead of naming them, "
+    f"and its topic {CHAOS_TOPIC}.",
+)
+@click.option(
     "--history",
-    required=True,
     type=click.Path(exists=True, dir_okay=False),
     help="History of the run (JSON Lines), as mqchaos writes it.",
 )
-@click.option("--topic", required=True, help="The topic whose messages are audited.")
+@click.option("--topic", help="The topic whose messages are audited.")
 @click.option(
     "--store",
     "stores",
-    required=True,
     multiple=True,
     metavar="NAME=DIR",
     help="A replica's store directory (with commitlog/, consumequeue/, checkpoint). "
@@ -52,8 +60,9 @@ OFFENDERS_SHOWN = 5
     "--cores", default=2, show_default=True, type=click.IntRange(1, 64), help="Cores for Spark."
 )
 def main(
-    history: str,
-    topic: str,
+    run_directory: Path | None,
+    history: str | None,
+    topic: str | None,
     stores: tuple[str, ...],
     mode: str | None,
     group: str | None,
@@ -62,6 +71,10 @@ def main(
 ) -> None:
     """Read a group's stores with Spark and compare them with the history of a run.
 
+    \b
+      mqaudit --run /tmp/run
+      mqaudit --history h.jsonl --topic T --store n0=d0/store --store n1=d1/store …
+
     Finds messages acknowledged and lost, never sent, altered, stored twice or out of order, holes
     in queue offsets, damaged bytes, replicas that differ, ConsumeQueues that point wrong, consumer
     offsets and metadata that went back, two leaders in one term. Audit stopped brokers.
@@ -69,6 +82,15 @@ def main(
     Exit status: 0 nothing wrong, 1 something is, 2 it could not be audited.
     """
     directories = _parse_stores(stores)
+    if run_directory is not None:
+        history = history or str(run_directory / "history.jsonl")
+        topic = topic or CHAOS_TOPIC
+        directories = directories or _stores_of(run_directory, group)
+    for name, value in (("--history", history), ("--topic", topic), ("--store", directories)):
+        if not value:
+            raise click.UsageError(f"Missing option '{name}', or '--run' instead of all three.")
+    assert history is not None
+    assert topic is not None
     report = _audit(directories, history, topic, cores, mode, group)
     print_report(report, Console())
     if json_path is not None:
@@ -92,16 +114,31 @@ def _audit(
         from audit.java import JavaNotFound
         from audit.session import session
     except ImportError as missing:
-        _give_up(f"{missing.name} is not installed: pip install 'raftmq[audit]'")
+        _not_installed(missing)
     try:
         with session(cores) as spark:
             return run_audit(spark, stores, history, topic, mode=mode, group=group)
     except (JavaNotFound, StoreError, HistoryUnfit, OSError) as error:
         _give_up(str(error))
-    raise AssertionError("unreachable")
 
 
-def _give_up(reason: str) -> None:
+def _stores_of(run_directory: Path, group: str | None) -> dict[str, str]:
+    try:
+        from audit.files import StoreError
+        from audit.subject import stores_of_run
+    except ImportError as missing:
+        _not_installed(missing)
+    try:
+        return stores_of_run(run_directory, group)
+    except StoreError as error:
+        _give_up(str(error))
+
+
+def _not_installed(missing: ImportError) -> NoReturn:
+    _give_up(f"{missing.name} is not installed: pip install 'raftmq[audit]'")
+
+
+def _give_up(reason: str) -> NoReturn:
     click.echo(f"mqaudit: {reason}", err=True)
     sys.exit(EXIT_UNUSABLE)
 

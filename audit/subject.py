@@ -53,6 +53,21 @@ def subject_of(
     )
 
 
+def stores_of_run(run: Path, group: str | None = None) -> dict[str, str]:
+    """The stores that mqchaos left under a run's directory, by node; with `group` that broker
+    group's only. Raises StoreError if there are none."""
+    cluster = run / "cluster"
+    found = {}
+    for node in _read(cluster / "cluster.json").get("nodes", ()):
+        store = cluster / str(node.get("name")) / "store"
+        wanted = node.get("group") if group is None else node.get("group") == group
+        if wanted and (store / "commitlog").is_dir():
+            found[str(node["name"])] = str(store)
+    if not found:
+        raise StoreError(f"no stores{f' of {group}' if group else ''} under {cluster}")
+    return found
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
         found = orjson.loads(path.read_bytes())

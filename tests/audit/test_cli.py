@@ -11,8 +11,10 @@ from click.testing import CliRunner, Result
 from pyspark.sql import SparkSession
 
 from audit import java
-from audit.cli import main
+from audit.cli import CHAOS_TOPIC, main
 from audit.java import JavaNotFound, find_java_home, java_version
+from audit.subject import stores_of_run
+from chaos.workloads.messages import LOG
 from tests.audit.run import TOPIC, Run, message_id
 
 
@@ -60,6 +62,30 @@ def test_an_empty_history_exits_with_2(spark: SparkSession, run: Run) -> None:
     run.store().write()
     run.history_path.write_bytes(b"")
     assert mqaudit(run).exit_code == 2
+
+
+def test_what_mqchaos_left_is_found_in_its_directory(spark: SparkSession, tmp_path: Path) -> None:
+    run = Run.plan(tmp_path, count=12)
+    run.store().write()
+    nodes = []
+    for name, directory in run.stores.items():
+        (tmp_path / "cluster" / name).mkdir(parents=True)
+        (tmp_path / "cluster" / name / "store").symlink_to(Path(directory).absolute())
+        nodes.append({"name": name, "group": "broker-a"})
+    left = {"mode": "raft", "nodes": [{"name": "namesrv", "group": ""}, *nodes]}
+    (tmp_path / "cluster" / "cluster.json").write_text(json.dumps(left))
+    run.history_path.rename(tmp_path / "history.jsonl")
+    found = CliRunner().invoke(main, ["--run", str(tmp_path), "--topic", TOPIC])
+    assert found.exit_code == 0, found.output
+    assert all(f" {name} " in found.output for name in run.stores)
+    assert "n0" in stores_of_run(tmp_path, "broker-a")
+    other = CliRunner().invoke(main, ["--run", str(tmp_path), "--group", "broker-z"])
+    assert other.exit_code == 2
+    assert "no stores of broker-z" in other.output
+
+
+def test_the_topic_of_a_run_is_that_of_its_workload() -> None:
+    assert CHAOS_TOPIC == LOG.topic
 
 
 @pytest.mark.parametrize(

@@ -17,16 +17,19 @@ from namesrv.config import NameServerConfig
 from namesrv.kv import ORDER_TOPIC_CONFIG, KvConfig
 from namesrv.routes import EXPIRY_MS, LiveBroker, Registration, RegistrationRefused, RouteTable
 from namesrv.settings import Settings
+from namesrv.watchers import Changes, RouteWatchers
 from ops.options import ConfigError
 from remoting.codes import RequestCode, ResponseCode
 from remoting.command import RemotingCommand
 from remoting.connection import Connection, Handler
-from remoting.fields import from_boolean, text, text_or
+from remoting.fields import boolean_or, from_boolean, text, text_or
 from remoting.registration import (
     BrokerHeader,
     DataVersion,
     RegisterBrokerHeader,
+    TopicConfig,
     body_crc,
+    decode_queue_datas,
     decode_register_body,
     peek_data_version,
 )
@@ -35,6 +38,7 @@ LOG = logging.getLogger("namesrv")
 
 TIMEOUT_MS_MIN = 1_000  # shortest expiry a broker may ask for
 TIMEOUT_MS_MAX = 600_000
+UNIT, UNIT_SUB = 1, 2  # topicSysFlag
 FAQ = "See https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
 
 
@@ -57,6 +61,7 @@ class NameServerProcessor:
         self._now_ms = now_ms
         self._save_kv = save_kv
         self._settings = settings or Settings(NameServerConfig(), {})
+        self.watchers: RouteWatchers[Connection] = RouteWatchers()
         self._topic_list = b""  # encoded, of version:
         self._topic_list_version = -1
 
@@ -72,6 +77,10 @@ class NameServerProcessor:
             RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: self.topic_list,
             RequestCode.GET_TOPICS_BY_CLUSTER: self.topics_by_cluster,
             RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: self.system_topics,
+            RequestCode.GET_UNIT_TOPIC_LIST: self.unit_topics,
+            RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST: self.unit_sub_topics,
+            RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: self.unit_sub_only_topics,
+            RequestCode.REGISTER_TOPIC_IN_NAMESRV: self.register_topic,
             RequestCode.DELETE_TOPIC_IN_NAMESRV: self.delete_topic,
             RequestCode.WIPE_WRITE_PERM_OF_BROKER: self.wipe_write_perm,
             RequestCode.ADD_WRITE_PERM_OF_BROKER: self.add_write_perm,
@@ -174,13 +183,16 @@ class NameServerProcessor:
         return _answer(request, ext={} if known else {"needFull": "true"})
 
     def channel_closed(self, connection: Connection, reason: str) -> None:
+        self.watchers.closed(connection)
         log_gone(self.table.channel_closed(connection), f"channel {reason}")
 
     # --- routes
 
-    def route(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+    def route(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         topic = text(request.ext, "topic")
         body = views.route_body(self.table, topic, self.kv.get(ORDER_TOPIC_CONFIG, topic))
+        if boolean_or(request.ext, "watchRoutes", False):
+            self.watchers.asked(connection, topic, self.table.queues(topic) or ())
         if body is None:
             remark = f"No topic route info in name server for the topic: {topic}\n{FAQ}"
             return _answer(request, ResponseCode.TOPIC_NOT_EXIST, remark)
@@ -205,6 +217,23 @@ class NameServerProcessor:
 
     def system_topics(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         return _answer(request, body=views.system_topics_body(self.table))
+
+    def unit_topics(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        return _answer(request, body=views.unit_topics_body(self.table, UNIT))
+
+    def unit_sub_topics(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        return _answer(request, body=views.unit_topics_body(self.table, UNIT_SUB))
+
+    def unit_sub_only_topics(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        return _answer(request, body=views.unit_topics_body(self.table, UNIT_SUB, UNIT))
+
+    def register_topic(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """217: queues of a topic on groups that are registered, until these say otherwise."""
+        topic = text(request.ext, "topic")
+        for broker_name, queues in decode_queue_datas(request.body).items():
+            self.table.put_queues(broker_name, TopicConfig(topic, *queues))
+        LOG.info("topic_registered topic=%s", topic)
+        return _answer(request)
 
     def delete_topic(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         topic = text(request.ext, "topic")
@@ -231,13 +260,21 @@ class NameServerProcessor:
     async def put_kv(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         namespace, key = text(request.ext, "namespace"), text(request.ext, "key")
         self.kv.put(namespace, key, text(request.ext, "value"))
+        self._order_changed(namespace, key)
         await self._save_kv(self.kv.encode())
         return _answer(request)
 
     async def delete_kv(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        self.kv.delete(text(request.ext, "namespace"), text(request.ext, "key"))
+        namespace, key = text(request.ext, "namespace"), text(request.ext, "key")
+        self.kv.delete(namespace, key)
+        self._order_changed(namespace, key)
         await self._save_kv(self.kv.encode())
         return _answer(request)
+
+    def _order_changed(self, namespace: str, topic: str) -> None:
+        """A topic's order configuration is a part of its route."""
+        if namespace == ORDER_TOPIC_CONFIG:
+            self.table.topic_changed(topic)
 
     def get_kv(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         namespace, key = text(request.ext, "namespace"), text(request.ext, "key")
@@ -265,6 +302,13 @@ class NameServerProcessor:
             return _answer(request, ResponseCode.SYSTEM_ERROR, str(error))
         LOG.info("config_changed %s", request.body.decode().strip().replace("\n", " "))
         return _answer(request)
+
+
+def route_changed(changes: Changes) -> RemotingCommand:
+    """30004, one-way: what a client that watches routes should ask for again."""
+    ext = {"everything": from_boolean(changes.everything)}
+    told = {"brokerNames": sorted(changes.groups), "topics": sorted(changes.topics)}
+    return RemotingCommand.request(RequestCode.ROUTE_CHANGED, ext, orjson.dumps(told))
 
 
 def log_gone(brokers: list[LiveBroker], reason: str) -> None:

@@ -139,6 +139,7 @@ class RouteTable:
         self._queues: dict[str, dict[str, QueueData]] = {}  # topic -> broker name -> queues
         self._channels: dict[Hashable, set[str]] = {}
         self._watchers: list[Callable[[BrokerGroup], None]] = []
+        self._topic_watchers: list[Callable[[str], None]] = []
         self.topics_version = 0  # grows when a topic name appears or goes; for caches
 
     # --- what brokers say
@@ -239,6 +240,20 @@ class RouteTable:
             self._drop_topic(self._groups[name], topic)
         return len(names)
 
+    def put_queues(self, broker_name: str, config: TopicConfig) -> None:
+        """Give a topic queues on a group; nothing if the group is not known. Raises
+        RegistrationRefused at the limit of topics.
+
+        Lasts until the group registers its whole table.
+        """
+        group = self._groups.get(broker_name)
+        if group is None:
+            return
+        if config.topic not in self._queues and len(self._queues) >= self._limits.topics_max:
+            text = f"[TABLE_FULL] the limit of {self._limits.topics_max} topics would be passed"
+            raise RegistrationRefused(text, ResponseCode.SYSTEM_BUSY)
+        self._put_topics(group, [config])
+
     def set_writable(self, broker_name: str, writable: bool) -> int:
         """Give or take the write permission of all topics of a group; how many topics it has.
 
@@ -253,6 +268,7 @@ class RouteTable:
             old = queues[broker_name]
             perm = old.perm | PERM_WRITE if writable else old.perm & ~PERM_WRITE
             queues[broker_name] = old._replace(perm=perm)
+            self.topic_changed(topic)
         return len(group.topics)
 
     # --- what anybody asks
@@ -280,6 +296,10 @@ class RouteTable:
     def watch(self, watcher: Callable[[BrokerGroup], None]) -> None:
         """`watcher(group)` is called whenever the addresses of a group have changed."""
         self._watchers.append(watcher)
+
+    def watch_topics(self, watcher: Callable[[str], None]) -> None:
+        """`watcher(topic)` is called whenever a topic came, went, or has other queues."""
+        self._topic_watchers.append(watcher)
 
     def topics(self) -> Iterator[str]:
         return iter(self._queues)
@@ -391,6 +411,11 @@ class RouteTable:
         for watcher in self._watchers:
             watcher(group)
 
+    def topic_changed(self, topic: str) -> None:
+        """Something that belongs to its route and is kept elsewhere."""
+        for watcher in self._topic_watchers:
+            watcher(topic)
+
     def _stamp(self, group: BrokerGroup, claim: Registration) -> None:
         group.version = claim.version
         group.version_author = claim.address
@@ -427,6 +452,7 @@ class RouteTable:
             if by_broker.get(name) != data:
                 by_broker[name] = shared.setdefault(data, data)
                 changed = True
+                self.topic_changed(config.topic)
         group.topics.update(config.topic for config in topics)
         return changed
 
@@ -437,3 +463,4 @@ class RouteTable:
         if not by_broker:
             del self._queues[topic]
             self.topics_version += 1
+        self.topic_changed(topic)

@@ -11,15 +11,17 @@ from namesrv.config import NameServerConfig
 from namesrv.http.server import ClusterApi
 from namesrv.kv import KvConfig
 from namesrv.metrics import NameServerMetrics
-from namesrv.processor import NameServerProcessor, log_gone
+from namesrv.processor import LOG, NameServerProcessor, log_gone, route_changed
 from namesrv.routes import RouteTable
 from namesrv.settings import Settings
 from remoting.connection import Connection, ConnectionLimits
+from remoting.errors import RemotingError
 from remoting.server import RemotingServer
 
 __all__ = ["KV_FILE_NAME", "NameServer", "NameServerConfig"]
 
 SCAN_INTERVAL_S = 5.0
+PUSH_DELAY_S = 0.01  # changes of routes are gathered for so long before clients are told
 KV_FILE_NAME = "kvConfig.json"
 
 
@@ -34,6 +36,7 @@ class NameServer:
         self._kv_lock = asyncio.Lock()  # one writer of the file at a time, in order
         self._server: RemotingServer | None = None
         self._scan: asyncio.Task[None] | None = None
+        self._push: asyncio.TimerHandle | None = None
         self.http: ClusterApi | None = None  # None: not started, or httpEnable=false
 
     @property
@@ -53,6 +56,9 @@ class NameServer:
         shown = {"kvConfigPath": str(self._kv_path) if self._kv_path else ""}
         settings = Settings(self._config, shown)
         processor = NameServerProcessor(self.table, kv, _now_ms, self._save_kv, settings)
+        self._watchers = processor.watchers
+        self.table.watch(lambda group: self._push_soon(self._watchers.group_changed(group.name)))
+        self.table.watch_topics(lambda topic: self._push_soon(self._watchers.topic_changed(topic)))
         self._server = RemotingServer(
             self.metrics.counted(processor.handlers()),
             limits=ConnectionLimits(frame_size_max=self._config.frame_size_max),
@@ -71,6 +77,8 @@ class NameServer:
         self.metrics.stop()
         if self.http is not None:
             await self.http.stop()
+        if self._push is not None:
+            self._push.cancel()
         if self._scan is not None:
             self._scan.cancel()
             await asyncio.gather(self._scan, return_exceptions=True)
@@ -83,6 +91,19 @@ class NameServer:
 
     async def __aexit__(self, *_: object) -> None:
         await self.stop()
+
+    def _push_soon(self, wanted: bool) -> None:
+        if wanted and self._push is None:
+            loop = asyncio.get_running_loop()
+            self._push = loop.call_later(PUSH_DELAY_S, self._push_now)
+
+    def _push_now(self) -> None:
+        self._push = None
+        for connection, changes in self._watchers.take():
+            try:
+                connection.invoke_oneway(route_changed(changes))
+            except RemotingError as error:  # it asks by itself, every 30 seconds
+                LOG.info("route_change_not_told peer=%s: %s", connection.peer_address, error)
 
     async def _scan_forever(self) -> None:
         while True:

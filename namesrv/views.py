@@ -98,6 +98,19 @@ def cluster_topics_body(table: RouteTable, cluster: str) -> bytes:
     return topic_list_body(sorted(topics))
 
 
+def unit_topics_body(table: RouteTable, wanted: int, refused: int = 0) -> bytes:
+    """TopicList of the topics whose system flags have `wanted` and not `refused`, on some group."""
+    found = [
+        topic
+        for topic in table.topics()
+        if any(
+            data.sys_flag & wanted and not data.sys_flag & refused
+            for data in (table.queues(topic) or {}).values()
+        )
+    ]
+    return topic_list_body(sorted(found))
+
+
 def _broker_data(group: BrokerGroup) -> dict[str, Any]:
     return {
         "brokerAddrs": _addresses(group),

@@ -144,6 +144,7 @@ class RequestCode(IntEnum):
     TRANSFER_LEADERSHIP = 30_001
     CHANGE_MEMBERS = 30_002
     BACKUP = 30_003
+    ROUTE_CHANGED = 30_004
 
 
 class ResponseCode(IntEnum):

@@ -247,6 +247,25 @@ def decode_register_body(body: bytes, compressed: bool) -> tuple[DataVersion, li
     return DataVersion.from_fields(wrapper.get("dataVersion")), topics
 
 
+def decode_queue_datas(body: bytes) -> dict[str, tuple[int, int, int, int]]:
+    """The queues in a TopicRouteData (217), by broker name: read count, write count, perm, flag.
+    Raises BodyError."""
+    found: dict[str, tuple[int, int, int, int]] = {}
+    for data in loads_object(body).get("queueDatas") or []:
+        if not isinstance(data, dict) or not isinstance(data.get("brokerName"), str):
+            raise BodyError(f"not a queueData: {data!r}")
+        sys_flag = data.get("topicSysFlag", data.get("topicSynFlag", 0))
+        numbers: list[int] = []
+        for number in (data.get("readQueueNums"), data.get("writeQueueNums"), data.get("perm")):
+            if not isinstance(number, int) or number < 0:
+                raise BodyError(f"a queueData without numbers: {data!r}")
+            numbers.append(number)
+        if not isinstance(sys_flag, int):
+            raise BodyError(f"a queueData whose flags are no number: {data!r}")
+        found[data["brokerName"]] = (numbers[0], numbers[1], numbers[2], sys_flag)
+    return found
+
+
 def peek_data_version(body: bytes, compressed: bool) -> DataVersion | None:
     """The version a 103 body states, without reading its topics; None if that is not possible.
 

@@ -93,6 +93,7 @@ CORE = [
     "broker/transactions/book.py",
     "broker/transactions/conversion.py",
     "namesrv/routes.py",
+    "namesrv/watchers.py",
     "namesrv/http/differences.py",
     "namesrv/http/directory.py",
     "namesrv/http/failovers.py",

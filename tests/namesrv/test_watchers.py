@@ -1,0 +1,147 @@
+"""Clients that are told of changed routes: which, how often, and the bounds."""
+
+import orjson
+
+from client.directory import WATCH
+from client.instance import InstanceConfig
+from client.producer import Producer
+from namesrv import watchers as room
+from namesrv.server import NameServer, NameServerConfig
+from namesrv.watchers import RouteWatchers
+from remoting.codes import RequestCode, ResponseCode
+from remoting.registration import TopicConfig
+from tests.broker.cluster import until
+from tests.namesrv.test_server import V1, V2, Caller
+
+
+def told(watchers):
+    return {c: (ch.groups, ch.topics, ch.everything) for c, ch in watchers.take()}
+
+
+def test_who_asked_is_told_once_of_what_it_asked_for():
+    watchers = RouteWatchers()
+    watchers.asked("one", "T", ["a"])
+    watchers.asked("two", "T", ["a", "b"])
+    watchers.asked("two", "Unknown", [])
+    assert watchers.group_changed("b")
+    assert watchers.group_changed("b")
+    assert not watchers.group_changed("c")
+    assert watchers.topic_changed("Unknown")
+    assert not watchers.topic_changed("Other")
+    assert told(watchers) == {"two": ({"b"}, {"Unknown"}, False)}
+    assert told(watchers) == {}
+    assert watchers.topic_changed("T")
+    watchers.closed("two")
+    assert told(watchers) == {"one": (set(), {"T"}, False)}
+    watchers.closed("one")
+    watchers.closed("one")
+    assert not watchers.topic_changed("T")
+    assert len(watchers) == 0
+    assert watchers._by_topic == watchers._by_group == {}
+
+
+def test_beyond_the_bounds_anything_may_have_changed(monkeypatch):
+    monkeypatch.setattr(room, "CHANGES_MAX", 3)
+    monkeypatch.setattr(room, "TOPICS_MAX", 5)
+    watchers = RouteWatchers()
+    for number in range(5):
+        watchers.asked("one", f"T{number}", ["a"])
+    for number in range(3):
+        watchers.topic_changed(f"T{number}")
+    assert told(watchers) == {"one": (set(), {"T0", "T1", "T2"}, False)}
+    for number in range(4):
+        watchers.topic_changed(f"T{number}")
+    assert told(watchers)["one"][2]
+    watchers.asked("one", "one too many", ["b"])
+    assert not watchers.topic_changed("one too many")
+    watchers.topic_changed("T1")
+    assert told(watchers) == {"one": (set(), {"T1"}, False)}
+    watchers.group_changed("b")
+    assert told(watchers)["one"][2]
+
+
+class Watcher(Caller):
+    """A client that asks to be told."""
+
+    def __init__(self, address):
+        super().__init__(address)
+        self.pushes = []
+        self.remoting.register(int(RequestCode.ROUTE_CHANGED), self._pushed)
+
+    def _pushed(self, _, command):
+        self.pushes.append((command.ext["everything"], orjson.loads(command.body)))
+
+    async def watch(self, topic):
+        ext = {"topic": topic, **WATCH}
+        return (await self.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, ext)).code
+
+
+async def test_a_name_server_pushes_changes():
+    async with NameServer(NameServerConfig("127.0.0.1", 0, http_enable=False)) as server:
+        broker, watcher = Caller(server.address), Watcher(server.address)
+        silent = Watcher(server.address)
+        try:
+            await broker.register("n0:1", 0, raft_term=1)
+            await watcher.watch("TopicTest")
+            assert await watcher.watch("Soon") == ResponseCode.TOPIC_NOT_EXIST
+            await silent.route("TopicTest")
+            await broker.register("n1:1", 0, raft_term=2)  # another leads
+            await until(lambda: len(watcher.pushes) == 1)
+            assert watcher.pushes[0] == ("false", {"brokerNames": ["broker-a"], "topics": []})
+            await broker.register("n1:1", 0, V2, [TopicConfig("Soon", 2, 2, 6)], raft_term=2)
+            await until(lambda: len(watcher.pushes) == 2)
+            assert watcher.pushes[1][1] == {"brokerNames": [], "topics": ["Soon", "TopicTest"]}
+            order = {"namespace": "ORDER_TOPIC_CONFIG", "key": "Soon", "value": "broker-a:2"}
+            assert (await broker.ask(RequestCode.PUT_KV_CONFIG, order)).code == 0
+            await until(lambda: len(watcher.pushes) == 3)
+            assert watcher.pushes[2][1]["topics"] == ["Soon"]
+            await watcher.remoting.close()
+            await broker.register("n0:1", 0, V1, raft_term=3)
+            assert (await broker.route("TopicTest"))["brokerDatas"][0]["brokerAddrs"]["0"] == "n0:1"
+            assert silent.pushes == []
+        finally:
+            for one in (broker, watcher, silent):
+                await one.remoting.close()
+
+
+async def test_our_client_learns_of_a_new_leader_without_asking():
+    quiet = InstanceConfig(route_interval_ms=3_600_000)
+    async with NameServer(NameServerConfig("127.0.0.1", 0, http_enable=False)) as server:
+        broker = Caller(server.address)
+        try:
+            await broker.register("127.0.0.1:1", 0, raft_term=1)
+            async with Producer("pg", server.address, instance_config=quiet) as producer:
+                directory = producer._instance.directory
+                await directory.route("TopicTest")
+                await broker.register("127.0.0.1:2", 0, V2, [TopicConfig("TopicTest", 9, 9, 6)],
+                                      raft_term=2)  # fmt: skip
+                await until(lambda: "127.0.0.1:2" in directory.group("broker-a").addresses)
+                await until(
+                    lambda: directory.route_if_known("TopicTest").queues[0].write_count == 9
+                )
+        finally:
+            await broker.remoting.close()
+
+
+async def test_unit_lists_and_topics_registered_by_hand():
+    async with NameServer(NameServerConfig("127.0.0.1", 0, http_enable=False)) as server:
+        caller = Caller(server.address)
+        try:
+            topics = [TopicConfig(f"F{flags}", 1, 1, 6, flags) for flags in range(4)]
+            await caller.register("n0:1", 0, V1, topics, compressed=False)
+            for code, expected in ((311, ["F1", "F3"]), (312, ["F2", "F3"]), (313, ["F2"])):
+                answer = await caller.ask(code)
+                assert orjson.loads(answer.body)["topicList"] == expected
+            queues = {"readQueueNums": 3, "writeQueueNums": 2, "perm": 6, "topicSysFlag": 0}
+            route = {"queueDatas": [{"brokerName": "broker-a", **queues},
+                                    {"brokerName": "nobody", **queues}]}  # fmt: skip
+            body = orjson.dumps(route)
+            answer = await caller.ask(RequestCode.REGISTER_TOPIC_IN_NAMESRV, {"topic": "X"}, body)
+            assert answer.code == 0
+            assert [d["readQueueNums"] for d in (await caller.route("X"))["queueDatas"]] == [3]
+            queues["perm"] = "six"
+            body = orjson.dumps({"queueDatas": [{"brokerName": "broker-a", **queues}]})
+            answer = await caller.ask(RequestCode.REGISTER_TOPIC_IN_NAMESRV, {"topic": "X"}, body)
+            assert answer.code != 0
+        finally:
+            await caller.remoting.close()

@@ -23,6 +23,8 @@ from remoting.fastjson import loads_object
 logger = logging.getLogger(__name__)
 
 NAME_SERVER_TIMEOUT_MS = 1000
+# Asked for: tell this connection when the route changes (namesrv.watchers; Apache's ignores it).
+WATCH = {"acceptStandardJsonOnly": "true", "watchRoutes": "true"}
 TOPICS_MAX = 100_000  # routes kept; a client that uses more is refused a new one
 T = TypeVar("T")
 
@@ -141,6 +143,13 @@ class Directory:
         """Start `refresh_groups` unless one runs; its failure is logged, the next one may do."""
         self._start("groups", self._fetch_groups)
 
+    def changed(self, groups: set[str], topics: set[str], everything: bool) -> None:
+        """A name server says what changed (30004) of what was asked for here: ask again."""
+        if groups or everything:
+            self.refresh_groups_soon()
+        for topic in self.topics if everything else topics:
+            self.refresh_soon(topic)
+
     async def refresh_all(self) -> None:
         """Refresh every kept route; failures are logged and leave the old route in place."""
         for topic in self.topics:
@@ -176,7 +185,7 @@ class Directory:
 
     async def _fetch_route(self, topic: str) -> TopicRouteData:
         request = RemotingCommand.request(
-            RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic, "acceptStandardJsonOnly": "true"}
+            RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic, **WATCH}
         )
         response = await self._name_servers.invoke(request)
         if response.code == ResponseCode.TOPIC_NOT_EXIST:

@@ -24,7 +24,10 @@ from client.route import ReplicaGroup
 from remoting.client import RemotingClient
 from remoting.codes import RequestCode, ResponseCode
 from remoting.command import RemotingCommand
+from remoting.connection import Connection
 from remoting.errors import RemotingError
+from remoting.fastjson import loads_object
+from remoting.fields import boolean_or
 
 logger = logging.getLogger(__name__)
 
@@ -93,12 +96,20 @@ class ClientInstance:
             self._remoting.register(code, handler)
         self._name_servers = NameServers(self._remoting, self._namesrv)
         self._directory = Directory(self._name_servers)
+        self._remoting.register(int(RequestCode.ROUTE_CHANGED), self._route_changed)
         self._heartbeat = heartbeat
         self.spawn(self._refresh_routes(), "route refresh")
         if heartbeat is not None:
             self._directory.watch_replicas(self._greet)
             self._directory.watch_leaders(self._greet_leader)
             self.spawn(self._send_heartbeats(), "heartbeats")
+
+    def _route_changed(self, _: Connection, command: RemotingCommand) -> None:
+        """30004, from a name server of ours."""
+        told = loads_object(command.body)
+        everything = boolean_or(command.ext, "everything", False)
+        groups, topics = (told.get(name) or [] for name in ("brokerNames", "topics"))
+        self.directory.changed(set(map(str, groups)), set(map(str, topics)), everything)
 
     async def stop(self) -> None:
         """Cancel own tasks and close every connection."""

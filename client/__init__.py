@@ -4,6 +4,15 @@ asyncio first; `client.sync` has blocking versions. See docs/architecture.md.
 """
 
 from client.admin import Admin, ClusterInfo
+from client.allocation import (
+    AllocateByConfig,
+    AllocateByConsistentHash,
+    AllocateByMachineRoom,
+    AllocateMachineRoomNearby,
+    AllocationStrategy,
+    allocate_averagely,
+    allocate_averagely_by_circle,
+)
 from client.batch import split_batch
 from client.compression import Compression, CompressionType
 from client.consumer import ConsumerConfig, PushConsumer
@@ -24,11 +33,14 @@ from client.errors import (
     UnsupportedCompression,
 )
 from client.instance import InstanceConfig
-from client.listen import FailurePolicy
+from client.listen import FailurePolicy, Later
+from client.localoffsets import OffsetFile, OffsetStorage
+from client.locks import LockConfig
 from client.message import (
     ConsumeResult,
     Message,
     MessageExt,
+    MessageModel,
     MessageQueue,
     SendResult,
     SendStatus,
@@ -49,6 +61,11 @@ from client.transaction import (
 
 __all__ = [
     "Admin",
+    "AllocateByConfig",
+    "AllocateByConsistentHash",
+    "AllocateByMachineRoom",
+    "AllocateMachineRoomNearby",
+    "AllocationStrategy",
     "BlockingConsumer",
     "BlockingProducer",
     "BrokerRefused",
@@ -65,11 +82,16 @@ __all__ = [
     "FailurePolicy",
     "InstanceConfig",
     "InvalidMessage",
+    "Later",
+    "LockConfig",
     "Message",
     "MessageExt",
+    "MessageModel",
     "MessageQueue",
     "NameServerUnreachable",
     "NoRoute",
+    "OffsetFile",
+    "OffsetStorage",
     "Producer",
     "PullConfig",
     "PushConsumer",
@@ -88,5 +110,7 @@ __all__ = [
     "TransactionResult",
     "TransactionState",
     "UnsupportedCompression",
+    "allocate_averagely",
+    "allocate_averagely_by_circle",
     "split_batch",
 ]

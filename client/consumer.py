@@ -6,9 +6,11 @@
     consumer.subscribe("orders", "created || paid")
     async with consumer: ...
 
-Clustering: each queue has one consumer of the group, found anew every 20 s and whenever the broker
-says that the group changed. At least once: offsets are committed behind the last finished message,
-every `commit_interval_ms`, when a queue is given up, and (confirmed) at the end.
+Clustering: each queue has one consumer of the group (client.rebalance). At least once: offsets are
+committed behind the last finished message, every `commit_interval_ms`, when a queue is given up,
+and (confirmed) at the end. Orderly: a queue is worked on only under its broker's lock
+(client.locks). Broadcasting: everybody has every queue, and keeps the offsets, too
+(client.localoffsets). What happens to messages that fail: client.listen.
 The listener may be a coroutine function or a plain callable; a plain one runs on the event loop and
 must not block (client.sync runs blocking listeners in threads).
 """
@@ -17,43 +19,52 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any
 
-from client.decode import decode_messages
-from client.errors import ClientError, NameServerUnreachable, NoRoute
-from client.instance import ClientInstance, InstanceConfig
-from client.listen import RETRY_PREFIX, Deliverer, FailurePolicy, Listener
-from client.message import MessageQueue
+from client.allocation import AllocationStrategy, allocate_averagely
+from client.asked import Asked
+from client.errors import BrokerRefused, BrokerUnreachable, ClientError, NoRoute
+from client.instance import ClientInstance, InstanceConfig, local_address
+from client.listen import (
+    ConcurrentDeliverer,
+    Deliverer,
+    FailurePolicy,
+    Listener,
+    OrderlyDeliverer,
+)
+from client.localoffsets import LocalOffsetStore, OffsetFile, OffsetStorage, offset_file
+from client.locks import LockConfig, QueueLocks
+from client.message import RETRY_PREFIX, MessageModel, MessageQueue
 from client.offsets import ConsumeFrom
-from client.offsetstore import OffsetStore, OnCommit
-from client.processqueue import Batch
+from client.offsetstore import Offsets, OffsetStore, OnCommit
+from client.processqueue import Batch, CacheBudget
 from client.pull import PullConfig, QueueWorker
-from client.rebalance import allocate_averagely, assignment_change
+from client.rebalance import Rebalancer
 from client.route import ReplicaGroup
-from client.runninginfo import running_info
-from client.subscription import ALL, Subscription, subscribe
-from remoting.admin_headers import ResetOffsetHeader
-from remoting.codes import RequestCode, ResponseCode
-from remoting.command import RemotingCommand
-from remoting.connection import Connection
+from client.sendback import SendBack
+from client.subscription import ALL, Subscription, check_in_broker, subscribe
 from remoting.errors import RemotingError
-from remoting.fastjson import MessageQueue as WireQueue
-from remoting.fastjson import dumps, loads_object
-from store.record import RecordError
 
 logger = logging.getLogger(__name__)
+
+RETRY_ROUTE_PAUSE_S = 1.0  # a retry topic's route appears a moment after its first message
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerConfig:
-    """Times in milliseconds. `orderly`: one batch of a queue at a time, in order, failures block
-    the queue. `confirm_commits`: periodic commits wait for the broker's answer."""
+    """Times in milliseconds. `orderly`: one batch of a queue at a time, in order, under the
+    broker's lock; failures block the queue. `confirm_commits`: periodic commits wait for the
+    broker's answer. `offset_storage`: a broadcasting consumer's; None for a file below the home
+    directory. All members of a group use one `allocation`."""
 
     orderly: bool = False
+    message_model: MessageModel = MessageModel.CLUSTERING
+    allocation: AllocationStrategy = allocate_averagely
     consume_from: ConsumeFrom = ConsumeFrom.LAST_OFFSET
     consume_from_timestamp_ms: int = 0
     rebalance_interval_ms: int = 20_000
@@ -62,6 +73,8 @@ class ConsumerConfig:
     stop_grace_ms: int = 5_000
     pull: PullConfig = field(default_factory=PullConfig)
     failure: FailurePolicy = field(default_factory=FailurePolicy)
+    lock: LockConfig = field(default_factory=LockConfig)
+    offset_storage: OffsetStorage | None = None
 
 
 class PushConsumer:
@@ -85,25 +98,30 @@ class PushConsumer:
         self.group = group
         config = config or ConsumerConfig()
         if config.orderly:
-            config = replace(
-                config,
-                pull=replace(config.pull, consume_tasks=1),
-                failure=replace(config.failure, send_back=False),
-            )
+            config = replace(config, pull=replace(config.pull, consume_tasks=1))
         self.config = config
+        self._broadcasting = config.message_model is MessageModel.BROADCASTING
         self._listener = listener
         self._instance = ClientInstance(namesrv, instance_config)
         self._on_commit = on_commit
         self._on_committing = on_committing
-        self._subscriptions: dict[str, Subscription] = {}
         self._workers: dict[MessageQueue, QueueWorker] = {}
-        self._offsets: OffsetStore | None = None
+        self._budget = CacheBudget(config.pull.limits)
+        self._offsets: Offsets | None = None
         self._deliverer: Deliverer | None = None
-        self._rebalance_wanted = asyncio.Event()
-        self._announced: set[str] = set()  # groups that had our heartbeat since the last change
-        self._started_ms = 0
+        self._locks: QueueLocks | None = None
+        self._rebalancer = Rebalancer(
+            group,
+            self._instance,
+            self,
+            None if self._broadcasting else config.allocation,
+            config.rebalance_interval_ms,
+        )
+        self._subscriptions = self._rebalancer.subscriptions
+        self._asked = Asked(self)
         self._greeting: asyncio.Task[Any] | None = None
-        self._rebalancing: asyncio.Task[Any] | None = None
+        self._retry_look: asyncio.TimerHandle | None = None
+        self.started_ms = 0
 
     @property
     def client_id(self) -> str:
@@ -134,50 +152,44 @@ class PushConsumer:
     def subscribe(self, topic: str, expression: str = ALL, expression_type: str = "TAG") -> None:
         """Want messages of `topic`; before or after `start`. Raises ClientError (bad expression).
 
+        `expression_type` is TAG ("a || b") or SQL92, which brokers evaluate if they are set up so.
         A changed expression of a topic already consumed applies from the next rebalance on."""
         version = int(time.time() * 1000)
         self._subscriptions[topic] = subscribe(topic, expression, version, expression_type)
-        self._changed()
+        self._rebalancer.subscription_changed()
 
     def unsubscribe(self, topic: str) -> None:
         """Give up the topic's queues at the next rebalance, which is asked for at once."""
         self._subscriptions.pop(topic, None)
-        self._changed()
+        self._rebalancer.subscription_changed()
 
     async def start(self) -> None:
-        """Join the group. Does not wait for any server."""
-        self._started_ms = int(time.time() * 1000)
+        """Join the group. Waits for a server only to have SQL92 expressions judged; raises
+        BrokerRefused for one that is no good, or when the broker does not filter by them."""
+        self.started_ms = int(time.time() * 1000)
         retry_topic = RETRY_PREFIX + self.group
-        if not self.config.orderly:
-            self._subscriptions[retry_topic] = subscribe(retry_topic, ALL, self._started_ms)
-        await self._instance.start(
-            self._heartbeat,
-            {
-                RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: self._ids_changed,
-                RequestCode.RESET_CONSUMER_CLIENT_OFFSET: self._reset_asked,
-                RequestCode.GET_CONSUMER_RUNNING_INFO: self._running_info_asked,
-                RequestCode.CONSUME_MESSAGE_DIRECTLY: self._consume_directly_asked,
-            },
-        )
+        if not self._broadcasting:
+            self._subscriptions[retry_topic] = subscribe(retry_topic, ALL, self.started_ms)
+        await self._instance.start(self._heartbeat, self._asked.handlers())
+        try:
+            await self._check_expressions()
+        except BaseException:
+            await self._instance.stop()
+            raise
         self._instance.directory.watch_leaders(self._leader_changed)
-        self._offsets = OffsetStore(
-            self.group, self._instance, self._on_commit, self._on_committing
-        )
-        self._deliverer = Deliverer(self.group, self._listener, self._instance, self.config.failure)
-        self._rebalance_wanted.set()
-        self._rebalancing = self._instance.spawn(self._rebalance_forever(), "rebalance")
+        self._offsets = self._new_offsets()
+        self._deliverer = self._new_deliverer()
+        self._rebalancer.start()
         self._instance.spawn(self._commit_forever(), "commit offsets")
 
     async def stop(self) -> None:
         """Stop pulling, let the listener finish (`stop_grace_ms`), commit (confirmed), leave."""
         if not self._instance.running:
             return
-        if self._rebalancing is not None:  # it must not take queues while they are given up
-            self._rebalancing.cancel()
-            await asyncio.wait((self._rebalancing,))
-        workers, self._workers = dict(self._workers), {}
-        await asyncio.gather(*(w.stop(self.config.stop_grace_ms) for w in workers.values()))
-        await self._store().commit_confirmed(list(workers))
+        await self._rebalancer.stop()  # it must not take queues while they are given up
+        if self._retry_look is not None:
+            self._retry_look.cancel()
+        await self.give_up(list(self._workers))
         await self._instance.unregister(None, self.group)
         await self._instance.stop()
 
@@ -191,11 +203,24 @@ class PushConsumer:
         worker.reset(offset)
         self._store().table.begin(queue, offset, told=False)
 
+    def pause(self, queues: Sequence[MessageQueue] | None = None) -> None:
+        """Pull no more from these (all: None) of the queues held now; what is cached is still
+        delivered."""
+        for queue in self._workers if queues is None else queues:
+            self._workers[queue].pause()
+
+    def resume(self, queues: Sequence[MessageQueue] | None = None) -> None:
+        for queue in self._workers if queues is None else queues:
+            self._workers[queue].resume()
+
     # ---- what workers need
 
-    async def consume(self, batch: Batch) -> None:
+    def arrived(self, queue: MessageQueue) -> None:
+        """The worker's own tasks take it."""
+
+    async def consume(self, queue: MessageQueue, batch: Batch) -> None:
         assert self._deliverer is not None
-        await self._deliverer.deliver(batch)
+        await self._deliverer.deliver(queue, batch.messages)
 
     def advanced(self, queue: MessageQueue, offset: int) -> None:
         self._store().table.advance(queue, offset)
@@ -208,108 +233,98 @@ class PushConsumer:
             self._greeting = self._instance.spawn(self._instance.heartbeat_all(), "heartbeat")
         await asyncio.wait((self._greeting,))
 
-    # ---- rebalance
+    # ---- what the rebalancer needs
 
-    async def _rebalance_forever(self) -> None:
-        interval = self.config.rebalance_interval_ms / 1000
-        while True:
-            try:
-                async with asyncio.timeout(interval):
-                    await self._rebalance_wanted.wait()
-            except TimeoutError:
-                pass  # its time has come without a sign
-            self._rebalance_wanted.clear()
-            settled = await self._rebalance()
-            interval = self.config.rebalance_interval_ms / 1000 if settled else 0.5
+    def held(self) -> Mapping[MessageQueue, Subscription]:
+        return {queue: worker.subscription for queue, worker in self._workers.items()}
 
-    async def _rebalance(self) -> bool:
-        """One pass over all topics; False if something has to be tried again soon."""
-        settled = True
-        for topic in {queue.topic for queue in self._workers} - set(self._subscriptions):
-            await self._drop([queue for queue in self._workers if queue.topic == topic])
-        for topic, subscription in list(self._subscriptions.items()):
-            try:
-                settled = await self._rebalance_topic(topic, subscription) and settled
-            except NoRoute as error:
-                if not topic.startswith(RETRY_PREFIX):  # that one appears with the first failure
-                    logger.info("rebalance_without_route topic=%s error=%s", topic, error)
-                    settled = False
-            except (ClientError, RemotingError) as error:
-                logger.warning("rebalance_failed topic=%s error=%s", topic, error)
-                settled = False
-        return settled
+    def queues_changed(self, topic: str, queues: Sequence[MessageQueue]) -> None:
+        """Nobody here wants to know."""
 
-    async def _rebalance_topic(self, topic: str, subscription: Subscription) -> bool:
-        route = await self._instance.directory.refresh(topic)
-        queues = route.read_queues(topic)
-        if not queues:
-            raise NoRoute(topic, "it has no queue that may be read")
-        names = sorted({queue.broker_name for queue in queues})
-        unannounced = set(names) - self._announced
-        if unannounced:
-            await self._instance.heartbeat_all()  # nobody counts us as a member before that
-            self._announced |= unannounced
-        client_ids = await self._members(names)
-        if self.client_id not in client_ids:
-            self._announced -= set(names)
-            return False
-        mine = allocate_averagely(queues, client_ids, self.client_id)
-        held = [q for q, w in self._workers.items() if w.subscription == subscription]
-        stale = [q for q, w in self._workers.items() if q.topic == topic and q not in set(held)]
-        change = assignment_change(topic, held, mine)
-        await self._drop([*change.dropped, *stale])
-        added = await asyncio.gather(*(self._add(queue, subscription) for queue in change.added))
-        return all(added)
-
-    async def _members(self, broker_names: Sequence[str]) -> list[str]:
-        """Client ids of the group, from the first broker group that answers."""
-        ext = {"consumerGroup": self.group}
-        failure: ClientError | None = None
-        for name in broker_names:
-            try:
-                response = await self._instance.invoke_leader(
-                    name,
-                    lambda: RemotingCommand.request(
-                        RequestCode.GET_CONSUMER_LIST_BY_GROUP, dict(ext)
-                    ),
-                )
-            except ClientError as error:
-                failure = error
-                continue
-            if response.code == ResponseCode.SUCCESS:
-                return [str(i) for i in loads_object(response.body).get("consumerIdList") or ()]
-            logger.info("no_members_yet group=%s remark=%s", self.group, response.remark)
-            return []
-        raise failure or NameServerUnreachable("no broker group to ask for members")
-
-    async def _add(self, queue: MessageQueue, subscription: Subscription) -> bool:
+    async def take(self, queue: MessageQueue, subscription: Subscription) -> bool:
         config = self.config
         try:
+            # The lock first: whoever had it commits before it is given back.
+            if self._locks is not None and not await self._locks.acquire(queue):
+                logger.info("queue_locked_by_another queue=%s", queue)
+                return False
             start, told = await self._store().start_offset(
                 queue, config.consume_from, config.consume_from_timestamp_ms
             )
-        except ClientError as error:
+        except (ClientError, OSError) as error:
             logger.warning("start_offset_failed queue=%s error=%s", queue, error)
             return False
         self._store().table.begin(queue, start, told)
         worker = QueueWorker(
-            queue, self.group, subscription, start, self._instance, self, config.pull
+            queue, self.group, subscription, start, self._instance, self, config.pull, self._budget
         )
         self._workers[queue] = worker
         worker.start()
         logger.info("queue_taken queue=%s offset=%d", queue, start)
         return True
 
-    async def _drop(self, queues: Sequence[MessageQueue]) -> None:
-        """Give queues up: stop, commit what is finished, forget."""
+    async def give_up(self, queues: Sequence[MessageQueue]) -> None:
+        """Stop, commit what is finished, unlock, forget."""
         workers = [self._workers.pop(queue) for queue in queues]
-        await asyncio.gather(*(w.stop(self.config.stop_grace_ms) for w in workers))
+        idle = await asyncio.gather(*(w.stop(self.config.stop_grace_ms) for w in workers))
         await self._store().commit_confirmed(queues)
+        if self._locks is not None:
+            rest = dict(zip(queues, idle, strict=True))
+            await self._locks.release([queue for queue in queues if rest[queue]])
+            await self._locks.release([q for q in queues if not rest[q]], tell=False)
         for queue in queues:
             self._store().table.drop(queue)
             logger.info("queue_given_up queue=%s", queue)
 
     # ---- offsets, leaders, heartbeats
+
+    def _new_offsets(self) -> Offsets:
+        if not self._broadcasting:
+            return OffsetStore(self.group, self._instance, self._on_commit, self._on_committing)
+        storage = self.config.offset_storage
+        if storage is None:
+            address = socket.inet_ntoa(local_address())
+            storage = OffsetFile(offset_file(self.group, address))
+        return LocalOffsetStore(self._instance, storage)
+
+    def _new_deliverer(self) -> Deliverer:
+        """Also the locks, where there are any."""
+        back = SendBack(self.group, self._instance)
+        if self._broadcasting:
+            return Deliverer(self._listener)
+        if not self.config.orderly:
+            policy = self.config.failure
+            return ConcurrentDeliverer(self._listener, back, policy, self._sent_back)
+        self._locks = QueueLocks(self.group, self._instance, self.config.lock)
+        self._locks.start()
+        return OrderlyDeliverer(self._listener, back, self.config.failure, self._locks)
+
+    async def _check_expressions(self) -> None:
+        """46, for what only brokers can judge. A cluster that is not there yet is no error."""
+        for subscription in list(self._subscriptions.values()):
+            if subscription.expression_type == "TAG":
+                continue
+            try:
+                await check_in_broker(self._instance, self.group, subscription)
+            except BrokerRefused:
+                raise
+            except (NoRoute, BrokerUnreachable, ClientError, RemotingError) as error:
+                logger.warning("expression_not_judged topic=%s %s", subscription.topic, error)
+
+    def _sent_back(self, broker_name: str) -> None:
+        """The first one makes the retry topic; do not wait 20 s before it is looked for."""
+        retry_topic = RETRY_PREFIX + self.group
+        known = any(
+            queue.topic == retry_topic and queue.broker_name == broker_name
+            for queue in self._workers
+        )
+        if not known and self._retry_look is None:
+            loop = asyncio.get_running_loop()
+            self._retry_look = loop.call_later(RETRY_ROUTE_PAUSE_S, self._look_for_retries)
+
+    def _look_for_retries(self) -> None:
+        self._retry_look = None
+        self._rebalancer.ask()
 
     async def _commit_forever(self) -> None:
         while True:
@@ -320,7 +335,10 @@ class PushConsumer:
                 await self._store().commit_oneway()
 
     def _leader_changed(self, group: ReplicaGroup) -> None:
-        self._store().table.forget_told(group.name)
+        if not self._broadcasting:
+            self._store().table.forget_told(group.name)
+        if self._locks is not None:
+            self._locks.leader_changed(group.name)
         for queue, worker in self._workers.items():
             if queue.broker_name == group.name:
                 worker.leader_changed()
@@ -331,7 +349,7 @@ class PushConsumer:
                 {
                     "groupName": self.group,
                     "consumeType": "CONSUME_PASSIVELY",
-                    "messageModel": "CLUSTERING",
+                    "messageModel": self.config.message_model.value,
                     "consumeFromWhere": self.config.consume_from.value,
                     "unitMode": False,
                     "subscriptionDataSet": [s.to_json() for s in self._subscriptions.values()],
@@ -339,79 +357,29 @@ class PushConsumer:
             ]
         }
 
-    def _changed(self) -> None:
-        self._announced.clear()
-        self._rebalance_wanted.set()
-
-    def _store(self) -> OffsetStore:
+    def _store(self) -> Offsets:
         assert self._offsets is not None, "not started"
         return self._offsets
 
-    # ---- what brokers ask of us
+    # ---- for client.asked
 
-    def _ids_changed(self, _connection: Connection, request: RemotingCommand) -> None:
-        if (request.ext or {}).get("consumerGroup") == self.group:
-            self._rebalance_wanted.set()
+    @property
+    def instance(self) -> ClientInstance:
+        return self._instance
 
-    async def _reset_asked(
-        self, _connection: Connection, request: RemotingCommand
-    ) -> RemotingCommand:
-        """220: go on at the offsets in the body, for the queues that are held."""
-        header = ResetOffsetHeader.parse(request.ext)
-        count = 0
-        if header.group == self.group:
-            for key, offset in reset_table(request.body).items():
-                if key in self._workers:
-                    await self.seek(key, offset)
-                    count += 1
-            await self.commit()
-        logger.warning("offsets_reset topic=%s queues=%d", header.topic, count)
-        return RemotingCommand.response_to(request, ResponseCode.SUCCESS)
+    @property
+    def rebalancer(self) -> Rebalancer:
+        return self._rebalancer
 
-    def _running_info_asked(
-        self, _connection: Connection, request: RemotingCommand
-    ) -> RemotingCommand:
-        body = running_info(
-            self._instance,
-            self._started_ms,
-            self.config.orderly,
-            list(self._subscriptions.values()),
-            self._workers,
-            self.offsets,
-        )
-        return RemotingCommand.response_to(request, ResponseCode.SUCCESS, None, {}, body)
+    @property
+    def workers(self) -> Mapping[MessageQueue, QueueWorker]:
+        return self._workers
 
-    async def _consume_directly_asked(
-        self, _connection: Connection, request: RemotingCommand
-    ) -> RemotingCommand:
-        """309: the listener is given the message in the body now, whatever queues are held."""
-        assert self._deliverer is not None
-        started_s = time.monotonic()
-        try:
-            name = (request.ext or {}).get("brokerName", "")
-            messages = decode_messages(request.body, name)
-        except (RecordError, ClientError) as error:
-            return RemotingCommand.response_to(request, ResponseCode.SYSTEM_ERROR, str(error))
-        done = await self._deliverer.offer(messages)
-        result = {
-            "autoCommit": True,
-            "consumeResult": "CR_SUCCESS" if done else "CR_LATER",
-            "order": self.config.orderly,
-            "spentTimeMills": round((time.monotonic() - started_s) * 1000),
-        }
-        return RemotingCommand.response_to(request, ResponseCode.SUCCESS, None, {}, dumps(result))
+    @property
+    def deliverer(self) -> Deliverer:
+        assert self._deliverer is not None, "not started"
+        return self._deliverer
 
-
-def reset_table(body: bytes) -> dict[MessageQueue, int]:
-    """The offsets of a 220 body, in either of its two forms (section 4.3)."""
-    table = loads_object(body).get("offsetTable") or {}
-    if isinstance(table, list):
-        return {
-            MessageQueue(i["topic"], i["brokerName"], int(i["queueId"])): int(i["offset"])
-            for i in table
-        }
-    return {
-        MessageQueue(key.topic, key.broker_name, key.queue_id): int(offset)
-        for key, offset in table.items()
-        if isinstance(key, WireQueue)
-    }
+    @property
+    def locks(self) -> QueueLocks | None:
+        return self._locks

@@ -1,9 +1,13 @@
 """Hands batches to the user's listener and deals with what fails.
 
 Concurrent: a failed message is sent back to the broker (36), which delivers it again later through
-the group's retry topic. Where the broker does not support that, or cannot be reached, and always
-when orderly: the messages are kept and delivered again here after a back-off. The offset does not
-pass them before they succeed; nothing is skipped, nothing is lost.
+the group's retry topic, and to the group's dead letters after `max_reconsume_times`. Where that
+does not work the message is sent to the retry topic as a new one; where that does not work either
+it is kept and delivered again here after a pause. The offset does not pass it before one of them
+succeeded: nothing is skipped, nothing is lost.
+Orderly: a batch is only worked on under a valid lock of its queue. A failed message stops the queue
+for a moment and comes again here; after `max_reconsume_times` it goes to the dead letters.
+Broadcasting: a failed message is logged and not repeated, as every member has its own copy.
 """
 
 from __future__ import annotations
@@ -11,67 +15,131 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Protocol
 
-from client.errors import ClientError
-from client.instance import ClientInstance
-from client.message import ConsumeResult, MessageExt
-from client.processqueue import Batch
-from client.retry import RetryPolicy
-from remoting.codes import RequestCode, ResponseCode
-from remoting.command import RemotingCommand
-from remoting.headers import SendBackHeader
+from client.message import RETRY_PREFIX, ConsumeResult, MessageExt, MessageQueue
+from client.sendback import SendBack
 
 logger = logging.getLogger(__name__)
 
-Listener = Callable[[list[MessageExt]], "ConsumeResult | Awaitable[ConsumeResult | None] | None"]
-RETRY_PREFIX = "%RETRY%"
-# One try with a short failover's patience; after that the local back-off takes over.
-SEND_BACK = RetryPolicy(20, 100, 2, 20, time_ms_max=1000)
-UNSUPPORTED_MEMORY_S = 60.0  # how long "not supported" is remembered per broker group
+DEAD_LETTER_NOW = -1  # a delay level
+RECONSUME_TIMES_MAX = 16  # RocketMQ's, when nothing else is said, for concurrent listeners
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """A listener's fuller answer: the first `done` messages succeeded, the rest shall come again.
+
+    `delay_level` is for concurrent listeners: 1 to 18, 0 for the broker's own (rising with each
+    time), -1 for the dead letters at once. `suspend_ms` is for orderly ones: how long the queue
+    stops (10 ms to 30 s); None for the policy's.
+    """
+
+    done: int = 0
+    delay_level: int = 0
+    suspend_ms: int | None = None
+
+
+ListenerAnswer = ConsumeResult | Later | None
+Listener = Callable[[list[MessageExt]], "ListenerAnswer | Awaitable[ListenerAnswer]"]
+SUSPEND_MS_MIN, SUSPEND_MS_MAX = 10, 30_000
 
 
 @dataclass(frozen=True, slots=True)
 class FailurePolicy:
-    """Local redelivery waits first * 2^n, at most max; `max_reconsume_times` goes to the broker."""
+    """A concurrent message that no broker takes back waits here first * 2^n, at most max. An
+    orderly queue stops for first. `max_reconsume_times` None: 16, for orderly listeners no end."""
 
     retry_pause_ms_first: int = 1000
     retry_pause_ms_max: int = 30_000
-    max_reconsume_times: int = 16
-    send_back: bool = True  # False: always keep and retry here, as orderly consumers do
+    max_reconsume_times: int | None = None
+    send_back: bool = True  # False: always keep and retry here
+
+
+class Locks(Protocol):
+    """What orderly delivery needs: see client.locks."""
+
+    async def hold(self, queue: MessageQueue) -> None: ...
 
 
 class Deliverer:
-    """Runs the listener over a batch until every message of it is dealt with."""
+    """Runs the listener over a batch until every message of it is dealt with. This one is for
+    broadcasting, and what the others share."""
 
-    def __init__(
-        self, group: str, listener: Listener, instance: ClientInstance, policy: FailurePolicy
-    ) -> None:
-        self._group = group
+    def __init__(self, listener: Listener) -> None:
         self._listener = listener
-        self._instance = instance
-        self._policy = policy
-        self._unsupported_until: dict[str, float] = {}
         self.delivered = 0  # messages the listener succeeded with
         self.failed = 0  # messages of failed deliveries, each time
+        self.last_ms = 0.0  # what the last call of the listener took
 
-    async def deliver(self, batch: Batch) -> None:
-        """Returns when all messages succeeded or were taken back by the broker."""
-        messages = batch.messages
-        for message in messages:
-            if message.topic.startswith(RETRY_PREFIX):
-                _restore_topic(message)
+    async def deliver(self, queue: MessageQueue, messages: list[MessageExt]) -> None:
+        """Returns when all messages are dealt with."""
+        failed = (await self._attempt(messages))[0]
+        if failed:
+            logger.warning("broadcast_not_consumed queue=%s count=%d", queue, len(failed))
+
+    async def offer(self, messages: list[MessageExt]) -> bool:
+        """One attempt, for an administrator who asks; counted nowhere, not sent back."""
+        restore_topics(messages)
+        return await self._listen(messages) is None
+
+    async def _attempt(self, messages: list[MessageExt]) -> tuple[list[MessageExt], Later]:
+        """(what did not succeed, what the listener said of it)."""
+        restore_topics(messages)
+        answer = await self._listen(messages)
+        done = len(messages) if answer is None else min(max(answer.done, 0), len(messages))
+        self.delivered += done
+        self.failed += len(messages) - done
+        return messages[done:], answer or Later()
+
+    async def _listen(self, messages: list[MessageExt]) -> Later | None:
+        """None if the listener succeeded. What it raises is its answer: again later."""
+        started_s = time.monotonic()
+        try:
+            given = self._listener(list(messages))
+            result = await given if inspect.isawaitable(given) else given
+        except Exception as error:
+            logger.warning("listener_raised count=%d", len(messages), exc_info=error)
+            return Later()
+        finally:
+            self.last_ms = (time.monotonic() - started_s) * 1000
+        if result is None or result is ConsumeResult.SUCCESS:
+            return None
+        if isinstance(result, Later):
+            return result if result.done < len(messages) else None
+        if result is not ConsumeResult.RECONSUME_LATER:
+            logger.error("listener_returned_nonsense value=%r", result)
+        return Later()
+
+
+class ConcurrentDeliverer(Deliverer):
+    """See the module. `sent_back(broker_name)` is told of every message that comes again."""
+
+    def __init__(
+        self,
+        listener: Listener,
+        back: SendBack,
+        policy: FailurePolicy,
+        sent_back: Callable[[str], None],
+    ) -> None:
+        super().__init__(listener)
+        self._back = back
+        self._policy = policy
+        self._sent_back = sent_back
+        limit = policy.max_reconsume_times
+        self._reconsume_times_max = RECONSUME_TIMES_MAX if limit is None else limit
+
+    async def deliver(self, queue: MessageQueue, messages: list[MessageExt]) -> None:
         failures = 0
         while True:
-            if await self._listen(messages):
-                self.delivered += len(messages)
+            messages, answer = await self._attempt(messages)
+            if messages and self._policy.send_back:
+                messages = await self._send_back(messages, answer.delay_level)
+            if not messages:
                 return
-            self.failed += len(messages)
-            if self._policy.send_back:
-                messages = [m for m in messages if not await self._send_back(m)]
-                if not messages:
-                    return
             pause_ms = min(
                 self._policy.retry_pause_ms_first * 2 ** min(failures, 16),
                 self._policy.retry_pause_ms_max,
@@ -81,66 +149,55 @@ class Deliverer:
             for message in messages:
                 message.reconsume_times += 1
 
-    async def offer(self, messages: list[MessageExt]) -> bool:
-        """One attempt, for an administrator who asks; counted nowhere, not sent back."""
+    async def _send_back(self, messages: list[MessageExt], delay_level: int) -> list[MessageExt]:
+        """What no broker took."""
+        kept: list[MessageExt] = []
         for message in messages:
-            if message.topic.startswith(RETRY_PREFIX):
-                _restore_topic(message)
-        return await self._listen(messages)
+            if await self._back.send(message, delay_level, self._reconsume_times_max):
+                self._sent_back(message.broker_name)
+            else:
+                kept.append(message)
+        return kept
 
-    async def _listen(self, messages: list[MessageExt]) -> bool:
-        """True if the listener succeeded. What it raises is its answer: again later."""
-        try:
-            answer = self._listener(list(messages))
-            result = await answer if inspect.isawaitable(answer) else answer
-        except Exception as error:
-            logger.warning("listener_raised count=%d", len(messages), exc_info=error)
+
+class OrderlyDeliverer(Deliverer):
+    """See the module."""
+
+    def __init__(
+        self, listener: Listener, back: SendBack, policy: FailurePolicy, locks: Locks
+    ) -> None:
+        super().__init__(listener)
+        self._back = back
+        self._policy = policy
+        self._locks = locks
+
+    async def deliver(self, queue: MessageQueue, messages: list[MessageExt]) -> None:
+        while True:
+            await self._locks.hold(queue)
+            messages, answer = await self._attempt(messages)
+            messages = [m for m in messages if not await self._given_up(m, answer)]
+            if not messages:
+                return
+            for message in messages:
+                message.reconsume_times += 1
+            pause_ms = answer.suspend_ms
+            if pause_ms is None:
+                pause_ms = self._policy.retry_pause_ms_first
+            else:
+                pause_ms = min(max(pause_ms, SUSPEND_MS_MIN), SUSPEND_MS_MAX)
+            await asyncio.sleep(pause_ms / 1000)
+
+    async def _given_up(self, message: MessageExt, answer: Later) -> bool:
+        """True if it came often enough, and the dead letters have it now."""
+        limit = self._policy.max_reconsume_times
+        over = limit is not None and message.reconsume_times >= limit
+        if not over and answer.delay_level != DEAD_LETTER_NOW:
             return False
-        if result is None or result is ConsumeResult.SUCCESS:
-            return True
-        if result is not ConsumeResult.RECONSUME_LATER:
-            logger.error("listener_returned_nonsense value=%r", result)
-        return False
-
-    async def _send_back(self, message: MessageExt) -> bool:
-        """True if the broker took the message and will deliver it again."""
-        now = asyncio.get_running_loop().time()
-        if self._unsupported_until.get(message.broker_name, 0.0) > now:
-            return False
-        header = SendBackHeader(
-            message.commit_log_offset,
-            self._group,
-            0,
-            message.msg_id,
-            message.topic,
-            False,
-            self._policy.max_reconsume_times,
-        )
-        try:
-            response = await self._instance.invoke_leader(
-                message.broker_name,
-                lambda: RemotingCommand.request(
-                    RequestCode.CONSUMER_SEND_MSG_BACK, header.to_ext()
-                ),
-                leader_only=True,
-                policy=SEND_BACK,
-            )
-        except ClientError as error:
-            logger.info("send_back_failed message=%s error=%s", message.msg_id, error)
-            return False
-        if response.code == ResponseCode.SUCCESS:
-            return True
-        if response.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
-            self._unsupported_until[message.broker_name] = now + UNSUPPORTED_MEMORY_S
-        logger.info(
-            "send_back_refused message=%s code=%d remark=%s",
-            message.msg_id, response.code, response.remark,
-        )  # fmt: skip
-        return False
+        return await self._back.send(message, DEAD_LETTER_NOW, limit or 0)
 
 
-def _restore_topic(message: MessageExt) -> None:
-    """A message of the retry topic shows the topic it was first sent to (section 9.2)."""
-    origin = message.properties.get("RETRY_TOPIC")
-    if origin:
-        message.topic = origin
+def restore_topics(messages: list[MessageExt]) -> None:
+    """Messages of the retry topic show the topic they were first sent to (section 9.2)."""
+    for message in messages:
+        if message.topic.startswith(RETRY_PREFIX):
+            message.topic = message.properties.get("RETRY_TOPIC") or message.topic

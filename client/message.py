@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from enum import IntEnum
+from enum import Enum, IntEnum
 from typing import NamedTuple
 
 from store.properties import decode_properties
@@ -74,6 +74,13 @@ class ConsumeResult(IntEnum):
 
     SUCCESS = 0
     RECONSUME_LATER = 1
+
+
+class MessageModel(Enum):
+    """Who of a group gets a message: one member, or each."""
+
+    CLUSTERING = "CLUSTERING"
+    BROADCASTING = "BROADCASTING"
 
 
 class MessageExt:

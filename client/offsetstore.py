@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from typing import Protocol
 
 from client.errors import BrokerRefused, ClientError
 from client.instance import ClientInstance
-from client.message import MessageQueue
+from client.message import RETRY_PREFIX, MessageQueue
 from client.offsets import ConsumeFrom, OffsetTable
 from remoting import fields
 from remoting.codes import RequestCode, ResponseCode
@@ -44,28 +45,28 @@ class OffsetStore:
         self, queue: MessageQueue, consume_from: ConsumeFrom, timestamp_ms: int
     ) -> tuple[int, bool]:
         """(offset to begin at, whether the group committed it). Raises ClientError."""
-        response = await self._ask(
+        response = await ask_queue(
+            self._instance,
             queue,
             RequestCode.QUERY_CONSUMER_OFFSET,
             ConsumerOffsetHeader(self._group, queue.topic, queue.queue_id).to_ext(),
         )
         if response.code == ResponseCode.SUCCESS:
-            return self._offset(response, queue), True
+            return offset_of(response, queue), True
         if response.code != ResponseCode.QUERY_NOT_FOUND:
             raise BrokerRefused(response.code, response.remark or "", queue.broker_name)
-        if queue.topic.startswith("%RETRY%"):
-            consume_from = ConsumeFrom.FIRST_OFFSET
-        if consume_from is ConsumeFrom.TIMESTAMP:
-            header = QueueOffsetHeader(queue.topic, queue.queue_id, timestamp_ms)
-            code = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
-        else:
-            header = QueueOffsetHeader(queue.topic, queue.queue_id)
-            first = consume_from is ConsumeFrom.FIRST_OFFSET
-            code = RequestCode.GET_MIN_OFFSET if first else RequestCode.GET_MAX_OFFSET
-        response = await self._ask(queue, code, header.to_ext())
-        if response.code != ResponseCode.SUCCESS:
-            raise BrokerRefused(response.code, response.remark or "", queue.broker_name)
-        return self._offset(response, queue), False
+        return await initial_offset(self._instance, queue, consume_from, timestamp_ms), False
+
+    async def committed(self, queue: MessageQueue) -> int | None:
+        """What the group committed, None for nothing. Raises ClientError."""
+        header = ConsumerOffsetHeader(
+            self._group, queue.topic, queue.queue_id, zero_if_not_found=False
+        )
+        code = RequestCode.QUERY_CONSUMER_OFFSET
+        response = await ask_queue(self._instance, queue, code, header.to_ext())
+        if response.code == ResponseCode.QUERY_NOT_FOUND:
+            return None
+        return offset_of(response, queue)
 
     async def commit_oneway(self) -> None:
         """Tell the leaders what moved, without waiting for answers. What is lost with a leader is
@@ -118,13 +119,72 @@ class OffsetStore:
         header = ConsumerOffsetHeader(self._group, queue.topic, queue.queue_id, offset)
         return RemotingCommand.request(RequestCode.UPDATE_CONSUMER_OFFSET, header.to_ext())
 
-    async def _ask(self, queue: MessageQueue, code: int, ext: dict[str, str]) -> RemotingCommand:
-        return await self._instance.invoke_leader(
-            queue.broker_name, lambda: RemotingCommand.request(code, dict(ext))
-        )
 
-    def _offset(self, response: RemotingCommand, queue: MessageQueue) -> int:
-        try:
-            return fields.integer(response.ext, "offset")
-        except HeaderError as error:
-            raise BrokerRefused(response.code, str(error), queue.broker_name) from error
+class Offsets(Protocol):
+    """What a consumer needs of its offsets: OffsetStore, or LocalOffsetStore."""
+
+    table: OffsetTable
+
+    async def start_offset(
+        self, queue: MessageQueue, consume_from: ConsumeFrom, timestamp_ms: int
+    ) -> tuple[int, bool]: ...
+
+    async def committed(self, queue: MessageQueue) -> int | None: ...
+
+    async def commit_oneway(self) -> None: ...
+
+    async def commit_confirmed(
+        self, queues: Iterable[MessageQueue] | None = None
+    ) -> dict[MessageQueue, int]: ...
+
+
+async def initial_offset(
+    instance: ClientInstance, queue: MessageQueue, consume_from: ConsumeFrom, timestamp_ms: int
+) -> int:
+    """Where to begin in a queue without a committed offset; a retry topic from its beginning.
+    Raises ClientError."""
+    if queue.topic.startswith(RETRY_PREFIX):
+        consume_from = ConsumeFrom.FIRST_OFFSET
+    if consume_from is ConsumeFrom.TIMESTAMP:
+        return await offset_for(instance, queue, timestamp_ms)
+    if consume_from is ConsumeFrom.FIRST_OFFSET:
+        return await min_offset(instance, queue)
+    return await max_offset(instance, queue)
+
+
+async def min_offset(instance: ClientInstance, queue: MessageQueue) -> int:
+    """The first offset there is. Raises ClientError."""
+    ext = QueueOffsetHeader(queue.topic, queue.queue_id).to_ext()
+    return offset_of(await ask_queue(instance, queue, RequestCode.GET_MIN_OFFSET, ext), queue)
+
+
+async def max_offset(instance: ClientInstance, queue: MessageQueue) -> int:
+    """Just behind the last message. Raises ClientError."""
+    ext = QueueOffsetHeader(queue.topic, queue.queue_id).to_ext()
+    return offset_of(await ask_queue(instance, queue, RequestCode.GET_MAX_OFFSET, ext), queue)
+
+
+async def offset_for(instance: ClientInstance, queue: MessageQueue, timestamp_ms: int) -> int:
+    """The first message stored at that time or later. Raises ClientError."""
+    ext = QueueOffsetHeader(queue.topic, queue.queue_id, timestamp_ms).to_ext()
+    code = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
+    return offset_of(await ask_queue(instance, queue, code, ext), queue)
+
+
+async def ask_queue(
+    instance: ClientInstance, queue: MessageQueue, code: int, ext: dict[str, str]
+) -> RemotingCommand:
+    """The answer of the queue's leader, whatever its code. Raises ClientError."""
+    return await instance.invoke_leader(
+        queue.broker_name, lambda: RemotingCommand.request(code, dict(ext))
+    )
+
+
+def offset_of(response: RemotingCommand, queue: MessageQueue) -> int:
+    """The offset in a successful answer. Raises BrokerRefused."""
+    if response.code != ResponseCode.SUCCESS:
+        raise BrokerRefused(response.code, response.remark or "", queue.broker_name)
+    try:
+        return fields.integer(response.ext, "offset")
+    except HeaderError as error:
+        raise BrokerRefused(response.code, str(error), queue.broker_name) from error

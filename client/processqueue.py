@@ -8,7 +8,7 @@ holds it back, so a crash re-delivers and never skips.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from client.message import MessageExt
@@ -27,21 +27,57 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class CacheLimits:
-    """A queue stops pulling while it holds this many messages or bytes (flow control)."""
+    """Flow control. A queue stops pulling while it holds this many messages or bytes, while its
+    last message is `span_max` offsets behind the first unfinished one (what would come again after
+    a crash), or while all queues of the consumer together hold `all_*`. What a pull brought is
+    always kept, so each bound is passed by less than one pull per queue."""
 
     messages_max: int = 1000
     size_bytes_max: int = 64 * 1024 * 1024
+    span_max: int = 2000
+    all_messages_max: int = 100_000
+    all_size_bytes_max: int = 512 * 1024 * 1024
+
+
+class CacheBudget:
+    """What all queues of one consumer hold together, and who waits for it to become less."""
+
+    def __init__(self, limits: CacheLimits) -> None:
+        self._limits = limits
+        self.count = 0
+        self.size_bytes = 0
+        self.waiting: dict[object, Callable[[], None]] = {}
+
+    @property
+    def full(self) -> bool:
+        return (
+            self.count >= self._limits.all_messages_max
+            or self.size_bytes >= self._limits.all_size_bytes_max
+        )
+
+    def change(self, count: int, size_bytes: int) -> None:
+        """Add what came, or with negative numbers what went; tells whoever waits for room."""
+        was_full = self.full
+        self.count += count
+        self.size_bytes += size_bytes
+        assert self.count >= 0
+        if was_full and not self.full:
+            for wake in list(self.waiting.values()):
+                wake()
 
 
 class ProcessQueue:
     """Pulled messages of one queue.
 
     Invariants: `next_pull >= committable`; `cached_count` and `cached_bytes` count everything that
-    was added and is not yet finished.
+    was added and is not yet finished, and the budget counts it, too, until `discard`.
     """
 
-    def __init__(self, start: int, limits: CacheLimits) -> None:
+    def __init__(self, start: int, limits: CacheLimits, budget: CacheBudget | None = None) -> None:
         self._limits = limits
+        self._budget = budget or CacheBudget(limits)
+        self._discarded = False
+        self._last = start - 1  # offset of the last message that was added
         self._waiting: deque[tuple[MessageExt, int]] = deque()  # message, bytes
         self._taken: deque[Batch] = deque()
         self._finished_to = start
@@ -55,6 +91,8 @@ class ProcessQueue:
         return (
             self.cached_count >= self._limits.messages_max
             or self.cached_bytes >= self._limits.size_bytes_max
+            or self._last + 1 - self.committable >= self._limits.span_max
+            or self._budget.full
         )
 
     @property
@@ -86,8 +124,9 @@ class ProcessQueue:
             size = message.store_size_bytes
             self._waiting.append((message, size))
             total += size
-        self.cached_count += len(messages)
-        self.cached_bytes += total
+        if messages:
+            self._last = messages[-1].queue_offset
+        self._account(len(messages), total)
         self.next_pull = next_pull
         if not self._taken and not self._waiting:
             self._finished_to = next_pull
@@ -111,13 +150,25 @@ class ProcessQueue:
         """Mark a taken batch as done; returns `committable`."""
         assert not batch.finished
         batch.finished = True
-        self.cached_count -= len(batch.messages)
-        self.cached_bytes -= batch.size_bytes
+        self._account(-len(batch.messages), -batch.size_bytes)
         while self._taken and self._taken[0].finished:
             self._finished_to = self._taken.popleft().end
         if not self._taken and not self._waiting:
             self._finished_to = self.next_pull  # what a later pull filtered out is done as well
         return self.committable
+
+    def discard(self) -> None:
+        """It is given up: what it still holds counts for the whole no more. Batches in hand may
+        still be finished."""
+        if not self._discarded:
+            self._budget.change(-self.cached_count, -self.cached_bytes)
+            self._discarded = True
+
+    def _account(self, count: int, size_bytes: int) -> None:
+        self.cached_count += count
+        self.cached_bytes += size_bytes
+        if not self._discarded:
+            self._budget.change(count, size_bytes)
 
     def _next_offset(self) -> int:
         """Where the batch just taken ends: filtered offsets behind it belong to it."""

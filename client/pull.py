@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -20,20 +21,24 @@ from client.errors import ClientError
 from client.instance import ClientInstance, leader_hint
 from client.message import MessageExt, MessageQueue
 from client.offsets import MovedAction, OffsetMoved, PullAnswer
-from client.processqueue import Batch, CacheLimits, ProcessQueue
+from client.processqueue import Batch, CacheBudget, CacheLimits, ProcessQueue
 from client.route import LEADER_ID
 from client.subscription import Subscription
 from remoting.codes import RequestCode, ResponseCode
 from remoting.command import RemotingCommand
 from remoting.errors import HeaderError, RemotingError
-from remoting.headers import PullHeader, PullResponseHeader
+from remoting.headers import (
+    PULL_LITE,
+    PULL_SUBSCRIPTION,
+    PULL_SUSPEND,
+    PullHeader,
+    PullResponseHeader,
+)
 from store.record import RecordError
 
 logger = logging.getLogger(__name__)
 
-SUSPEND_FLAG = 0x2
 OFFSET_RESET = "OFFSET_RESET"  # remark of a 21 that is no accident
-SUBSCRIPTION_FLAG = 0x4
 PAUSE_MS_FIRST = 10.0
 PAUSE_MS_MAX = 1000.0
 LEADER_TRY_MS_FIRST = 1000.0  # before a leader that nobody could reach is tried again; doubled,
@@ -51,16 +56,21 @@ class PullConfig:
     suspend_ms: int = 15_000
     answer_grace_ms: int = 3_000  # an answer later than suspend_ms plus this never comes
     consume_batch_size: int = 32
-    consume_tasks: int = 4  # per queue; 1 when orderly
+    consume_tasks: int = 4  # per queue; 1 when orderly, 0 where the user polls
     limits: CacheLimits = field(default_factory=CacheLimits)
     moved_pause_ms: int = 500
     backward_confirmations: int = 10
+    lite: bool = False  # request 361 instead of 11; the broker counts them apart
 
 
 class WorkerOwner(Protocol):
     """What a worker needs of its consumer."""
 
-    async def consume(self, batch: Batch) -> None:
+    def arrived(self, queue: MessageQueue) -> None:
+        """Messages wait to be taken."""
+        ...
+
+    async def consume(self, queue: MessageQueue, batch: Batch) -> None:
         """Returns when every message of the batch is dealt with; may take as long as it likes."""
         ...
 
@@ -89,11 +99,15 @@ class QueueWorker:
         instance: ClientInstance,
         owner: WorkerOwner,
         config: PullConfig,
+        budget: CacheBudget,
     ) -> None:
         self.queue = queue
         self.subscription = subscription
-        self.process_queue = ProcessQueue(start, config.limits)
+        self.process_queue = ProcessQueue(start, config.limits, budget)
         self.last_pull_ms = 0.0
+        self.last_consumed_ms = 0.0  # epoch
+        self.paused = False
+        self._budget = budget
         self._group = group
         self._instance = instance
         self._owner = owner
@@ -114,7 +128,12 @@ class QueueWorker:
         self._stopping = False
         self._loop = asyncio.get_running_loop()
 
+    @property
+    def since_last_pull_ms(self) -> float:
+        return self._loop.time() * 1000 - self.last_pull_ms
+
     def start(self) -> None:
+        self._budget.waiting[self] = self._room.set
         name = f"{self.queue.topic}/{self.queue.broker_name}/{self.queue.queue_id}"
         self._pulling = self._instance.spawn(self._pull_forever(), f"pull {name}")
         for number in range(self._config.consume_tasks):
@@ -122,8 +141,9 @@ class QueueWorker:
                 self._instance.spawn(self._consume_forever(), f"consume {name} {number}")
             )
 
-    async def stop(self, grace_ms: float) -> None:
-        """Stop pulling at once; give the listener `grace_ms` for what it has in hand."""
+    async def stop(self, grace_ms: float) -> bool:
+        """Stop pulling at once; give the listener `grace_ms` for what it has in hand. False if it
+        took longer: a thread may still be at it."""
         if self._pulling is not None:
             await _cancel([self._pulling])
         self._stopping = True
@@ -135,7 +155,11 @@ class QueueWorker:
                     await self._room.wait()
             except TimeoutError:
                 break
+        idle = not self.process_queue.taken_count
         await _cancel(self._tasks)
+        self._budget.waiting.pop(self, None)
+        self.process_queue.discard()
+        return idle
 
     def leader_changed(self) -> None:
         """Another leader: a pull held by the old one (perhaps frozen) is of no use."""
@@ -146,10 +170,35 @@ class QueueWorker:
 
     def reset(self, offset: int) -> None:
         """Forget what is cached and go on at `offset`. Batches in hand no longer count."""
-        self.process_queue = ProcessQueue(offset, self._config.limits)
-        self._room.set()
+        self._begin_at(offset)
         if self._pull is not None:
             self._pull.cancel()
+
+    def pause(self) -> None:
+        """Pull no more; what is cached stays."""
+        self.paused = True
+        if self._pull is not None:
+            self._pull.cancel()
+
+    def resume(self) -> None:
+        self.paused = False
+        self._room.set()
+
+    def taken(self, count_max: int) -> Batch | None:
+        """Where the user polls: the next messages, finished as far as this queue is concerned."""
+        if self.paused:
+            return None
+        batch = self.process_queue.take(count_max)
+        if batch is not None:
+            offset = self.process_queue.finish(batch)
+            self._room.set()
+            self._owner.advanced(self.queue, offset)
+        return batch
+
+    def _begin_at(self, offset: int) -> None:
+        self.process_queue.discard()
+        self.process_queue = ProcessQueue(offset, self._config.limits, self._budget)
+        self._room.set()
 
     # ---- pulling
 
@@ -158,7 +207,7 @@ class QueueWorker:
             if self._pause_ms:
                 await asyncio.sleep(self._pause_ms / 1000)
             process_queue = self.process_queue
-            if process_queue.full:
+            if self.paused or process_queue.full:
                 self._room.clear()
                 await self._room.wait()
                 continue
@@ -186,7 +235,9 @@ class QueueWorker:
             self.queue.queue_id,
             offset,
             self._config.batch_size,
-            SUBSCRIPTION_FLAG | (SUSPEND_FLAG if suspend_ms else 0),
+            PULL_SUBSCRIPTION
+            | (PULL_SUSPEND if suspend_ms else 0)
+            | (PULL_LITE if self._config.lite else 0),
             0,
             suspend_ms,
             self.subscription.expression,
@@ -195,7 +246,8 @@ class QueueWorker:
             self._config.batch_bytes_max,
             self.queue.broker_name,
         )
-        command = RemotingCommand.request(RequestCode.PULL_MESSAGE, header.to_ext())
+        code = RequestCode.LITE_PULL_MESSAGE if self._config.lite else RequestCode.PULL_MESSAGE
+        command = RemotingCommand.request(code, header.to_ext())
         timeout_ms = suspend_ms + self._config.answer_grace_ms
         if trying:
             timeout_ms = LEADER_TRY_TIMEOUT_MS
@@ -255,6 +307,7 @@ class QueueWorker:
             self._good_answer()
             if fresh:
                 self._arrived.set()
+                self._owner.arrived(self.queue)
             else:
                 self._owner.advanced(self.queue, process_queue.committable)
         elif code == ResponseCode.PULL_NOT_FOUND or code == ResponseCode.PULL_RETRY_IMMEDIATELY:
@@ -318,8 +371,7 @@ class QueueWorker:
         """An administrator moved the group: what is cached here is not wanted any more."""
         logger.info("offset_reset queue=%s to=%d", self.queue, offset)
         self._good_answer()
-        self.process_queue = ProcessQueue(offset, self._config.limits)
-        self._room.set()
+        self._begin_at(offset)
         self._owner.rewound(self.queue, offset)
 
     async def _offset_moved(self, process_queue: ProcessQueue, header: PullResponseHeader) -> None:
@@ -343,8 +395,7 @@ class QueueWorker:
             process_queue.add([], answer.next_begin)
             self._owner.advanced(self.queue, process_queue.committable)
         else:
-            self.process_queue = ProcessQueue(answer.next_begin, self._config.limits)
-            self._room.set()
+            self._begin_at(answer.next_begin)
             self._owner.rewound(self.queue, answer.next_begin)
 
     def _good_answer(self) -> None:
@@ -365,7 +416,8 @@ class QueueWorker:
                 self._arrived.clear()
                 await self._arrived.wait()
                 continue
-            await self._owner.consume(batch)
+            await self._owner.consume(self.queue, batch)
+            self.last_consumed_ms = time.time() * 1000
             offset = process_queue.finish(batch)
             self._room.set()
             if process_queue is self.process_queue:  # else it was reset meanwhile

@@ -1,46 +1,172 @@
-"""Which queues of a topic belong to which consumer of a group. Pure.
+"""Joins a group and follows it: which queues this consumer is to hold, found anew all the time.
 
-Every consumer computes the same answer from the same two sorted lists; nobody coordinates.
+Every `interval_ms`, when a broker says that the group changed (40), and when asked. In clustering a
+strategy shares the queues among the members that the broker names; in broadcasting everybody has
+all. What is to be done with queues is the owner's: it takes them and gives them up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
-from client.message import MessageQueue
+from client.allocation import AllocationStrategy, assignment_change
+from client.errors import ClientError, NameServerUnreachable, NoRoute
+from client.instance import ClientInstance
+from client.message import RETRY_PREFIX, MessageQueue
+from client.subscription import Subscription
+from remoting.codes import RequestCode, ResponseCode
+from remoting.command import RemotingCommand
+from remoting.errors import RemotingError
+from remoting.fastjson import loads_object
 
+logger = logging.getLogger(__name__)
 
-def allocate_averagely(
-    queues: Sequence[MessageQueue], client_ids: Sequence[str], client_id: str
-) -> tuple[MessageQueue, ...]:
-    """RocketMQ's AVG: neighbouring queues to one consumer, the first ones get one more.
-
-    Both lists are sorted here. A client that is not in the list gets nothing: it has not been
-    registered with the broker yet, and taking queues now would only take them from others.
-    """
-    clients = sorted(set(client_ids))
-    if client_id not in clients or not queues:
-        return ()
-    ordered = sorted(queues)
-    position = clients.index(client_id)
-    share, rest = divmod(len(ordered), len(clients))
-    start = position * share + min(position, rest)
-    return tuple(ordered[start : start + share + (1 if position < rest else 0)])
+UNSETTLED_PAUSE_S = 0.5  # before something that did not work is tried again
 
 
-@dataclass(frozen=True, slots=True)
-class Assignment:
-    """The change from the queues held to the queues allocated."""
+class QueueHolder(Protocol):
+    """What a rebalancer needs of its consumer."""
 
-    dropped: tuple[MessageQueue, ...]
-    added: tuple[MessageQueue, ...]
+    def held(self) -> Mapping[MessageQueue, Subscription]:
+        """The queues held now, each with the subscription it is pulled by."""
+        ...
+
+    async def take(self, queue: MessageQueue, subscription: Subscription) -> bool:
+        """Begin with a queue; False to be asked again soon."""
+        ...
+
+    async def give_up(self, queues: Sequence[MessageQueue]) -> None:
+        """End with queues, everything finished committed."""
+        ...
+
+    def queues_changed(self, topic: str, queues: Sequence[MessageQueue]) -> None:
+        """The allocation of `topic` was computed; `queues` are all it has."""
+        ...
 
 
-def assignment_change(
-    topic: str, held: Iterable[MessageQueue], allocated: Iterable[MessageQueue]
-) -> Assignment:
-    """What to give up and what to take, for one topic; queues of other topics are left alone."""
-    before = {queue for queue in held if queue.topic == topic}
-    after = set(allocated)
-    return Assignment(tuple(sorted(before - after)), tuple(sorted(after - before)))
+class Rebalancer:
+    """See the module. `strategy` None: broadcasting."""
+
+    def __init__(
+        self,
+        group: str,
+        instance: ClientInstance,
+        owner: QueueHolder,
+        strategy: AllocationStrategy | None,
+        interval_ms: int,
+    ) -> None:
+        self.subscriptions: dict[str, Subscription] = {}
+        self._group = group
+        self._instance = instance
+        self._owner = owner
+        self._strategy = strategy
+        self._interval_ms = interval_ms
+        self._wanted = asyncio.Event()
+        self._announced: set[str] = set()  # groups that had our heartbeat since the last change
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._wanted.set()
+        self._task = self._instance.spawn(self._run(), "rebalance")
+
+    async def stop(self) -> None:
+        """It takes no queues any more."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait((self._task,))
+
+    def ask(self) -> None:
+        """Compute soon."""
+        self._wanted.set()
+
+    def ids_changed(self, request: RemotingCommand) -> None:
+        """40, one-way."""
+        if (request.ext or {}).get("consumerGroup") == self._group:
+            self._wanted.set()
+
+    def subscription_changed(self) -> None:
+        """Brokers have to be told before anything else."""
+        self._announced.clear()
+        self._wanted.set()
+
+    async def _run(self) -> None:
+        interval = self._interval_ms / 1000
+        while True:
+            try:
+                async with asyncio.timeout(interval):
+                    await self._wanted.wait()
+            except TimeoutError:
+                pass  # its time has come without a sign
+            self._wanted.clear()
+            settled = await self._once()
+            interval = self._interval_ms / 1000 if settled else UNSETTLED_PAUSE_S
+
+    async def _once(self) -> bool:
+        """One pass over all topics; False if something has to be tried again soon."""
+        settled = True
+        held = self._owner.held()
+        for topic in {queue.topic for queue in held} - set(self.subscriptions):
+            await self._owner.give_up([queue for queue in held if queue.topic == topic])
+        for topic, subscription in list(self.subscriptions.items()):
+            try:
+                settled = await self._topic(topic, subscription) and settled
+            except NoRoute as error:
+                if not topic.startswith(RETRY_PREFIX):  # that one appears with the first failure
+                    logger.info("rebalance_without_route topic=%s error=%s", topic, error)
+                    settled = False
+            except (ClientError, RemotingError) as error:
+                logger.warning("rebalance_failed topic=%s error=%s", topic, error)
+                settled = False
+        return settled
+
+    async def _topic(self, topic: str, subscription: Subscription) -> bool:
+        route = await self._instance.directory.refresh(topic)
+        queues = route.read_queues(topic)
+        if not queues:
+            raise NoRoute(topic, "it has no queue that may be read")
+        names = sorted({queue.broker_name for queue in queues})
+        if set(names) - self._announced:
+            await self._instance.heartbeat_all()  # nobody counts us as a member before that
+            self._announced.update(names)
+        if self._strategy is None:
+            mine: tuple[MessageQueue, ...] = queues
+        else:
+            client_id = self._instance.client_id
+            client_ids = await self._members(names)
+            if client_id not in client_ids:
+                self._announced -= set(names)
+                return False
+            mine = self._strategy(queues, client_ids, client_id)
+        self._owner.queues_changed(topic, queues)
+        held = self._owner.held()
+        same = [queue for queue, by in held.items() if by == subscription]
+        stale = [queue for queue in held if queue.topic == topic and queue not in set(same)]
+        change = assignment_change(topic, same, mine)
+        if change.dropped or stale:
+            await self._owner.give_up([*change.dropped, *stale])
+        taken = await asyncio.gather(*(self._owner.take(q, subscription) for q in change.added))
+        return all(taken)
+
+    async def _members(self, broker_names: Sequence[str]) -> list[str]:
+        """Client ids of the group, from the first broker group that answers."""
+        ext = {"consumerGroup": self._group}
+        failure: ClientError | None = None
+        for name in broker_names:
+            try:
+                response = await self._instance.invoke_leader(
+                    name,
+                    lambda: RemotingCommand.request(
+                        RequestCode.GET_CONSUMER_LIST_BY_GROUP, dict(ext)
+                    ),
+                )
+            except ClientError as error:
+                failure = error
+                continue
+            if response.code == ResponseCode.SUCCESS:
+                return [str(i) for i in loads_object(response.body).get("consumerIdList") or ()]
+            logger.info("no_members_yet group=%s remark=%s", self._group, response.remark)
+            return []
+        raise failure or NameServerUnreachable("no broker group to ask for members")

@@ -3,57 +3,54 @@ but for the state it reads."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from typing import TYPE_CHECKING
 
-from client.instance import ClientInstance
-from client.message import MessageQueue
-from client.pull import QueueWorker
-from client.subscription import Subscription
 from remoting.codes import MQ_VERSION
 from remoting.fastjson import MessageQueue as WireQueue
 from remoting.fastjson import dumps
 
+if TYPE_CHECKING:
+    from client.consumer import PushConsumer
 
-def running_info(
-    instance: ClientInstance,
-    started_ms: int,
-    orderly: bool,
-    subscriptions: Sequence[Subscription],
-    workers: Mapping[MessageQueue, QueueWorker],
-    offsets: Mapping[MessageQueue, int],
-) -> bytes:
+
+def running_info(consumer: PushConsumer) -> bytes:
     """The body, in the form Java readers expect (queue objects as map keys)."""
-    queues = {
-        WireQueue(queue.topic, queue.broker_name, queue.queue_id): {
-            "cachedMsgCount": worker.process_queue.cached_count,
-            "cachedMsgMinOffset": worker.process_queue.committable,
-            "cachedMsgMaxOffset": worker.process_queue.next_pull,
-            "cachedMsgSizeInMiB": worker.process_queue.cached_bytes >> 20,
+    now_ms = time.time() * 1000
+    offsets = consumer.offsets
+    queues = {}
+    for queue, worker in consumer.workers.items():
+        cached = worker.process_queue
+        locks = consumer.locks
+        lock_age_ms = None if locks is None else locks.age_ms(queue)
+        queues[WireQueue(queue.topic, queue.broker_name, queue.queue_id)] = {
+            "cachedMsgCount": cached.cached_count,
+            "cachedMsgMinOffset": cached.committable,
+            "cachedMsgMaxOffset": cached.next_pull,
+            "cachedMsgSizeInMiB": cached.cached_bytes >> 20,
             "commitOffset": offsets.get(queue, -1),
             "droped": False,
-            "lastConsumeTimestamp": 0,
-            "lastLockTimestamp": 0,
-            "lastPullTimestamp": 0,
-            "locked": False,
+            "lastConsumeTimestamp": round(worker.last_consumed_ms),
+            "lastLockTimestamp": 0 if lock_age_ms is None else round(now_ms - lock_age_ms),
+            "lastPullTimestamp": round(now_ms - worker.since_last_pull_ms),
+            "locked": locks is not None and locks.valid(queue),
             "transactionMsgCount": 0,
             "transactionMsgMaxOffset": 0,
             "transactionMsgMinOffset": 0,
             "tryUnlockTimes": 0,
         }
-        for queue, worker in workers.items()
-    }
     return dumps(
         {
             "mqTable": queues,
             "properties": {
-                "PROP_NAMESERVER_ADDR": ";".join(instance.name_servers.addresses),
+                "PROP_NAMESERVER_ADDR": ";".join(consumer.instance.name_servers.addresses),
                 "PROP_CONSUME_TYPE": "CONSUME_PASSIVELY",
                 "PROP_CLIENT_VERSION": str(MQ_VERSION),
-                "PROP_CONSUMER_START_TIMESTAMP": str(started_ms),
-                "PROP_CONSUMEORDERLY": "true" if orderly else "false",
+                "PROP_CONSUMER_START_TIMESTAMP": str(consumer.started_ms),
+                "PROP_CONSUMEORDERLY": "true" if consumer.config.orderly else "false",
             },
             "statusTable": {},
-            "subscriptionSet": [subscription.to_json() for subscription in subscriptions],
+            "subscriptionSet": [s.to_json() for s in consumer.rebalancer.subscriptions.values()],
             "userConsumerInfo": {},
         }
     )

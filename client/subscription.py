@@ -1,4 +1,4 @@
-"""What a consumer wants of a topic: tags or a SQL92 expression. Pure.
+"""What a consumer wants of a topic: tags or a SQL92 expression.
 
 The broker filters by the hash of the tag; two tags may share a hash, so the client compares the
 string again (section 10).
@@ -8,10 +8,17 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from client.errors import ClientError
+import orjson
+
+from client.errors import BrokerRefused, ClientError
+from remoting.codes import RequestCode, ResponseCode
+from remoting.command import RemotingCommand
 from store.properties import tags_code
+
+if TYPE_CHECKING:
+    from client.instance import ClientInstance
 
 ALL = "*"
 _TAGS = re.compile(rb"(?:^|\x02)TAGS\x01([^\x02]*)")
@@ -61,6 +68,25 @@ def subscribe(
     if not all(tags):
         raise ClientError(23, f"empty tag in expression {expression!r}")
     return Subscription(topic, text, "TAG", frozenset(tags), version)
+
+
+async def check_in_broker(instance: ClientInstance, group: str, subscription: Subscription) -> None:
+    """Have a broker of the topic judge the expression (46). Raises BrokerRefused for a bad one or
+    a broker that does not filter so, ClientError when nobody can be asked."""
+    route = await instance.directory.route(subscription.topic)
+    body = orjson.dumps(
+        {
+            "clientId": instance.client_id,
+            "group": group,
+            "subscriptionData": subscription.to_json(),
+        }
+    )
+    for name in sorted({queue.broker_name for queue in route.queues}):
+        response = await instance.invoke_leader(
+            name, lambda: RemotingCommand.request(RequestCode.CHECK_CLIENT_CONFIG, {}, body)
+        )
+        if response.code != ResponseCode.SUCCESS:
+            raise BrokerRefused(response.code, response.remark or "", name)
 
 
 def tag_of(properties_raw: bytes) -> bytes:

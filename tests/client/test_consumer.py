@@ -217,6 +217,7 @@ async def test_queues_are_shared_and_taken_over() -> None:
 async def test_failed_messages_come_again_here_when_the_broker_cannot_take_them() -> None:
     async with FakeCluster({"g0": 1}, queues=1) as cluster:
         fill(cluster, 3, queues=1)
+        cluster.brokers["g0"][0].mode = (13, "no sends today")  # nor takes them whole
         seen = Seen(failures=4)
         async with consumer_of(cluster, seen):
             await until(lambda: len(seen.messages) == 3)
@@ -229,6 +230,7 @@ async def test_failed_messages_come_again_here_when_the_broker_cannot_take_them(
 async def test_offset_stays_while_messages_fail() -> None:
     async with FakeCluster({"g0": 1}, queues=1) as cluster:
         fill(cluster, 3, queues=1)
+        cluster.brokers["g0"][0].mode = (13, "no sends today")
         seen = Seen(failures=10**6)
         async with consumer_of(cluster, seen):
             await until(lambda: len(seen.batches) > 5)

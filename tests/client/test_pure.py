@@ -8,6 +8,7 @@ import zlib
 
 import pytest
 
+from client.allocation import allocate_averagely, assignment_change
 from client.compression import (
     BODY_SIZE_BYTES_MAX,
     NO_COMPRESSION,
@@ -22,7 +23,6 @@ from client.message import Message, MessageExt, MessageQueue, UniqueKeys
 from client.offsets import MovedAction, OffsetMoved, OffsetTable, PullAnswer
 from client.pending import Pending, Verdict, judge
 from client.processqueue import CacheLimits, ProcessQueue
-from client.rebalance import allocate_averagely, assignment_change
 from client.route import REPLICAS_MAX, ReplicaGroup, RouteError, parse_route
 from client.sendframe import SendTemplate, outgoing, outgoing_batch
 from client.subscription import subscribe, tag_of

@@ -1,0 +1,109 @@
+"""What brokers and administrators ask of a push consumer, and its answers (section 4.3)."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from client.decode import decode_messages
+from client.message import MessageQueue
+from client.runninginfo import running_info
+from remoting.admin_headers import ResetOffsetHeader
+from remoting.codes import RequestCode, ResponseCode
+from remoting.command import RemotingCommand
+from remoting.connection import Connection, Handler
+from remoting.fastjson import MessageQueue as WireQueue
+from remoting.fastjson import dumps, loads_object
+from store.record import RecordError
+
+if TYPE_CHECKING:
+    from client.consumer import PushConsumer
+
+logger = logging.getLogger(__name__)
+
+
+class Asked:
+    """Handlers of one consumer."""
+
+    def __init__(self, consumer: PushConsumer) -> None:
+        self._consumer = consumer
+
+    def handlers(self) -> Mapping[int, Handler]:
+        return {
+            RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: self._ids_changed,
+            RequestCode.RESET_CONSUMER_CLIENT_OFFSET: self._reset,
+            RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: self._status,
+            RequestCode.GET_CONSUMER_RUNNING_INFO: self._running_info,
+            RequestCode.CONSUME_MESSAGE_DIRECTLY: self._consume_directly,
+        }
+
+    def _ids_changed(self, _connection: Connection, request: RemotingCommand) -> None:
+        self._consumer.rebalancer.ids_changed(request)
+
+    async def _reset(self, _connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """220: go on at the offsets in the body, for the queues that are held."""
+        header = ResetOffsetHeader.parse(request.ext)
+        consumer = self._consumer
+        count = 0
+        if header.group == consumer.group:
+            for key, offset in reset_table(request.body).items():
+                if key in consumer.workers:
+                    await consumer.seek(key, offset)
+                    count += 1
+            await consumer.commit()
+        logger.warning("offsets_reset topic=%s queues=%d", header.topic, count)
+        return RemotingCommand.response_to(request, ResponseCode.SUCCESS)
+
+    def _status(self, _connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """221: where this consumer is in every queue of the topic that it holds."""
+        ext = request.ext or {}
+        if ext.get("group") != self._consumer.group:
+            remark = f"no consumer of group {ext.get('group')} here"
+            return RemotingCommand.response_to(request, ResponseCode.SYSTEM_ERROR, remark)
+        table = {
+            WireQueue(queue.topic, queue.broker_name, queue.queue_id): offset
+            for queue, offset in self._consumer.offsets.items()
+            if queue.topic == ext.get("topic")
+        }
+        body = dumps({"messageQueueTable": table})
+        return RemotingCommand.response_to(request, ResponseCode.SUCCESS, None, {}, body)
+
+    def _running_info(self, _connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        body = running_info(self._consumer)
+        return RemotingCommand.response_to(request, ResponseCode.SUCCESS, None, {}, body)
+
+    async def _consume_directly(
+        self, _connection: Connection, request: RemotingCommand
+    ) -> RemotingCommand:
+        """309: the listener is given the message in the body now, whatever queues are held."""
+        started_s = time.monotonic()
+        try:
+            name = (request.ext or {}).get("brokerName", "")
+            messages = decode_messages(request.body, name)
+        except RecordError as error:
+            return RemotingCommand.response_to(request, ResponseCode.SYSTEM_ERROR, str(error))
+        done = await self._consumer.deliverer.offer(messages)
+        result = {
+            "autoCommit": True,
+            "consumeResult": "CR_SUCCESS" if done else "CR_LATER",
+            "order": self._consumer.config.orderly,
+            "spentTimeMills": round((time.monotonic() - started_s) * 1000),
+        }
+        return RemotingCommand.response_to(request, ResponseCode.SUCCESS, None, {}, dumps(result))
+
+
+def reset_table(body: bytes) -> dict[MessageQueue, int]:
+    """The offsets of a 220 body, in either of its two forms (section 4.3)."""
+    table = loads_object(body).get("offsetTable") or {}
+    if isinstance(table, list):
+        return {
+            MessageQueue(i["topic"], i["brokerName"], int(i["queueId"])): int(i["offset"])
+            for i in table
+        }
+    return {
+        MessageQueue(key.topic, key.broker_name, key.queue_id): int(offset)
+        for key, offset in table.items()
+        if isinstance(key, WireQueue)
+    }

@@ -1,0 +1,147 @@
+"""Offsets of broadcasting consumers, who keep their own: every member has its own place.
+
+The file is Java's LocalFileOffsetStore's, at the same place below the home directory, so that a
+member may be replaced by one in the other language:
+    <directory>/<ip>@<instance name>/<group>/offsets.json
+    {"offsetTable":{{"brokerName":"b","queueId":0,"topic":"t"}:12}}
+with the version before it beside it as offsets.json.bak, which is read when the file is damaged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from client.instance import ClientInstance
+from client.message import MessageQueue
+from client.offsets import ConsumeFrom, OffsetTable
+from client.offsetstore import initial_offset
+from remoting.errors import RemotingError
+from remoting.fastjson import MessageQueue as WireQueue
+from remoting.fastjson import dumps, loads_object
+
+logger = logging.getLogger(__name__)
+
+INSTANCE_NAME = "DEFAULT"
+
+
+class OffsetStorage(Protocol):
+    """Where a broadcasting consumer's offsets are kept; users may give their own. Both are called
+    in a thread, one call at a time; what `save` raises is logged, and the next save may work."""
+
+    def load(self) -> Mapping[MessageQueue, int]: ...
+
+    def save(self, offsets: Mapping[MessageQueue, int]) -> None: ...
+
+
+def offset_file(group: str, address: str, directory: Path | None = None) -> Path:
+    """Where Java keeps it."""
+    root = directory or Path.home() / ".rocketmq_offsets"
+    return root / f"{address}@{INSTANCE_NAME}" / group / "offsets.json"
+
+
+class OffsetFile:
+    """See the module."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def load(self) -> dict[MessageQueue, int]:
+        """What was saved last, or before that; {} if there is nothing. Raises OSError."""
+        for path in (self.path, self._backup):
+            try:
+                return parse_offsets(path.read_bytes())
+            except FileNotFoundError:
+                continue
+            except ValueError as error:
+                logger.warning("offset_file_damaged path=%s error=%s", path, error)
+        return {}
+
+    def save(self, offsets: Mapping[MessageQueue, int]) -> None:
+        """Replace the file as a whole. Raises OSError."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = self.path.with_name(self.path.name + ".tmp")
+        with open(fresh, "wb") as file:
+            file.write(offsets_json(offsets))
+            file.flush()
+            os.fsync(file.fileno())
+        if self.path.exists():
+            os.replace(self.path, self._backup)
+        os.replace(fresh, self.path)
+
+    @property
+    def _backup(self) -> Path:
+        return self.path.with_name(self.path.name + ".bak")
+
+
+def offsets_json(offsets: Mapping[MessageQueue, int]) -> bytes:
+    table = {WireQueue(q.topic, q.broker_name, q.queue_id): offset for q, offset in offsets.items()}
+    return dumps({"offsetTable": table})
+
+
+def parse_offsets(data: bytes) -> dict[MessageQueue, int]:
+    """Raises ValueError for what is no offset file."""
+    try:
+        table = loads_object(data)["offsetTable"]
+        return {
+            MessageQueue(key.topic, key.broker_name, key.queue_id): int(offset)
+            for key, offset in table.items()
+        }
+    except (RemotingError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"not an offset file: {error!r}") from error
+
+
+class LocalOffsetStore:
+    """OffsetStore's face over a storage of the consumer's own."""
+
+    def __init__(self, instance: ClientInstance, storage: OffsetStorage) -> None:
+        self.table = OffsetTable()
+        self._instance = instance
+        self._storage = storage
+        self._saved: dict[MessageQueue, int] | None = None
+        self._one = asyncio.Lock()
+
+    async def start_offset(
+        self, queue: MessageQueue, consume_from: ConsumeFrom, timestamp_ms: int
+    ) -> tuple[int, bool]:
+        """(offset to begin at, whether it was kept here). Raises ClientError, OSError."""
+        saved = await self._load()
+        if queue in saved:
+            return saved[queue], True
+        return await initial_offset(self._instance, queue, consume_from, timestamp_ms), False
+
+    async def committed(self, queue: MessageQueue) -> int | None:
+        return (await self._load()).get(queue)
+
+    async def commit_oneway(self) -> None:
+        await self.commit_confirmed()
+
+    async def commit_confirmed(
+        self, queues: Iterable[MessageQueue] | None = None
+    ) -> dict[MessageQueue, int]:
+        """Save what moved; returns it, or {} if that failed (logged, and tried again)."""
+        dirty = self.table.dirty(queues)
+        if not dirty:
+            return {}
+        saved = await self._load()
+        async with self._one:
+            merged = {**saved, **dirty}
+            try:
+                await asyncio.to_thread(self._storage.save, merged)
+            except OSError as error:
+                logger.error("offsets_not_saved error=%s", error)
+                return {}
+            saved.update(dirty)
+        for queue, offset in dirty.items():
+            self.table.told(queue, offset)
+        return dirty
+
+    async def _load(self) -> dict[MessageQueue, int]:
+        async with self._one:
+            if self._saved is None:
+                self._saved = dict(await asyncio.to_thread(self._storage.load))
+            return self._saved

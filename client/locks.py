@@ -1,0 +1,173 @@
+"""Locks of queues for orderly consumption: who may work on a queue now (section 5.5).
+
+A broker's leader grants a queue to one client of a group (41) for 60 s, and again whenever that
+client asks. They are asked for again every 20 s, and a lock is believed for 30 s from the moment of
+asking, so that there is no time at which two clients believe they have it. Brokers may keep locks
+in memory only: when a group's leader changes, its locks count for nothing until the new leader has
+granted them again, which is asked for at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from client.errors import ClientError
+from client.instance import ClientInstance
+from client.message import MessageQueue
+from client.retry import RetryPolicy
+from remoting.codes import RequestCode, ResponseCode
+from remoting.command import RemotingCommand
+from remoting.errors import RemotingError
+from remoting.fastjson import MessageQueue as WireQueue
+from remoting.fastjson import dumps, loads_object
+
+logger = logging.getLogger(__name__)
+
+UNLOCK = RetryPolicy(20, 100, 2, 20, time_ms_max=1000)
+
+
+@dataclass(frozen=True, slots=True)
+class LockConfig:
+    """Milliseconds. Brokers let a lock expire 60 s after it was last asked for."""
+
+    renew_interval_ms: int = 20_000
+    age_max_ms: int = 30_000
+    retry_ms: int = 200  # before a lock that somebody else has is asked for again
+
+
+class QueueLocks:
+    """The locks of one consumer."""
+
+    def __init__(self, group: str, instance: ClientInstance, config: LockConfig) -> None:
+        self._group = group
+        self._instance = instance
+        self._config = config
+        self._asked_at: dict[MessageQueue, float] = {}  # granted: loop time of the asking, seconds
+        self._held: set[MessageQueue] = set()  # to be renewed
+        self._changed = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+
+    def start(self) -> None:
+        self._instance.spawn(self._renew_forever(), "renew locks")
+
+    def valid(self, queue: MessageQueue) -> bool:
+        """The lock is granted and young enough to work under."""
+        asked_at = self._asked_at.get(queue)
+        return (
+            asked_at is not None and self._loop.time() - asked_at < self._config.age_max_ms / 1000
+        )
+
+    def age_ms(self, queue: MessageQueue) -> float | None:
+        """Since it was last granted; None if it is not."""
+        asked_at = self._asked_at.get(queue)
+        return None if asked_at is None else (self._loop.time() - asked_at) * 1000
+
+    async def acquire(self, queue: MessageQueue) -> bool:
+        """Ask for one lock; if granted, it is renewed from now on. Raises ClientError."""
+        await self._ask(queue.broker_name, [queue])
+        if self.valid(queue):
+            self._held.add(queue)
+            return True
+        return False
+
+    async def hold(self, queue: MessageQueue) -> None:
+        """Returns while the lock is valid; waits, and asks for it, as long as it is not."""
+        while not self.valid(queue):
+            try:
+                await self._ask(queue.broker_name, [queue])
+            except ClientError as error:
+                logger.info("lock_not_asked queue=%s error=%s", queue, error)
+            if not self.valid(queue):
+                await asyncio.sleep(self._config.retry_ms / 1000)
+
+    async def release(self, queues: Iterable[MessageQueue], tell: bool = True) -> None:
+        """Give locks up. `tell` False: work under them may still go on; the broker's time frees
+        them."""
+        by_group: dict[str, list[MessageQueue]] = {}
+        for queue in queues:
+            self._held.discard(queue)
+            if self._asked_at.pop(queue, None) is not None and tell:
+                by_group.setdefault(queue.broker_name, []).append(queue)
+        for name, items in by_group.items():
+            body = self._body(items)
+            try:
+                await self._instance.invoke_leader(name, partial(_unlock, body), policy=UNLOCK)
+            except ClientError as error:
+                logger.info("unlock_failed group=%s error=%s", name, error)
+
+    def leader_changed(self, broker_name: str) -> None:
+        """Its locks may be forgotten: nothing is worked on until they are granted again."""
+        for queue in [queue for queue in self._asked_at if queue.broker_name == broker_name]:
+            del self._asked_at[queue]
+        self._changed.set()
+
+    async def _renew_forever(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(self._config.renew_interval_ms / 1000):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass  # the usual round
+            self._changed.clear()
+            names = {queue.broker_name for queue in self._held}
+            await asyncio.gather(*(self._renew(name) for name in names))
+
+    async def _renew(self, name: str) -> None:
+        try:
+            await self._ask(name, [queue for queue in self._held if queue.broker_name == name])
+        except ClientError as error:
+            logger.info("locks_not_renewed group=%s error=%s", name, error)
+
+    async def _ask(self, name: str, queues: Sequence[MessageQueue]) -> None:
+        """Ask the leader of one group for `queues`, and note what it granted."""
+        body = self._body(queues)
+        asked_at = 0.0
+
+        def command() -> RemotingCommand:
+            nonlocal asked_at
+            asked_at = self._loop.time()  # of the attempt that is answered: the last
+            return RemotingCommand.request(RequestCode.LOCK_BATCH_MQ, {}, body)
+
+        response = await self._instance.invoke_leader(name, command, leader_only=True)
+        if response.code != ResponseCode.SUCCESS:
+            logger.warning("lock_refused code=%d remark=%s", response.code, response.remark)
+            return
+        try:
+            granted = {_queue(wire) for wire in loads_object(response.body)["lockOKMQSet"]}
+        except (KeyError, TypeError, RemotingError) as error:
+            logger.error("lock_answer_broken error=%r", error)
+            return
+        for queue in queues:
+            if queue in granted:
+                self._asked_at[queue] = asked_at
+            elif self._asked_at.pop(queue, None) is not None:
+                logger.warning("lock_lost queue=%s", queue)
+
+    def _body(self, queues: Sequence[MessageQueue]) -> bytes:
+        return dumps(
+            {
+                "clientId": self._instance.client_id,
+                "consumerGroup": self._group,
+                "mqSet": [
+                    {"brokerName": name, "queueId": number, "topic": topic}
+                    for topic, name, number in queues
+                ],
+                "onlyThisBroker": False,
+            }
+        )
+
+
+def _unlock(body: bytes) -> RemotingCommand:
+    return RemotingCommand.request(RequestCode.UNLOCK_BATCH_MQ, {}, body)
+
+
+def _queue(wire: object) -> MessageQueue:
+    if isinstance(wire, WireQueue):
+        return MessageQueue(wire.topic, wire.broker_name, wire.queue_id)
+    if not isinstance(wire, dict):
+        raise TypeError(f"no queue: {wire!r}")
+    return MessageQueue(wire["topic"], wire["brokerName"], int(wire["queueId"]))

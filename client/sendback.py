@@ -1,0 +1,117 @@
+"""Messages that a consumer could not deal with, back to the broker (section 9.2).
+
+First CONSUMER_SEND_MSG_BACK (36): the broker still has the message and needs only its place. If
+that is refused, the message is sent whole to the group's retry topic. Both may be done although
+the answer is lost; the message then comes twice, as at-least-once allows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from client.errors import ClientError
+from client.instance import ClientInstance
+from client.message import RETRY_PREFIX, MessageExt, properties_text
+from client.retry import RetryPolicy
+from remoting.codes import RequestCode, ResponseCode
+from remoting.command import RemotingCommand
+from remoting.headers import SendBackHeader, SendHeader
+
+logger = logging.getLogger(__name__)
+
+# With a failover's patience; after that the message is kept here for a while.
+PATIENCE = RetryPolicy(20, 100, 2, 20, time_ms_max=1000)
+UNSUPPORTED_MEMORY_S = 60.0  # how long "not supported" is remembered per broker group
+DELAY_LEVEL_FIRST = 3  # of the first time that a message comes again; one more for each further
+STORED = frozenset({0, 10, 11, 12})
+
+
+class SendBack:
+    """Of one consumer group."""
+
+    def __init__(self, group: str, instance: ClientInstance) -> None:
+        self._group = group
+        self._instance = instance
+        self._unsupported_until: dict[str, float] = {}
+
+    async def send(self, message: MessageExt, delay_level: int, reconsume_times_max: int) -> bool:
+        """True if the broker has it now: to come again after `delay_level` (0: its own choice), or
+        among the dead letters, for `delay_level` < 0 or after so many times."""
+        if await self._ask_back(message, delay_level, reconsume_times_max):
+            return True
+        return await self._send_whole(message, delay_level, reconsume_times_max)
+
+    async def _ask_back(self, message: MessageExt, delay_level: int, times_max: int) -> bool:
+        now = asyncio.get_running_loop().time()
+        if self._unsupported_until.get(message.broker_name, 0.0) > now:
+            return False
+        header = SendBackHeader(
+            message.commit_log_offset,
+            self._group,
+            delay_level,
+            message.properties.get("ORIGIN_MESSAGE_ID") or message.msg_id,
+            message.topic,
+            False,
+            times_max,
+        )
+        code = RequestCode.CONSUMER_SEND_MSG_BACK
+        response = await self._ask(message, RemotingCommand.request(code, header.to_ext()))
+        if response is None:
+            return False
+        if response.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+            self._unsupported_until[message.broker_name] = now + UNSUPPORTED_MEMORY_S
+        return response.code == ResponseCode.SUCCESS
+
+    async def _send_whole(self, message: MessageExt, delay_level: int, times_max: int) -> bool:
+        times = message.reconsume_times + 1
+        if delay_level < 0:
+            times = max(times, times_max + 1)  # over the limit: dead letters
+        properties = dict(message.properties)
+        properties.pop("TRAN_MSG", None)
+        properties["RETRY_TOPIC"] = message.topic
+        properties["ORIGIN_MESSAGE_ID"] = properties.get("ORIGIN_MESSAGE_ID") or message.msg_id
+        properties["RECONSUME_TIME"] = str(times)
+        properties["MAX_RECONSUME_TIMES"] = str(times_max)
+        properties.pop("DELAY", None)
+        if delay_level >= 0:
+            properties["DELAY"] = str(delay_level or DELAY_LEVEL_FIRST + message.reconsume_times)
+        header = SendHeader(
+            self._group,
+            RETRY_PREFIX + self._group,
+            "TBW102",
+            4,
+            -1,  # the broker picks a queue
+            0,
+            int(time.time() * 1000),
+            message.flag,
+            properties_text(properties),
+            times,
+            False,
+            times_max,
+        )
+        code = RequestCode.SEND_MESSAGE_V2
+        command = RemotingCommand.request(code, header.to_ext(code), message.body)
+        response = await self._ask(message, command)
+        return response is not None and response.code in STORED
+
+    async def _ask(self, message: MessageExt, command: RemotingCommand) -> RemotingCommand | None:
+        """The leader's answer; None if there is none to be had now."""
+        ext, body = dict(command.ext or {}), command.body
+        try:
+            response = await self._instance.invoke_leader(
+                message.broker_name,
+                lambda: RemotingCommand.request(command.code, dict(ext), body),
+                leader_only=True,
+                policy=PATIENCE,
+            )
+        except ClientError as error:
+            logger.info("send_back_failed message=%s error=%s", message.msg_id, error)
+            return None
+        if response.code not in STORED:
+            logger.info(
+                "send_back_refused message=%s request=%d code=%d remark=%s",
+                message.msg_id, command.code, response.code, response.remark,
+            )  # fmt: skip
+        return response

@@ -1,0 +1,234 @@
+"""Orderly consumption under the broker's locks, and messages sent back, on a scripted cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from client import ConsumeResult, FailurePolicy, Later, MessageExt, PushConsumer
+from client.consumer import ConsumerConfig
+from client.locks import LockConfig, QueueLocks
+from client.message import MessageQueue
+from remoting.codes import RequestCode, ResponseCode
+from remoting.headers import SendBackHeader, SendHeader
+from store.properties import decode_properties
+from tests.client.fakes import FakeCluster, queue, until
+from tests.client.test_consumer import QUICK, Seen, committed, fill
+
+LOCK = RequestCode.LOCK_BATCH_MQ
+BACK = RequestCode.CONSUMER_SEND_MSG_BACK
+ORDERLY = replace(
+    QUICK,
+    orderly=True,
+    lock=LockConfig(renew_interval_ms=60_000, age_max_ms=30_000, retry_ms=5),
+    pull=replace(QUICK.pull, consume_batch_size=1),
+)
+
+
+def orderly(
+    cluster: FakeCluster, listener: object, config: ConsumerConfig = ORDERLY
+) -> PushConsumer:
+    consumer = PushConsumer("g", cluster.namesrv, listener, config=config)  # type: ignore[arg-type]
+    consumer.subscribe("T")
+    return consumer
+
+
+async def test_queues_are_locked_worked_on_and_unlocked() -> None:
+    async with FakeCluster({"g0": 1}) as cluster:
+        fill(cluster, 8)
+        broker = cluster.brokers["g0"][0]
+        seen = Seen()
+        async with orderly(cluster, seen) as consumer:
+            await until(lambda: len(seen.messages) == 8)
+            held = {key for key, owner in broker.locks.items() if owner == consumer.client_id}
+            assert {("g", "T", n) for n in range(4)} <= held
+        assert broker.locks == {} and committed(cluster) == [2] * 4
+        codes = [r.code for r in broker.requests]
+        unlock = codes.index(RequestCode.UNLOCK_BATCH_MQ)
+        assert RequestCode.UPDATE_CONSUMER_OFFSET not in codes[unlock:], "committed, then unlocked"
+
+
+async def test_a_queue_that_another_client_has_locked_is_waited_for() -> None:
+    async with FakeCluster({"g0": 1}, queues=1) as cluster:
+        fill(cluster, 2, queues=1)
+        broker = cluster.brokers["g0"][0]
+        broker.locks[("g", "T", 0)] = "somebody"
+        seen = Seen()
+        async with orderly(cluster, seen) as consumer:
+            await until(lambda: broker.count(LOCK) >= 2)
+            assert seen.messages == [] and queue(0) not in consumer.queues
+            del broker.locks[("g", "T", 0)]
+            await until(lambda: len(seen.messages) == 2)
+
+
+async def test_no_work_is_begun_under_a_lock_that_is_lost() -> None:
+    config = replace(ORDERLY, lock=replace(ORDERLY.lock, renew_interval_ms=10))
+    async with FakeCluster({"g0": 1}, queues=1) as cluster:
+        broker = cluster.brokers["g0"][0]
+        seen = Seen()
+        async with orderly(cluster, seen, config) as consumer:
+            await until(lambda: queue(0) in consumer.queues)
+            broker.locks[("g", "T", 0)] = "somebody"
+            assert consumer.locks is not None
+            await until(lambda: not consumer.locks.valid(queue(0)))  # type: ignore[union-attr]
+            fill(cluster, 2, queues=1)
+            asked = broker.count(LOCK)
+            await until(lambda: broker.count(LOCK) > asked + 2)
+            assert seen.messages == []
+            del broker.locks[("g", "T", 0)]
+            await until(lambda: len(seen.messages) == 2)
+
+
+async def test_an_old_lock_is_not_believed() -> None:
+    config = replace(ORDERLY, lock=LockConfig(60_000, 40, 5))
+    async with FakeCluster({"g0": 1}, queues=1) as cluster:
+        seen = Seen()
+        async with orderly(cluster, seen, config) as consumer:
+            await until(lambda: queue(0) in consumer.queues)
+            await until(lambda: not consumer.locks.valid(queue(0)))  # type: ignore[union-attr]
+            before = cluster.brokers["g0"][0].count(LOCK)
+            fill(cluster, 1, queues=1)
+            await until(lambda: len(seen.messages) == 1)
+            assert cluster.brokers["g0"][0].count(LOCK) > before
+
+
+async def test_locks_are_asked_of_a_new_leader_at_once() -> None:
+    async with FakeCluster({"g0": 3}, queues=1) as cluster:
+        fill(cluster, 2, queues=1)
+        seen = Seen()
+        async with orderly(cluster, seen) as consumer:
+            await until(lambda: len(seen.messages) == 2)
+            old, new = cluster.brokers["g0"][:2]
+            cluster.lead("g0", 1, tell_route=True)
+            await old.stop()
+            fill(cluster, 2, queues=1)
+            await until(lambda: len(seen.messages) == 4)
+            assert new.locks[("g", "T", 0)] == consumer.client_id
+        assert [m.queue_offset for m in seen.messages] == [0, 1, 2, 3]
+
+
+async def test_an_orderly_message_that_fails_too_often_goes_to_the_dead_letters() -> None:
+    config = replace(ORDERLY, failure=FailurePolicy(1, 1, max_reconsume_times=2))
+    async with FakeCluster({"g0": 1}, queues=1) as cluster:
+        broker = cluster.brokers["g0"][0]
+        broker.send_back_code = int(ResponseCode.SUCCESS)
+        fill(cluster, 3, queues=1)
+        got: list[tuple[int, int]] = []
+
+        def listen(messages: list[MessageExt]) -> ConsumeResult:
+            got.extend((m.queue_offset, m.reconsume_times) for m in messages)
+            bad = messages[0].queue_offset == 1
+            return ConsumeResult.RECONSUME_LATER if bad else ConsumeResult.SUCCESS
+
+        async with orderly(cluster, listen, config):
+            await until(lambda: cluster.logs["g0"].offsets.get(("g", "T", 0)) == 3)
+        assert got == [(0, 0), (1, 0), (1, 1), (1, 2), (2, 0)]
+        (back,) = broker.received(BACK)
+        assert SendBackHeader.parse(back.ext).delay_level == -1
+
+
+async def test_an_orderly_queue_stops_as_long_as_the_listener_says() -> None:
+    async with FakeCluster({"g0": 1}, queues=1) as cluster:
+        fill(cluster, 1, queues=1)
+        times: list[float] = []
+
+        def listen(messages: list[MessageExt]) -> Later | None:
+            times.append(asyncio.get_running_loop().time())
+            return Later(suspend_ms=120) if len(times) == 1 else None
+
+        async with orderly(cluster, listen):
+            await until(lambda: len(times) == 2)
+        assert times[1] - times[0] >= 0.119
+
+
+async def test_locks_by_themselves_count_from_the_asking() -> None:
+    async with FakeCluster({"g0": 1}) as cluster:
+        async with orderly(cluster, Seen()) as consumer:
+            await until(lambda: len(consumer.queues) == 4)
+            locks = QueueLocks("other", consumer.instance, LockConfig())
+            assert locks.age_ms(queue(0)) is None and not locks.valid(queue(0))
+            assert await locks.acquire(queue(0))
+            age_ms = locks.age_ms(queue(0))
+            assert age_ms is not None and age_ms > 0, "the way there and back counts"
+            await locks.release([queue(0)])
+            assert not locks.valid(queue(0))
+
+
+# ---- concurrent: what comes again
+
+
+@pytest.mark.parametrize(
+    ("later", "level", "sent_back"),
+    [
+        (ConsumeResult.RECONSUME_LATER, 0, [0, 1, 2]),
+        (Later(delay_level=5), 5, [0, 1, 2]),
+        (Later(done=2, delay_level=-1), -1, [2]),
+        (Later(done=3), 0, []),
+    ],
+)
+async def test_what_failed_goes_back_with_its_delay(
+    later: ConsumeResult | Later, level: int, sent_back: list[int]
+) -> None:
+    async with FakeCluster({"g0": 1}, queues=1) as cluster:
+        broker = cluster.brokers["g0"][0]
+        broker.send_back_code = int(ResponseCode.SUCCESS)
+        fill(cluster, 3, queues=1)
+        consumer = PushConsumer("g", cluster.namesrv, lambda _m: later, config=QUICK)
+        consumer.subscribe("T")
+        async with consumer:
+            await until(lambda: cluster.logs["g0"].offsets.get(("g", "T", 0)) == 3)
+        headers = [SendBackHeader.parse(r.ext) for r in broker.received(BACK)]
+        log = cluster.logs["g0"].records[("T", 0)]
+        assert [h.commitlog_offset for h in headers] == [len(log[0]) * n for n in sent_back]
+        assert {h.delay_level for h in headers} <= {level}
+        assert {h.max_reconsume_times for h in headers} <= {16}
+
+
+@pytest.mark.parametrize(
+    ("answer", "times", "delay"),
+    [(Later(), "1", "3"), (Later(delay_level=7), "1", "7"), (Later(delay_level=-1), "17", None)],
+)
+async def test_what_cannot_be_sent_back_is_sent_whole(
+    answer: Later, times: str, delay: str | None
+) -> None:
+    async with FakeCluster({"g0": 1}, queues=1) as cluster:
+        broker = cluster.brokers["g0"][0]
+        cluster.logs["g0"].append(
+            "T", 0, b"body", "UNIQ_KEY\x01K\x02TAGS\x01a\x02TRAN_MSG\x01x\x02"
+        )
+        consumer = PushConsumer("g", cluster.namesrv, lambda _m: answer, config=QUICK)
+        consumer.subscribe("T")
+        async with consumer:
+            await until(lambda: cluster.logs["g0"].offsets.get(("g", "T", 0)) == 1)
+        (sent,) = broker.received(RequestCode.SEND_MESSAGE_V2)
+        header = SendHeader.parse(sent.ext)
+        assert (header.topic, header.reconsume_times, header.max_reconsume_times) == (
+            "%RETRY%g",
+            int(times),
+            16,
+        )
+        assert sent.body == b"body"
+        assert decode_properties(header.properties) == {
+            "UNIQ_KEY": "K",
+            "TAGS": "a",
+            "RETRY_TOPIC": "T",
+            "ORIGIN_MESSAGE_ID": "K",
+            "RECONSUME_TIME": times,
+            "MAX_RECONSUME_TIMES": "16",
+        } | ({"DELAY": delay} if delay else {})
+
+
+async def test_the_retry_topic_is_found_soon_after_the_first_failure() -> None:
+    async with FakeCluster({"g0": 1}, queues=1) as cluster:
+        broker = cluster.brokers["g0"][0]
+        broker.send_back_code = int(ResponseCode.SUCCESS)
+        fill(cluster, 1, queues=1)
+        seen = Seen(failures=1)
+        consumer = PushConsumer("g", cluster.namesrv, seen, config=QUICK)
+        consumer.subscribe("T")
+        async with consumer:
+            await until(lambda: broker.count(BACK) == 1)
+            cluster.name_server.topics["%RETRY%g"] = {"g0": (1, 6)}
+            await until(lambda: MessageQueue("%RETRY%g", "g0", 0) in consumer.queues)

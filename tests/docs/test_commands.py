@@ -156,7 +156,7 @@ def test_something_is_looked_at() -> None:
         ("mqcluster status --dir /tmp/c && mqadmin clusterLst -n H:1", "clusterLst"),
         ("NAMESRV_ADDR=H:1 mqadmin topicStatus", "Missing option"),
         ("mqchaos run failover --dir /tmp/r --minute 3 | tail", "--minute"),
-        ("mqaudit --topic T", "Missing option"),
+        ("mqaudit --run /tmp --cores many", "many"),
         ("mqbroker config chek x", "chek"),
         ("make dmo", "no target dmo"),
         ("python -m tests.simulatr --seeds 1", "no module"),

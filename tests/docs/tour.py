@@ -1,6 +1,6 @@
 """docs/start.md walked from its first command to its last, and what that looked like.
 
-    python -m tests.docs.tour REPOSITORY > docs/first-ten-minutes.md
+    python -m tests.docs.tour REPOSITORY > /tmp/page && mv /tmp/page docs/first-ten-minutes.md
 
 clones REPOSITORY and types what the page says into the clone, in order. A test walks the same way
 on ports of its own, and holds the commands on both pages equal.
@@ -35,6 +35,8 @@ What happened when the commands of [Start](start.md) were typed into a fresh clo
 other, on {day}: {cores} cores, {load}, Python {python}. Seconds are by the wall clock.
 This page is written by `python -m tests.docs.tour REPOSITORY`; a test walks the same way.
 """
+
+BY_HAND = "## What was in the way"  # from here on the page is written by hand, and kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,9 @@ def main(repository: str) -> None:
             print(entry(step.command, done, work), flush=True)
             if done.status != 0:
                 sys.exit(f"{step.command}: exit status {done.status}")
-    print(f"In all: {total:.0f} seconds of waiting, and your reading.")
+    print(f"In all: {total:.0f} seconds of waiting, and your reading.\n")
+    kept = MADE.read_text()
+    print(kept[kept.index(BY_HAND) :], end="")
 
 
 def entry(command: str, done: Done, work: str) -> str:

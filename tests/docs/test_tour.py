@@ -1,0 +1,116 @@
+"""docs/start.md is walked through: its commands, in its order, on a cluster with ports of its own.
+
+Left out are the clone, the environment (this one is used), and the run of mqchaos, which has tests
+of its own. docs/first-ten-minutes.md has the same commands as the page that it is a record of.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from chaos.cluster.cluster import Cluster
+from tests.docs.pages import ROOT, blocks, command_lines
+from tests.docs.tour import MADE, START, Done, Step, entry, steps, type_in
+
+ELSEWHERE = re.compile(r"git clone|cd |make venv|\. \.venv|mqchaos run")
+PRINTS = {  # what a command prints, where that is worth a look
+    "docs/examples/send.py": r"OK MessageQueue\(topic='Orders'",
+    "docs/examples/consume.py": r"\d \d order-1 b'one coffee'\n",
+    "longest_gap.py": r"sent SIGKILL to n\d[^$]*\d+ acknowledged, \d+ failed, \d+ unknown\n",
+    "mqcluster status": r" dead .*\n",
+    "clusterList": r"broker-a +0 ",
+    "raftStatus": r" leader ",
+    "topicStatus": r"broker-a ",
+    "consumerProgress": r"Orders ",
+    "queryMsgByKey": r"order-1|UNIQ|broker-a|[0-9A-F]{32}",
+    "/api/v1/cluster": r'"groups":\[\{"name":"broker-a"',
+    "/metrics": r"raft_term",
+}
+
+
+@pytest.fixture
+def terminal(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """An environment in which our commands are those of this checkout; the cluster's end."""
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    for name, target in scripts.items():
+        module, _, function = target.partition(":")
+        shim = tmp_path / "bin" / name
+        shim.parent.mkdir(exist_ok=True)
+        shim.write_text(
+            f"#!{sys.executable}\nimport sys\nsys.path.insert(0, {str(ROOT)!r})\n"
+            f"from {module} import {function}\n{function}(prog_name={name!r})\n"
+        )
+        shim.chmod(0o755)
+    python = tmp_path / "bin" / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    environment = os.environ | {"PATH": path, "PYTHONPATH": str(ROOT)}
+    yield environment
+    type_in(f"mqcluster down --dir {tmp_path / 'c'}", ROOT, environment)
+
+
+def test_the_page_can_be_followed(tmp_path: Path, terminal: dict[str, str]) -> None:
+    looked_at = set()
+    for step in steps():
+        if ELSEWHERE.match(step.command):
+            continue
+        done = type_in(here(step.command, tmp_path / "c"), ROOT, terminal)
+        assert done.status == 0, f"{step.command}\n{done.output}"
+        assert "Traceback" not in done.output
+        for name, pattern in PRINTS.items():
+            if name in step.command:
+                assert re.search(pattern, done.output), f"{step.command}\n{done.output}"
+                looked_at.add(name)
+        if step.command.startswith("mqcluster up"):
+            terminal["NAMESRV_ADDR"] = Cluster(tmp_path / "c").state().namesrv
+    assert looked_at == PRINTS.keys()
+
+
+def here(command: str, directory: Path) -> str:
+    """The page's command on this test's own cluster: its directory, and free ports."""
+    command = command.replace("/tmp/c", str(directory)).replace(" --standard-ports", "")
+    if (directory / "cluster.json").exists():
+        nodes = Cluster(directory).state()
+        broker, server = nodes.brokers[0], nodes.name_servers[0]
+        command = command.replace("127.0.0.1:9876", server.address)
+        command = command.replace("127.0.0.1:9880", server.http)
+        command = command.replace("127.0.0.1:10915", broker.http)
+    return command
+
+
+def test_the_record_has_the_commands_of_the_page() -> None:
+    record = [line for block in blocks(MADE) for line in command_lines(block)]
+    assert record == [step.command for step in steps()]
+    assert len(record) > 15
+
+
+def test_the_record_says_when_and_how_long() -> None:
+    text = MADE.read_text()
+    assert re.search(r"on \d{4}-\d\d-\d\d:", text)
+    assert len(re.findall(r"^\d+\.\d s$", text, re.MULTILINE)) == len(list(steps()))
+    assert not re.search(r"/(work|root|home|tmp/tmp)", text)
+
+
+def test_an_entry_is_shortened_and_says_no_path_of_the_machine() -> None:
+    output = "".join(f"line {n} in /a/b\n\n" for n in range(30)) + "x" * 300
+    text = entry("ls", Done(output, 0, 1.26), "/a/b")
+    lines = text.splitlines()
+    assert lines[:3] == ["```console", "$ ls", "line 0 in …"]
+    assert lines.count("…") == 1
+    assert len(lines) == 2 + 13 + 2
+    assert max(len(line) for line in lines) == 110
+    assert lines[-2:] == ["```", "1.3 s"]
+
+
+def test_steps_stand_under_their_headings() -> None:
+    found = list(steps(START))
+    assert found[0] == Step("Get it", "git clone REPOSITORY raftmq")
+    assert found[-1] == Step("Stop", "mqcluster down --dir /tmp/c")

@@ -427,8 +427,6 @@ class Broker:
             **self.transactions.handlers(),
             **self.consuming.handlers(),
         }
-        for code in (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE):
-            handlers[int(code)] = self.pulls.handle
         guard = Guard(self.metrics.request, lambda: self.roles.leader_address)
         guarded = {code: guard.around(handler) for code, handler in handlers.items()}
         self.processor = Processor(self.sends, guarded)
@@ -453,14 +451,8 @@ class Broker:
             timeout_ms=config.register_broker_timeout_mills,
         )
         quick = [
-            Chore("holds", 0, lambda: self.pulls.holds.expire(self.clock_ms())),
             Chore("offset_commits", config.offset_commit_interval_ms, self.commits.flush),
             Chore("outcomes", max(50, config.outcome_timeout_ms // 10), self.sends.sweep),
-            Chore(
-                "client_expiry",
-                max(100, config.client_expiry_ms // 12),
-                lambda: self.clients.expire(self.clock_ms()),
-            ),
             Chore("index", 0, self.key_queries.tick),
             Chore("held_sends", 0, self.sends.release_overdue),
             Chore("disk_usage", 1_000, self._look_at_disk),

@@ -1,5 +1,5 @@
-"""What a broker does for consumers and for request and reply beyond pulls, put together: the locks
-of ordered consumption."""
+"""What a broker does for consumers, put together: pulls, who is there, the locks of ordered
+consumption."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from broker.housekeeping import Chore
 from broker.locks import LockService, local_propose
 from broker.locktable import LockTable
 from broker.queries import not_leader
+from remoting.codes import RequestCode
 from remoting.connection import Handler
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ class Consuming:
         barrier: Callable[[], Awaitable[None]],
     ) -> None:
         config, offsets = broker.config, broker.state.offsets
+        self._broker = broker
         own = LockTable()  # classic mode's: memory of this broker
         self.locks = LockService(
             (lambda: own) if config.is_classic else (lambda: offsets.locks),
@@ -40,10 +42,21 @@ class Consuming:
         )
 
     def handlers(self) -> dict[int, Handler]:
-        return self.locks.handlers()
+        pull = self._broker.pulls.handle
+        return {
+            int(RequestCode.PULL_MESSAGE): pull,
+            int(RequestCode.LITE_PULL_MESSAGE): pull,
+            **self.locks.handlers(),
+        }
 
     def chores(self) -> list[Chore]:
-        return [Chore("locks", SWEEP_MS, self.locks.sweep)]
+        clients, pulls, clock_ms = self._broker.clients, self._broker.pulls, self._broker.clock_ms
+        expiry_ms = max(100, self._broker.config.client_expiry_ms // 12)
+        return [
+            Chore("holds", 0, lambda: pulls.holds.expire(clock_ms())),
+            Chore("client_expiry", expiry_ms, lambda: clients.expire(clock_ms())),
+            Chore("locks", SWEEP_MS, self.locks.sweep),
+        ]
 
     def leadership_changed(self) -> None:
         """This replica became the ready leader, or is not any more."""

@@ -106,6 +106,9 @@ class Registrar:
         self._taken: dict[str, DataVersion] = {}  # what name servers that take deltas have
         self.body_bytes_sent = 0
         self.registered: dict[str, Identity] = {}  # name server → what it was told last
+        # Told of each change there: the name server, the brokerId it lists this broker under now
+        # (None: none), and why.
+        self.on_route: Callable[[str, int | None, str], None] = lambda server, broker_id, why: None
 
     def start(self) -> None:
         for server in self._name_servers:
@@ -121,7 +124,7 @@ class Registrar:
         assert isinstance(connection, ClientConnection), connection
         server = connection.address
         self._taken.pop(server, None)  # with the connection it forgets the broker
-        if self.registered.pop(server, None) is not None:  # else RETRY_MS is running
+        if self._gone(server, f"the connection ended: {reason}"):  # else RETRY_MS is running
             loop = asyncio.get_running_loop()
             loop.call_later(LOST_PAUSE_MS / 1000, self._wanted[server].set)
 
@@ -132,7 +135,16 @@ class Registrar:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         own = self._identity().broker_id
         await asyncio.gather(*(self._unregister(server, own) for server in self._name_servers))
+        for server in self._name_servers:
+            self._gone(server, "unregistered: it stops")
         await self._client.close()
+
+    def _gone(self, server: str, why: str) -> bool:
+        """Whether that name server had this broker in its routes; it has not any more."""
+        had = self.registered.pop(server, None) is not None
+        if had:
+            self.on_route(server, None, why)
+        return had
 
     async def _keep(self, server: str) -> None:
         event = self._wanted[server]
@@ -155,7 +167,7 @@ class Registrar:
         try:
             response = await self._client.invoke(server, command, self._timeout_ms)
         except RemotingError as error:
-            if self.registered.pop(server, None) is not None or identity.broker_id == 0:
+            if self._gone(server, str(error)) or identity.broker_id == 0:
                 log.warning("register_failed namesrv=%s: %s", server, error)
             return False
         if response.code != ResponseCode.SUCCESS:
@@ -170,14 +182,17 @@ class Registrar:
             return await self._register(server) if base is not None else False
         if boolean_or(response.ext, "topicDelta", False):
             self._taken[server] = version
-        if self.registered.get(server) != identity:
+        before = self.registered.get(server)
+        self.registered[server] = identity
+        if before is None or before.broker_id != identity.broker_id:
+            self.on_route(server, identity.broker_id, "registered")
+        if before != identity:
             log.info(
                 "registered namesrv=%s broker_id=%d term=%d",
                 server,
                 identity.broker_id,
                 identity.term,
             )
-        self.registered[server] = identity
         master = text_or(response.ext, "masterAddr")
         if master:
             self._on_master(master, text_or(response.ext, "haServerAddr"))
@@ -190,7 +205,7 @@ class Registrar:
             return True
         if not await self._unregister(server, told.broker_id):
             return False
-        self.registered.pop(server, None)
+        self._gone(server, "unregistered: it is no member of its group")
         log.info("unregistered namesrv=%s broker_id=%d: no member", server, told.broker_id)
         return True
 

@@ -104,6 +104,7 @@ class NodeApi:
             where = f"httpBindAddress={settings.bind_address} httpPort={settings.port}"
             raise OSError(error.errno, f"{where}: {error.strerror}") from error
         self.address = settings.advertised_address(broker.config.broker_ip1, port)
+        broker.registrar.on_route = self._route_changed
         log.info("http_listening address=%s port=%d", self.address, port)
 
     async def stop(self) -> None:
@@ -180,6 +181,11 @@ class NodeApi:
             "reason": event.reason,
         }
         self.tell("roleChanged", detail, event.term)
+
+    def _route_changed(self, server: str, broker_id: int | None, why: str) -> None:
+        """A name server lists this broker under another id, or not any more (`brokerId` null)."""
+        detail = {"nameServer": server, "brokerId": broker_id, "reason": why}
+        self.tell("routeChanged", detail)
 
     def look_at_disk(self) -> None:
         """A chore: tell when the disk's state changed."""

@@ -61,7 +61,9 @@ async def test_a_lost_connection_is_followed_by_a_registration(tmp_path, monkeyp
     try:
         async with Group(tmp_path, namesrvAddr=f"127.0.0.1:{names.server.port}") as group:
             broker = await group.leading()
-            await until(lambda: broker.registrar.registered != {})
+            await until(lambda: broker.roles.identity in broker.registrar.registered.values())
+            routes = []
+            broker.registrar.on_route = lambda *what: routes.append(what)
             for _ in range(3):
                 before = names.heard
                 names.cut()
@@ -72,6 +74,8 @@ async def test_a_lost_connection_is_followed_by_a_registration(tmp_path, monkeyp
             await until(lambda: names.heard > before)
             await until(lambda: not names.server.connections)
             assert broker.registrar.registered == {} and names.heard == before + 1
+            assert {server for server, _, _ in routes} == {f"127.0.0.1:{names.server.port}"}
+            assert [broker_id for _, broker_id, _ in routes] == [None, 0] * 3 + [None]
     finally:
         await names.server.stop()
 

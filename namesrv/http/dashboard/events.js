@@ -13,6 +13,7 @@ const KINDS = {
   diskState: "disk",
   fault: "fault",
   memberChanged: "member",
+  preferredLeaderChanged: "preferred leader",
   routeChanged: "route",
 };
 
@@ -61,6 +62,9 @@ export function eventsPage(app) {
 function words({ kind, detail }, nameOf) {
   if (kind === "routeChanged" && "addresses" in detail)
     return detail.leader ? `clients are sent to ${nameOf(detail.leader)}; ${number(Object.keys(detail.addresses).length)} registered` : "no leader is registered";
+  if (kind === "routeChanged" && "nameServer" in detail)
+    return typeof detail.brokerId === "number" ? `listed as broker ${detail.brokerId} by ${detail.nameServer}` : `not listed any more by ${detail.nameServer} (${detail.reason})`;
+  if (kind === "preferredLeaderChanged") return detail.name ? `${detail.name} should lead whenever it can` : `nobody in particular should lead${detail.was ? `, it was ${detail.was}` : ""}`;
   return Object.entries(detail)
     .filter(([, value]) => value !== null && value !== "" && value !== undefined)
     .map(([name, value]) => (value === true ? name : `${name} ${typeof value === "object" ? JSON.stringify(value) : nameOf(String(value))}`))

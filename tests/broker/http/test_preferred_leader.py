@@ -61,6 +61,16 @@ async def test_leadership_goes_to_the_preferred_one_and_no_send_fails(tmp_path):
                 await until(lambda: chosen.roles.leading)
                 seen = await events_until(events, lambda e: e["kind"] == "transfer")
                 assert seen[-1]["detail"] == {"to": wanted, "by": "preferred leader"}
+                chosen_now = {"name": wanted, "was": None}
+                assert any(
+                    e["kind"] == "preferredLeaderChanged"
+                    and e["detail"].items() >= chosen_now.items()
+                    for e in seen
+                )
+                told = {"nameServer": where, "brokerId": 0, "reason": "registered"}
+                assert told in [e["detail"] for e in seen if e["kind"] == "routeChanged"]
+                seen = await events_until(events, lambda e: e["kind"] == "routeChanged")
+                assert seen[-1]["detail"]["brokerId"] == 1 + int(first[1:])  # it follows now
                 sent = count[0]
                 await until(lambda: count[0] > sent + 20)  # there, too
                 await stands(chosen, f"{wanted} leads")

@@ -62,7 +62,7 @@ from dledger.errors import RaftError
 from dledger.messages import Role, RoleEvent
 from ops.logs import set_level
 from remoting.address import format_address
-from remoting.codes import RequestCode, ResponseCode
+from remoting.codes import ResponseCode
 from remoting.connection import ConnectionLimits, Handler
 from remoting.server import RemotingServer
 from store.disk import Disk

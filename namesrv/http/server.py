@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from namesrv.config import OPTIONS, NameServerConfig
+from namesrv.http import levels
 from namesrv.http.changes import Changes
 from namesrv.http.cluster import ClusterView
 from namesrv.http.groups import Leaders
@@ -64,6 +65,7 @@ class ClusterApi:
             *Reads(self.cluster, leaders).operations(),
             *Changes(self.cluster, leaders).operations(),
             *self._own(),
+            *levels.operations(),
             self.hub.operation(),
         ]
         self._server = WebServer(

@@ -1,6 +1,7 @@
 """The cluster API over brokers that answer, hang, refuse and lie; the proxy; tokens; events."""
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -348,6 +349,21 @@ async def test_events_of_all_brokers_and_the_failover_in_them(
     assert (await call.get("/cluster"))["groups"][0]["lastFailover"] == last
     reading.cancel()
     await asyncio.gather(reading, return_exceptions=True)
+
+
+async def test_log_levels_are_changed_while_it_runs(call: Caller) -> None:
+    logger = logging.getLogger("namesrv.http")
+    before = logger.level
+    path = "/log-levels/namesrv.http"
+    try:
+        status, value, _ = await call("PUT", path, {"level": "DEBUG"})
+        assert (status, value) == (200, {"logger": "namesrv.http", "level": "DEBUG"})
+        assert logger.level == logging.DEBUG
+        assert (await call.get("/log-levels"))["levels"]["namesrv.http"] == "DEBUG"
+        assert (await call("PUT", path, {"level": "LOUD"}))[0] == 422
+        assert (await call("PUT", "/log-levels/nobodys", {"level": "INFO"}))[0] == 404
+    finally:
+        logger.setLevel(before)
 
 
 async def test_own_pages() -> None:

@@ -23,7 +23,7 @@ ELSEWHERE = re.compile(r"git clone|cd |make venv|\. \.venv|mqchaos run")
 PRINTS = {  # what a command prints, where that is worth a look
     "docs/examples/send.py": r"OK MessageQueue\(topic='Orders'",
     "docs/examples/consume.py": r"\d \d order-1 b'one coffee'\n",
-    "longest_gap.py": r"sent SIGKILL to n\d[^$]*\d+ acknowledged, \d+ failed, \d+ unknown\n",
+    "longest_gap.py": r"(?s)(?=.*sent SIGKILL to n\d).*\d+ acknowledged, \d+ failed, \d+ unknown\n",
     "mqcluster status": r" dead .*\n",
     "clusterList": r"broker-a +0 ",
     "raftStatus": r" leader ",

@@ -27,7 +27,8 @@ demo: $(VENV)/.demo-ready
 test: $(VENV)/.demo-ready
 	@JAVA_HOME="$$(tools/find-java.sh)" && CHROMIUM="$$(tools/find-chromium.sh)" && export JAVA_HOME CHROMIUM && exec $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
-# Strictly: a broken link, anchor or a page that nobody finds fails it. Read it from build/docs/index.html.
+# Strictly: a broken link, anchor or a page that nobody finds fails it. Read it from build/docs/index.html;
+# browsers search in it only where it is served.
 docs: $(VENV)/.ready
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 

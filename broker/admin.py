@@ -45,7 +45,6 @@ class Admin:
     propose: Callable[[bytes], Awaitable[int]]
     template: TopicConfig | None  # the auto-create template, part of what tools see
     runtime_info: Callable[[], dict[str, str]]
-    delay_offsets: Callable[[], bytes]
     ha_status: Callable[[], dict[str, object]]
     hand_over: Callable[[str], str]  # node id or "" → to whom leadership is being handed
 
@@ -181,7 +180,8 @@ class Admin:
         return RemotingCommand.response_to(request, body=body)
 
     def all_delay_offsets(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        return RemotingCommand.response_to(request, body=self.delay_offsets())
+        body = orjson.dumps(self.state.delays.to_json())
+        return RemotingCommand.response_to(request, body=body)
 
     def broker_ha_status(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """Of classic mode; a Raft replica has no such connections (28 tells of its peers)."""

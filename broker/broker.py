@@ -22,7 +22,7 @@ from broker.classic import ClassicEngine, LocalApplication
 from broker.clients import ClientTable
 from broker.commits import CommitService
 from broker.config import BrokerConfig
-from broker.configfiles import ConfigFiles, delay_offsets
+from broker.configfiles import ConfigFiles
 from broker.construction import (
     free_port,
     send_rules,
@@ -30,6 +30,7 @@ from broker.construction import (
     template_topic,
 )
 from broker.consuming import Consuming
+from broker.delay import delay_service
 from broker.engine import Engine, make_engine
 from broker.errors import EngineError, Refused
 from broker.filteredreads import FilteredReads
@@ -290,6 +291,7 @@ class Broker:
             self._build_classic()
         else:
             self._build_framed()
+        self.delays = delay_service(self, self._propose_then)
         self.commits = CommitService(self.engine.propose_command, self._takes_commits)
         self.clients = ClientTable(
             clients_max=config.clients_max,
@@ -411,7 +413,6 @@ class Broker:
             self._propose,
             template,
             lambda: runtime_info(self),
-            lambda: delay_offsets(self.disk),
             lambda: self.classic.ha_status(),
             self.hand_over,
         )
@@ -455,6 +456,7 @@ class Broker:
             Chore("outcomes", max(50, config.outcome_timeout_ms // 10), self.sends.sweep),
             Chore("index", 0, self.key_queries.tick),
             Chore("held_sends", 0, self.sends.release_overdue),
+            Chore("delayed", 0, self.delays.tick),
             Chore("disk_usage", 1_000, self._look_at_disk),
             Chore("rates", SAMPLE_MS, self._sample_rates),
             Chore("members", LOOK_MS, self.operators.members.look),
@@ -543,6 +545,7 @@ class Broker:
         self.http.role_changed(event)
         leading = self.roles.leading
         self.operators.resets.leadership_changed()
+        self.delays.leadership_changed()
         self.transactions.leadership_changed()
         self.consuming.leadership_changed()
         self.sends.leadership(event.term, leading, self._leader_is_awaited(event))

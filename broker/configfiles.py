@@ -1,11 +1,11 @@
 """Classic mode's tables as files under config/, in Apache's format and by Apache's names.
 
-    topics.json  subscriptionGroup.json  consumerOffset.json   each with .bak, the version before
+    topics.json  subscriptionGroup.json  consumerOffset.json  delayOffset.json
+                                                            each with .bak, the version before
 
 Topics and groups are written as soon as they change, many changes at once; whoever made one may
 wait for it. Offsets are written every `flushConsumerOffsetInterval`. What is replaced, and how a
-crash in between is survived, is said in broker.snapshot. Other files there (delayOffset.json) are
-kept as they are.
+crash in between is survived, is said in broker.snapshot.
 """
 
 from __future__ import annotations
@@ -19,9 +19,6 @@ from broker.state import BrokerState
 from store.disk import Disk
 
 log = logging.getLogger("broker.configfiles")
-
-DELAY_OFFSETS = f"{snapshot.DIRECTORY}/delayOffset.json"
-NO_DELAY_OFFSETS = b'{"dataVersion":{"counter":0,"stateVersion":0,"timestamp":0},"offsetTable":{}}'
 
 
 class ConfigFiles:
@@ -80,23 +77,3 @@ class ConfigFiles:
 
     def _write(self, copies: snapshot.Snapshot) -> None:
         snapshot.write_changed(self._disk, copies, self._written)
-
-    async def replace_delay_offsets(self, text: bytes) -> None:
-        """Take over the master's. Raises OSError."""
-        await asyncio.get_running_loop().run_in_executor(self._pool, self._replace_delay, text)
-
-    def _replace_delay(self, text: bytes) -> None:
-        if text != delay_offsets(self._disk):
-            self._disk.makedirs(snapshot.DIRECTORY)
-            snapshot.replace(self._disk, DELAY_OFFSETS, text)
-
-
-def delay_offsets(disk: Disk) -> bytes:
-    """The text of delayOffset.json, which is passed on as it is (45). Raises OSError."""
-    if not disk.exists(DELAY_OFFSETS):
-        return NO_DELAY_OFFSETS
-    file = disk.open(DELAY_OFFSETS)
-    try:
-        return file.pread(0, file.size_bytes) or NO_DELAY_OFFSETS
-    finally:
-        file.close()

@@ -22,6 +22,7 @@ from broker.engine import RaftEngine
 from dledger.messages import Role, RoleEvent
 from ops.metrics import LAG_BOUNDS_S, Exposition, Families, LoopLag, Timings
 from remoting.codes import RequestCode, ResponseCode
+from store.errors import StoreError
 
 if TYPE_CHECKING:
     from broker.broker import Broker
@@ -116,6 +117,7 @@ class BrokerMetrics:
             self._log(families)
             self._disk(families)
             self._lags(families)
+            self._delayed(families)
             if config.is_classic:
                 self._ha(families)
             else:
@@ -394,6 +396,24 @@ class BrokerMetrics:
             "Of a leader: bytes sent to that peer and not acknowledged.",
             ("peer",),
             [((name,), p.inflight_bytes) for name, p in progress.items()],
+        )
+
+    def _delayed(self, families: Families) -> None:
+        try:
+            levels = self._broker.delays.look()
+        except (OSError, StoreError):
+            levels = []  # the disk's state has a metric of its own
+        families.gauges(
+            "rocketmq_delayed_messages",
+            "Messages that wait for their delivery, by delay level.",
+            ("level",),
+            [((str(v.level),), v.max_offset - v.offset) for v in levels],
+        )
+        families.gauges(
+            "rocketmq_delayed_late_seconds",
+            "By how much the next message of a delay level is overdue.",
+            ("level",),
+            [((str(v.level),), v.late_ms / 1000) for v in levels],
         )
 
     def _ha(self, families: Families) -> None:

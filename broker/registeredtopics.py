@@ -20,7 +20,7 @@ class RegisteredTopics:
 
     def all(self) -> list[RegisteredTopic]:
         table, template = self._table.entries, self._template
-        topics = [*table.values(), *self._table.internal.values()]
+        topics = list((table | self._table.internal).values())
         if template is not None and template.name not in table:
             topics.append(template)
         return [_registered(topic) for topic in topics]

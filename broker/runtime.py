@@ -44,6 +44,7 @@ def runtime_info(broker: Broker) -> dict[str, str]:
         "commitLogMaxOffset": str(log.max_offset),
         **_from_disk(broker),
         **broker.retention.info(),
+        **_delayed(broker),
         "remainHowManyDataToFlush": f"{log.max_offset - log.durable_offset} B",
         "dispatchBehindBytes": str(max(0, log.max_offset - store.dispatched_offset)),
         "pageCacheLockTimeMills": "0",
@@ -117,6 +118,15 @@ def _from_disk(broker: Broker) -> dict[str, str]:
         "earliestMessageTimeStamp": earliest,
         "diskState": "; ".join(bad) or "ok",
     }
+
+
+def _delayed(broker: Broker) -> dict[str, str]:
+    """Apache's `scheduleMessageOffset_LEVEL`: next to be delivered, end of the level's queue."""
+    try:
+        levels = broker.delays.look()
+    except (OSError, StoreError):
+        return {}  # `diskState` says why
+    return {f"scheduleMessageOffset_{v.level}": f"{v.offset},{v.max_offset}" for v in levels}
 
 
 def _role(broker: Broker) -> str:

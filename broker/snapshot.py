@@ -1,6 +1,7 @@
 """Snapshots of the replicated tables under config/, in Apache's JSON shape.
 
-    config/topics.json  config/subscriptionGroup.json  config/consumerOffset.json   each with .bak
+    config/topics.json  subscriptionGroup.json  consumerOffset.json  delayOffset.json
+                                                                        each with .bak
 
 Each file carries `raftAppliedIndex`, the Raft index its table reflects, and `raftChecksum`. They
 save replay and let retention delete old log; they are no second truth: without them the tables are
@@ -23,8 +24,7 @@ from google_crc32c import value as crc32c
 
 from broker.errors import StateError
 from broker.groups import GroupTable
-from broker.offsets import OffsetTable
-from broker.state import BrokerState
+from broker.state import BrokerState, Table
 from broker.topics import TopicTable
 from remoting.errors import BodyError
 from remoting.fastjson import loads_object
@@ -34,12 +34,12 @@ DIRECTORY = "config"
 INDEX_KEY = "raftAppliedIndex"
 CHECKSUM_KEY = "raftChecksum"
 log = logging.getLogger("broker.snapshot")
-Table = TopicTable | GroupTable | OffsetTable
+FILES = ("topics.json", "subscriptionGroup.json", "consumerOffset.json", "delayOffset.json")
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Copies of the three tables as of one moment."""
+    """Copies of the tables as of one moment."""
 
     tables: tuple[tuple[str, Table], ...]
 
@@ -64,11 +64,7 @@ def from_json(value: dict[str, Any]) -> Snapshot:
 
 
 def _files(state: BrokerState) -> tuple[tuple[str, Table], ...]:
-    return (
-        ("topics.json", state.topics),
-        ("subscriptionGroup.json", state.groups),
-        ("consumerOffset.json", state.offsets),
-    )
+    return tuple(zip(FILES, state.tables, strict=True))
 
 
 def capture(state: BrokerState) -> Snapshot:
@@ -85,7 +81,7 @@ def capture(state: BrokerState) -> Snapshot:
 
 
 def write(disk: Disk, snapshot: Snapshot) -> int:
-    """Write all three files; returns the index that is durably covered now. Raises OSError."""
+    """Write all files; returns the index that is durably covered now. Raises OSError."""
     disk.makedirs(DIRECTORY)
     for name, value in snapshot.to_json().items():
         data = orjson.dumps({**value, CHECKSUM_KEY: _checksum(value)})

@@ -16,6 +16,7 @@ applied together with the frame's records becoming visible. `op` says which:
                                                        its HTTP API (may be absent or ""); in no
                                                        snapshot, every leader says it again
     {"op":"forget_offsets","topic":name}, {…,"group":name}
+    {"op":"delay_progress","level":n,"offset":o}       the level's messages before o are delivered
     {"op":"several","commands":[command,…]}            one after the other, at one index
 
 put_topic, delete_topic, put_group and delete_group may carry "if": {"versions":[…],"absent":bool},
@@ -26,7 +27,7 @@ met the command changes nothing, and `unmet` says so. A conditional delete leave
 
 `BrokerState.apply` is a pure function of the frames before: every replica that applied up to the
 same index holds the same tables. Each table knows the last index it reflects and ignores frames at
-or below it, so snapshots of the three may be of different ages and replay starts at the oldest.
+or below it, so snapshots of them may be of different ages and replay starts at the oldest.
 A command that cannot be understood raises StateError, which stops the replica: going on would
 make it differ from the others.
 """
@@ -39,14 +40,17 @@ from typing import Any
 
 import orjson
 
-from broker.errors import StateError
-from broker.groups import GroupTable, SubscriptionGroup, group_from_json
+from broker.delayoffsets import DelayOffsets
+from broker.errors import Refused, StateError
+from broker.groups import GroupTable, SubscriptionGroup, group_from_json, group_problem
 from broker.locktable import OwnerChange, change_from_json
 from broker.offsets import Commit, OffsetTable
-from broker.topics import TopicConfig, TopicTable, topic_from_json
+from broker.topics import TopicConfig, TopicTable, topic_from_json, topic_problem
 from broker.versioned import Entry
+from remoting.codes import ResponseCode
 from web.versions import Condition, version_of
 
+Table = TopicTable | GroupTable | OffsetTable | DelayOffsets
 UNMET_MAX = 1_000  # remembered; whoever proposed one asks right after it is applied
 
 
@@ -62,12 +66,13 @@ NOTHING = Change()
 
 
 class BrokerState:
-    """The three tables and the one way to change them."""
+    """The tables and the one way to change them."""
 
     def __init__(self) -> None:
         self.topics = TopicTable()
         self.groups = GroupTable()
         self.offsets = OffsetTable()
+        self.delays = DelayOffsets()
         self.damaged: list[str] = []  # files of a snapshot that could not be read
         self.addresses: dict[str, str] = {}  # node id → client address; bounded by the voters
         self.http_addresses: dict[str, str] = {}  # node id → HTTP API; "": it has none
@@ -77,16 +82,17 @@ class BrokerState:
     @property
     def applied_index(self) -> int:
         """Every table reflects at least this index."""
-        return min(self.topics.applied_index, self.groups.applied_index, self.offsets.applied_index)
+        return min([table.applied_index for table in self.tables])
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """In the order of broker.snapshot's files."""
+        return self.topics, self.groups, self.offsets, self.delays
 
     def clear(self) -> None:
         """As at the very beginning."""
         empty = BrokerState()
-        for table, new in (
-            (self.topics, empty.topics),
-            (self.groups, empty.groups),
-            (self.offsets, empty.offsets),
-        ):
+        for table, new in zip(self.tables, empty.tables, strict=True):
             table.load(new.to_json(), 0)
 
     def apply(self, index: int, timestamp_ms: int, payload: bytes | memoryview) -> Change:
@@ -107,7 +113,7 @@ class BrokerState:
 
     def advance(self, index: int) -> None:
         """Every frame up to `index` was applied; those that are no commands change nothing."""
-        for table in (self.topics, self.groups, self.offsets):
+        for table in self.tables:
             if table.applied_index < index:
                 table.applied_index = index
 
@@ -143,6 +149,10 @@ class BrokerState:
                 self.offsets.delete_topic(str(command["topic"]))
             elif offsets_due:
                 self.offsets.delete_group(str(command["group"]))
+            return NOTHING
+        if op == "delay_progress":
+            if index > self.delays.applied_index:
+                self.delays.advance(int(command["level"]), int(command["offset"]))
             return NOTHING
         if op in ("put_topic", "delete_topic"):
             return self._change_topic(command, index, now_ms, topics_due, offsets_due)
@@ -225,8 +235,15 @@ def several(commands: Sequence[bytes]) -> bytes:
 def put_topic(
     topic: TopicConfig, *, if_absent: bool = False, condition: Condition | None = None
 ) -> bytes:
+    """Raises Refused for what `apply` would not take: once it is in the log, that ends replicas."""
+    _refuse(topic_problem(topic))
     command = {"op": "put_topic", "topic": topic.to_json(), "if_absent": if_absent}
     return orjson.dumps(command | _if(condition))
+
+
+def _refuse(problem: str) -> None:
+    if problem:
+        raise Refused(ResponseCode.SYSTEM_ERROR, problem)
 
 
 def delete_topic(name: str, *, condition: Condition | None = None) -> bytes:
@@ -236,6 +253,8 @@ def delete_topic(name: str, *, condition: Condition | None = None) -> bytes:
 def put_group(
     group: SubscriptionGroup, *, if_absent: bool = False, condition: Condition | None = None
 ) -> bytes:
+    """Raises Refused for what `apply` would not take."""
+    _refuse(group_problem(group))
     command = {"op": "put_group", "group": group.to_json(), "if_absent": if_absent}
     return orjson.dumps(command | _if(condition))
 
@@ -271,6 +290,10 @@ def lock_queues(changes: Sequence[OwnerChange]) -> bytes:
 
 def commit_offsets(commits: list[Commit]) -> bytes:
     return orjson.dumps({"op": "commit_offsets", "commits": commits})
+
+
+def delay_progress(level: int, offset: int) -> bytes:
+    return orjson.dumps({"op": "delay_progress", "level": level, "offset": offset})
 
 
 def _if(condition: Condition | None) -> dict[str, Any]:

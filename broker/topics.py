@@ -147,4 +147,4 @@ class TopicTable(VersionedTable[TopicConfig]):
         self.internal: dict[str, TopicConfig] = {}
 
     def get(self, name: str) -> TopicConfig | None:
-        return self.entries.get(name) or self.internal.get(name)
+        return self.internal.get(name) or self.entries.get(name)

@@ -77,6 +77,7 @@ CORE = [
     "broker/backup/manifest.py",
     "broker/backup/protocol.py",
     "broker/delaylevels.py",
+    "broker/delayoffsets.py",
     "broker/ha/acks.py",
     "broker/ha/protocol.py",
     "broker/parking.py",

@@ -128,8 +128,8 @@ class MetadataSync:
         _load(groups, lambda: state.groups.load(groups, state.groups.applied_index))
         offsets = _object(await ask(RequestCode.GET_ALL_CONSUMER_OFFSET))
         _load(offsets, lambda: state.offsets.merge(offsets))
-        delay = (await ask(RequestCode.GET_ALL_DELAY_OFFSET)).body
-        await self._files.replace_delay_offsets(bytes(delay))
+        delays = _object(await ask(RequestCode.GET_ALL_DELAY_OFFSET))
+        _load(delays, lambda: state.delays.load(delays, state.delays.applied_index))
         await self._files.saved()
         await self._on_round()
         self.last_sync_ms = self._wall_ms()

@@ -6,6 +6,7 @@ import orjson
 import pytest
 
 from broker.errors import StateError
+from broker.snapshot import FILES
 from remoting.codes import RequestCode, ResponseCode
 from remoting.command import RemotingCommand
 from remoting.headers import PullResponseHeader, SendResponseHeader
@@ -325,7 +326,7 @@ async def test_tables_ahead_of_the_log_are_not_trusted(tmp_path):
         await group.create_topic(await group.leading(), "T")
         await group.stop("n0")
         path = tmp_path / "n0" / "config" / "topics.json"
-        for name in ("topics.json", "subscriptionGroup.json", "consumerOffset.json"):
+        for name in FILES:
             path = tmp_path / "n0" / "config" / name
             saved = orjson.loads(path.read_bytes())
             del saved["raftChecksum"]  # or it would count as damaged

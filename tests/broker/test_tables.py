@@ -19,10 +19,12 @@ from broker.state import (
     BrokerState,
     announce,
     commit_offsets,
+    delay_progress,
     delete_group,
     delete_topic,
     put_group,
     put_topic,
+    several,
 )
 from broker.topics import TopicConfig, topic_name_problem, topic_problem
 from remoting.errors import BodyError
@@ -40,6 +42,7 @@ COMMANDS = [
     commit_offsets([("T", "g", 0, 4)]),
     delete_topic("U"),
     delete_group("h", offsets=True),
+    several([delay_progress(1, 7), delay_progress(2, 1)]),
 ]
 
 
@@ -51,7 +54,7 @@ def applied(commands, state=None, start=1):
 
 
 def picture(state):
-    return (state.topics.to_json(), state.groups.to_json(), state.offsets.to_json())
+    return [table.to_json() for table in state.tables]
 
 
 def test_commands_do_what_they_say():
@@ -76,10 +79,10 @@ def test_changes_are_told_only_when_something_changed():
 
 def test_replay_over_any_mixture_of_snapshot_ages_gives_the_same_tables(tmp_path):
     whole = picture(applied(COMMANDS))
-    for ages in [(0, 3, 8), (9, 0, 4), (4, 9, 0), (5, 5, 5)]:
+    for ages in [(0, 3, 8, 10), (9, 0, 4, 9), (4, 9, 10, 0), (5, 5, 5, 5)]:
         disk = OsDisk(str(tmp_path / "-".join(map(str, ages))))
         snapshots = [snapshot.capture(applied(COMMANDS[:age])) for age in ages]
-        mixed = tuple(snapshots[n].tables[n] for n in range(3))
+        mixed = tuple(snapshots[n].tables[n] for n in range(4))
         assert snapshot.write(disk, snapshot.Snapshot(mixed)) == min(ages)
         state = BrokerState()
         assert snapshot.load(disk, state) == min(ages)
@@ -99,12 +102,12 @@ def test_snapshot_is_a_copy_and_falls_back_to_the_one_before(tmp_path):
     assert picture(loaded) == before
     snapshot.write(disk, snapshot.capture(state))
     offsets = tmp_path / "config" / "consumerOffset.json"
-    assert orjson.loads(offsets.read_bytes())["raftAppliedIndex"] == 9
+    assert orjson.loads(offsets.read_bytes())["raftAppliedIndex"] == 10
     for damage in (b"{", b'{"offsetTable":{"T@g":{"0":"x"}},"raftAppliedIndex":3}', b"[]"):
         offsets.write_bytes(damage)
         loaded = BrokerState()
         assert snapshot.load(disk, loaded) == 4
-        assert loaded.topics.applied_index == 9
+        assert loaded.topics.applied_index == 10
         assert loaded.offsets.get("T", "g", 0) == 5
 
 

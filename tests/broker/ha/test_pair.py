@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from broker.construction import template_topic
 from broker.errors import EngineError
 from namesrv.server import NameServer, NameServerConfig
 from remoting.client import RemotingClient
@@ -420,9 +421,10 @@ async def test_metadata_follow_on_a_timer(tmp_path):
         slave = pair.slave
         await until(lambda: slave.state.offsets.get("T", "cg", 0) == 2)
         await until(lambda: slave.state.groups.get("cg") is not None)
-        assert slave.state.topics.entries == pair.master.state.topics.entries | {
-            "TBW102": slave._template
-        }
+        topics = pair.master.state.topics
+        template = template_topic(slave.config)
+        expected = topics.entries | topics.internal | {template.name: template}
+        assert slave.state.topics.entries == expected
         table = await info(pair, slave)
         assert int(table["lastMetadataSyncMs"]) > 0
         assert table["slaveAckOffset"] == str(pair.master.store.commitlog.max_offset)

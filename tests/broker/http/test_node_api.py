@@ -169,7 +169,7 @@ async def test_refused_sends(client):
         ({"topic": "T", "bodyBase64": "?"}, 422),
         ({"topic": "T", "body": "x", "queueId": 1}, 422),
         ({"topic": "T", "body": "x", "properties": {"a": "\x01"}}, 422),
-        ({"topic": "SCHEDULE_TOPIC_XXXX", "body": "x"}, 404),
+        ({"topic": "SCHEDULE_TOPIC_XXXX", "body": "x"}, 409),
     ):
         answer = await client.post("/api/v1/messages", body)
         assert answer.status == status, (body, answer.body)

@@ -125,12 +125,29 @@ async def test_subscriptions_come_by_heartbeat(group):
     assert bodies(found.body) == [b"m3"]
     late = await pull(group, broker, "", flags=0, version=2)
     assert late.code == ResponseCode.SUBSCRIPTION_NOT_LATEST
+    other = await pull(group, broker, "", flags=0, version=2, kind="TAG")
+    assert other.code == ResponseCode.SUBSCRIPTION_NOT_LATEST, "it was by expression"
     bad = await pull(group, broker, "", topic="Bad", flags=0)
     assert bad.code == ResponseCode.FILTER_DATA_NOT_EXIST
     assert "line 1, column 4: expected a property" in bad.remark
     # The same text as another type is a change that members hear of.
     changed = await beat(group, broker, ("T", "TAG", "n > 2"), told[1])
     assert changed.ext["IS_SUB_CHANGE"] == "true"
+
+
+async def test_tags_newer_than_the_heartbeats_are_left_to_the_client(group):
+    """Java's client: see broker.pull."""
+    broker = await group.leading()
+    await group.create_topic(broker, "T")
+    for tag in ("A", "B"):
+        await group.send(broker, "T", tag.encode(), properties=properties(TAGS=tag))
+    await beat(group, broker, ("T", "TAG", "A"))
+    known = await pull(group, broker, "", flags=0, version=1, kind="TAG")
+    assert bodies(known.body) == [b"A"]
+    newer = await pull(group, broker, "", flags=0, version=2, kind="TAG")
+    assert bodies(newer.body) == [b"A", b"B"]
+    expression = await pull(group, broker, "", flags=0, version=2)
+    assert expression.code == ResponseCode.SUBSCRIPTION_NOT_LATEST
 
 
 async def test_a_group_that_may_not_broadcast_does_not(group):

@@ -1,0 +1,328 @@
+"""One scenario with one client: what it starts, sends and is given, and what must be true of it.
+
+A scenario works, says `strike()`, and goes on working while the leader is killed. Scenarios that
+run at one time share that kill: it happens once all of them are in the middle of their work.
+"""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from tests.interop.driver import ClientError, Driver
+from tests.interop.targets import Target, all_committed, ask, committed, ends
+
+PATIENCE_S = 120.0  # a bound against hanging: the Go client asks for routes every 30 s
+ARRIVAL_S = 180.0  # until all scenarios of a wave are where the leader may die
+PACE_S = 0.1  # between sends while the leader is dead
+STEPS = 10  # sends before the kill, and acknowledged ones after it
+QUEUES = 4
+
+Delivery = Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came of a scenario. Counts are of messages, over the whole of it, kill included."""
+
+    client: str
+    scenario: str
+    before: bool = False  # everything until the kill was as it must be
+    after: bool = False  # and everything afterwards
+    error: str = ""
+    acknowledged: int = 0
+    unknown: int = 0  # sends that the client said had failed
+    lost: int = 0  # acknowledged, and not delivered
+    redelivered: int = 0  # the same place of the log handed out once more
+    stored_twice: int = 0  # one message at two places of the log
+    offsets_lost: int = 0  # how far committed offsets went back at the failover
+    seconds: float = 0.0  # that it took, waiting for others included
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Strike:
+    """The kill that the scenarios of a wave have in common. Nobody outlives it untouched: all are
+    in the middle of their work when it happens, and none of them waits for it."""
+
+    def __init__(self, target: Target, parties: int) -> None:
+        self._target = target
+        self._left = parties
+        self._changed = threading.Condition()
+        self._watched: dict[tuple[str, str], Outcome] = {}
+        self._thread = threading.Thread(target=self._kill)
+        self.over = threading.Event()  # another one leads
+        self.error: BaseException | None = None
+
+    def watch(self, group: str, topic: str, outcome: Outcome) -> None:
+        """Compare what the group has committed before and after."""
+        with self._changed:
+            self._watched[group, topic] = outcome
+
+    def arrive(self) -> None:
+        """Return when all are here."""
+        self.leave()
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._left == 0, ARRIVAL_S), f"{self._left} late"
+
+    def leave(self) -> None:
+        """As `arrive`, of one that does not go on."""
+        with self._changed:
+            self._left -= 1
+            if self._left == 0:
+                self._thread.start()
+                self._changed.notify_all()
+
+    def wait_over(self) -> None:
+        assert self.over.wait(PATIENCE_S), "nobody leads"
+        if self.error is not None:
+            raise AssertionError("the kill failed") from self.error
+
+    def _kill(self) -> None:
+        try:
+            with self._changed:
+                watched = dict(self._watched)
+            before = all_committed(self._target.namesrv, list(watched))
+            self._target.strike()
+            after = all_committed(self._target.namesrv, list(watched))
+            for key, outcome in watched.items():
+                for queue, offset in before[key].items():
+                    outcome.offsets_lost += max(0, offset - after[key].get(queue, 0))
+        except BaseException as error:  # told to whoever waits
+            self.error = error
+        finally:
+            self.over.set()
+
+
+@dataclass(slots=True)
+class Sent:
+    """A message that was acknowledged, and where."""
+
+    body: str
+    queue: int
+    offset: int
+    unique: str
+    place: str
+
+
+@dataclass(slots=True)
+class Consumer:
+    """A consumer in the driver; `deliveries` in the order of consumption."""
+
+    run: "Run"
+    name: str
+    stopped: bool = False
+
+    @property
+    def deliveries(self) -> list[Delivery]:
+        return self.run.driver.events(self.name)
+
+    def bodies(self) -> list[str]:
+        return [delivery["body"] for delivery in self.deliveries]
+
+    def wait_for(self, bodies: set[str], patience_s: float = PATIENCE_S) -> None:
+        """Until every one of them was delivered."""
+        if not self.run.driver.wait(lambda: bodies <= set(self.bodies()), patience_s):
+            missing = sorted(bodies - set(self.bodies()))
+            raise AssertionError(f"{self.name} was not given {len(missing)}: {missing[:8]}")
+
+    def stop(self) -> None:
+        if not self.stopped:
+            self.stopped = True
+            self.run.driver.call("stop", name=self.name)
+
+
+@dataclass(slots=True)
+class Run:
+    """What a scenario is given. Names are its own: of topic, groups and clients."""
+
+    driver: Driver
+    target: Target
+    kill: Strike
+    outcome: Outcome
+    tag: str
+    sent: list[Sent] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)  # bodies whose send failed
+    _names: list[str] = field(default_factory=list)
+    _struck: bool = False
+
+    @property
+    def client(self) -> str:
+        return self.outcome.client
+
+    @property
+    def topic(self) -> str:
+        return f"T-{self.outcome.scenario}-{self.client}-{self.tag}"
+
+    @property
+    def group(self) -> str:
+        return f"G-{self.outcome.scenario}-{self.client}-{self.tag}"
+
+    # ---- what a scenario starts
+
+    def make_topic(self, queues: int = QUEUES) -> None:
+        ask(self.target.namesrv, lambda admin: admin.create_topic(self.topic, queues))
+
+    def _name(self, kind: str) -> str:
+        return f"{kind}{len(self._names)}-{self.outcome.scenario}-{self.client}-{self.tag}"
+
+    def producer(self, **options: Any) -> str:
+        """Its name."""
+        name = self._name("P")
+        fields = {"retries": 3, "selector": "", "transactional": False, **options}
+        group = f"P{len(self._names)}-{self.group}"
+        self._start("producer", name, group, fields)
+        return name
+
+    def consumer(self, topic: str = "", group: str = "", **options: Any) -> Consumer:
+        fields = {
+            "kind": "push",
+            "expression": "*",
+            "sql": False,
+            "from": "FIRST_OFFSET",
+            "broadcast": False,
+            "strategy": "average",
+            "failures": 0,
+            "topic": topic or self.topic,
+            "broker": self.target.broker,
+            **options,
+        }
+        name = self._name("C")
+        group = group or self.group
+        if not fields["broadcast"]:
+            self.kill.watch(group, fields["topic"], self.outcome)
+        self._start("consumer", name, group, fields)
+        return Consumer(self, name)
+
+    def _start(self, do: str, name: str, group: str, fields: dict[str, Any]) -> None:
+        self._names.append(name)
+        self.driver.call(do, name=name, group=group, namesrv=self.target.namesrv, **fields)
+
+    # ---- sending
+
+    def send(self, producer: str, how: str, *messages: dict[str, Any]) -> bool:
+        """Whether all were acknowledged; what was, is noted."""
+        wanted = list(messages)
+        try:
+            results = self.driver.call(
+                "send", producer=producer, how=how, topic=self.topic, messages=wanted
+            )
+        except ClientError as error:
+            results = [{"ok": False, "error": str(error)}]
+        for number, message in enumerate(wanted):
+            result = results[min(number, len(results) - 1)]
+            if not result["ok"]:
+                self.failures.append(message["body"])
+                self.outcome.error = result["error"]  # the last one, should the scenario fail
+            elif how != "oneway":
+                assert result["status"] == "SEND_OK", result
+                inside = number if len(results) < len(wanted) else 0  # of a batch
+                ids = result.get("unique") or "", result.get("place") or ""
+                sent = Sent(message["body"], result["queue"], result["offset"] + inside, *ids)
+                self.sent.append(sent)
+        return all(result["ok"] for result in results)
+
+    def traffic(self, step: Callable[[int], bool], steps: int = STEPS) -> None:
+        """`step(n)` sends, again and again, while the leader is killed. Until then each must be
+        acknowledged; afterwards so many more."""
+        number = 0
+        for number in range(steps):
+            assert step(number), f"a send failed while nobody was harmed: {self.outcome.error}"
+        self.strike()
+        acknowledged = 0
+        deadline = time.monotonic() + PATIENCE_S
+        while acknowledged < steps:
+            number += 1
+            done = step(number)
+            if self.kill.over.is_set():
+                acknowledged += done
+            if not done or not self.kill.over.is_set():
+                time.sleep(PACE_S)
+            assert time.monotonic() < deadline, f"sends go on failing: {self.outcome.error}"
+        self.kill.wait_over()
+
+    def strike(self) -> None:
+        """All before this was right."""
+        self.outcome.before = True
+        self._struck = True
+        self.kill.arrive()
+
+    # ---- what must be true
+
+    def check_delivered(self, *consumers: Consumer, bodies: set[str] | None = None) -> None:
+        """Every acknowledged message came to one of them, at the place that its sender was told;
+        nothing came that was not sent. Repeats are counted."""
+        wanted = {sent.body for sent in self.sent} if bodies is None else bodies
+
+        def given() -> list[Delivery]:
+            return [d for consumer in consumers for d in consumer.deliveries]
+
+        self.driver.wait(lambda: wanted <= {d["body"] for d in given()}, PATIENCE_S)
+        deliveries = given()
+        self.count_repeats(deliveries)
+        places: dict[str, set[tuple[int, int]]] = {}
+        for d in deliveries:
+            places.setdefault(d["body"], set()).add((d["queue"], d["offset"]))
+        missing = sorted(wanted - set(places))
+        self.outcome.lost += len(missing)
+        assert not missing, f"{len(missing)} acknowledged, not delivered: {missing[:8]}"
+        stray = set(places) - {sent.body for sent in self.sent} - set(self.failures)
+        assert not stray, f"never sent: {sorted(stray)[:8]}"
+        for sent in self.sent:
+            if sent.body in wanted:
+                where = places[sent.body]
+                assert (sent.queue, sent.offset) in where, (sent, where)
+
+    def count_repeats(self, deliveries: list[Delivery]) -> None:
+        """Deliveries of one place beyond the first, and places of one body beyond the first."""
+        places = Counter((d["body"], d["queue"], d["offset"]) for d in deliveries)
+        self.outcome.redelivered += sum(places.values()) - len(places)
+        self.outcome.stored_twice += len(places) - len({body for body, _, _ in places})
+
+    def check_committed(self, *consumers: Consumer) -> None:
+        """Their group commits the ends of all queues, exactly, and keeps to that when they stop."""
+        self.wait_committed(self.group)
+        for consumer in consumers:
+            consumer.stop()
+        self.wait_committed(self.group)
+
+    def wait_committed(self, group: str) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            at = ends(self.target.namesrv, self.topic)
+            reached = {queue: end for queue, end in at.items() if end}
+            found = committed(self.target.namesrv, group, self.topic)
+            if {queue: found.get(queue) for queue in reached} == reached:
+                return
+            assert time.monotonic() < deadline, f"committed {found}, ends {at}"
+            time.sleep(PACE_S)
+
+    # ---- the end
+
+    def perform(self, work: Callable[["Run"], None]) -> None:
+        """The scenario, from beginning to end; its outcome says how it went."""
+        began = time.monotonic()
+        try:
+            work(self)
+            assert self._struck, "a scenario without a kill"
+            self.outcome.after = True
+            self.outcome.error = ""
+        except Exception as error:  # a failed scenario, whatever it is: the figures tell of it
+            self.outcome.error = f"{type(error).__name__}: {error}"
+        finally:
+            if not self._struck:
+                self.kill.leave()
+            self.outcome.acknowledged = len(self.sent)
+            self.outcome.unknown = len(self.failures)
+            self.outcome.seconds = round(time.monotonic() - began, 1)
+            self._stop_all()
+
+    def _stop_all(self) -> None:
+        for name in reversed(self._names):
+            try:
+                self.driver.call("stop", name=name)
+            except ClientError:
+                pass  # it was stopped by the scenario, or never came up

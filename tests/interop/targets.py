@@ -1,0 +1,178 @@
+"""What the foreign clients are run against: a Raft group of ours, in three processes, whose leader
+is killed while they work; or Apache's broker, unharmed, which shows that a driver is right.
+"""
+
+import asyncio
+import signal
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from chaos.cluster.cluster import Cluster
+from chaos.cluster.clusterfile import ClusterError
+from chaos.cluster.topology import Shape
+from chaos.cluster.whole import wait_whole
+from client import Admin, ClientError, MessageQueue
+from namesrv.server import NameServer, NameServerConfig
+from tests.interop.apache import ApacheBroker
+
+T = TypeVar("T")
+UP_S = 120.0
+OVER_S = 60.0  # until another one leads: a bound against hanging
+POLL_S = 0.05
+SETTINGS = {"mappedFileSizeCommitLog": "16777216", "maxIndexNum": "100000"}
+
+Offsets = dict[MessageQueue, int]
+
+
+class Target(Protocol):
+    namesrv: str
+    broker: str
+
+    def strike(self) -> None:
+        """Kill the leader, where there is one to kill; return when another one leads."""
+
+    def heal(self) -> None:
+        """Bring back what `strike` killed."""
+
+
+def ask(namesrv: str, work: Callable[[Admin], Awaitable[T]]) -> T:
+    """Work, which may be repeated, with an Admin of its own, from any thread. The machine
+    may be busy, and nobody lead: it is patient."""
+
+    async def asked() -> T:
+        async with Admin(namesrv) as admin:
+            return await work(admin)
+
+    deadline = time.monotonic() + OVER_S
+    while True:
+        try:
+            return asyncio.run(asked())
+        except ClientError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(POLL_S)
+
+
+async def _committed(admin: Admin, group: str, topic: str) -> Offsets:
+    found = {}
+    for queue in await admin.topic_offsets(topic):
+        offset = await admin.consumer_offset(group, queue)
+        if offset is not None:
+            found[queue] = offset
+    return found
+
+
+def committed(namesrv: str, group: str, topic: str) -> Offsets:
+    """The group's offsets; queues in which it never committed are left out."""
+    return ask(namesrv, lambda admin: _committed(admin, group, topic))
+
+
+def all_committed(namesrv: str, of: list[tuple[str, str]]) -> dict[tuple[str, str], Offsets]:
+    """The same of several (group, topic), at one time."""
+
+    async def work(admin: Admin) -> dict[tuple[str, str], Offsets]:
+        found = await asyncio.gather(*(_committed(admin, *key) for key in of))
+        return dict(zip(of, found, strict=True))
+
+    return ask(namesrv, work)
+
+
+def ends(namesrv: str, topic: str) -> Offsets:
+    """Where each queue ends."""
+
+    async def work(admin: Admin) -> Offsets:
+        return {queue: o.max_offset for queue, o in (await admin.topic_offsets(topic)).items()}
+
+    return ask(namesrv, work)
+
+
+class RaftGroup:
+    """Three brokers and a name server, each a process (mqcluster), below `directory`."""
+
+    def __init__(self, directory: Path, **settings: str) -> None:
+        self.directory = directory
+        self.broker = "broker-a"
+        self._killed: list[str] = []
+        found = self._do(lambda cluster: cluster.up(Shape(), {**SETTINGS, **settings}, UP_S))
+        self.namesrv = found.namesrv
+
+    def strike(self) -> None:
+        async def work(cluster: Cluster) -> None:
+            node = await cluster.find("leader")
+            process = cluster.signal(node.name, signal.SIGKILL)
+            self._killed.append(node.name)
+            await cluster.wait_dead(process)
+            async with asyncio.timeout(OVER_S):
+                while not await self._serves(cluster, node.name):  # noqa: ASYNC110 (processes)
+                    await asyncio.sleep(POLL_S)
+
+        self._do(work)
+
+    async def _serves(self, cluster: Cluster, killed: str) -> bool:
+        """Whether another one leads, and the name server says so."""
+        try:
+            leader = await cluster.leader()
+            if leader is None or leader.name == killed:
+                return False
+            async with Admin(self.namesrv) as admin:
+                brokers = (await admin.cluster_info()).brokers
+            return brokers[self.broker].leader == leader.address
+        except ClusterError:
+            return False
+
+    def heal(self) -> None:
+        async def work(cluster: Cluster) -> None:
+            for name in self._killed:
+                cluster.start(name)
+            await wait_whole(cluster, OVER_S)
+
+        self._do(work)
+        self._killed.clear()
+
+    def down(self) -> None:
+        self._do(lambda cluster: cluster.down())
+
+    def _do(self, work: Callable[[Cluster], Awaitable[T]]) -> T:
+        async def done() -> T:
+            cluster = Cluster(self.directory)
+            try:
+                return await work(cluster)
+            finally:
+                await cluster.close()
+
+        return asyncio.run(done())
+
+
+class ApacheTarget:
+    """Apache's broker, 5.3, with a name server of ours."""
+
+    def __init__(self, broker: ApacheBroker, namesrv: str) -> None:
+        self.namesrv = namesrv
+        self.broker = broker.settings["brokerName"]
+
+    def strike(self) -> None:
+        """Nobody dies."""
+
+    def heal(self) -> None:
+        """Nobody died."""
+
+
+@contextmanager
+def name_server() -> Iterator[str]:
+    """One of ours, for a broker that is not."""
+    loop = asyncio.new_event_loop()
+    server = NameServer(NameServerConfig("127.0.0.1", 0))
+    loop.run_until_complete(server.start())
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        yield server.address
+    finally:
+        asyncio.run_coroutine_threadsafe(server.stop(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()

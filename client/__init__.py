@@ -34,6 +34,7 @@ from client.errors import (
 )
 from client.instance import InstanceConfig
 from client.listen import FailurePolicy, Later
+from client.litepull import LitePullConfig, LitePullConsumer
 from client.localoffsets import OffsetFile, OffsetStorage
 from client.locks import LockConfig
 from client.message import (
@@ -49,6 +50,7 @@ from client.offsets import ConsumeFrom
 from client.processqueue import CacheLimits
 from client.producer import Producer
 from client.pull import PullConfig
+from client.pullconsumer import PullConsumer, PullResult, PullStatus
 from client.route import TopicRouteData
 from client.sending import SendConfig
 from client.sync import BlockingConsumer, BlockingProducer
@@ -83,6 +85,8 @@ __all__ = [
     "InstanceConfig",
     "InvalidMessage",
     "Later",
+    "LitePullConfig",
+    "LitePullConsumer",
     "LockConfig",
     "Message",
     "MessageExt",
@@ -94,6 +98,9 @@ __all__ = [
     "OffsetStorage",
     "Producer",
     "PullConfig",
+    "PullConsumer",
+    "PullResult",
+    "PullStatus",
     "PushConsumer",
     "RequestTimedOut",
     "SendConfig",

@@ -174,6 +174,7 @@ class PushConsumer:
         try:
             await self._check_expressions()
         except BaseException:
+            await self._instance.unregister(None, self.group)
             await self._instance.stop()
             raise
         self._instance.directory.watch_leaders(self._leader_changed)

@@ -68,6 +68,14 @@ class OffsetStore:
             return None
         return offset_of(response, queue)
 
+    async def write(self, queue: MessageQueue, offset: int) -> None:
+        """Commit this offset now, whatever the table says. Raises ClientError."""
+        response = await self._instance.invoke_leader(
+            queue.broker_name, lambda: self._command(queue, offset), leader_only=True
+        )
+        if response.code != ResponseCode.SUCCESS:
+            raise BrokerRefused(response.code, response.remark or "", queue.broker_name)
+
     async def commit_oneway(self) -> None:
         """Tell the leaders what moved, without waiting for answers. What is lost with a leader is
         told again to the next one (OffsetTable.forget_told)."""

@@ -1,0 +1,375 @@
+"""The lite pull consumer: messages are fetched ahead and handed out when the user polls.
+
+    consumer = LitePullConsumer("group", "127.0.0.1:9876")
+    consumer.subscribe("orders")
+    async with consumer:
+        while True:
+            for message in await consumer.poll():
+                ...
+
+With `subscribe` the queues are shared with the group's other members, as PushConsumer shares them;
+with `assign` the user names them and no member is asked. A message is processed, for all that can
+be known here, when `poll` is called the next time: auto-commit (at a poll, when its interval is
+over, and when a queue is given up) commits up to there and never what is still in the user's
+hands. `commit` commits all that was handed out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import Any
+
+from client.allocation import AllocationStrategy, allocate_averagely
+from client.errors import ClientError
+from client.instance import ClientInstance, InstanceConfig, local_address
+from client.localoffsets import LocalOffsetStore, OffsetFile, OffsetStorage, offset_file
+from client.message import MessageExt, MessageModel, MessageQueue
+from client.offsets import ConsumeFrom
+from client.offsetstore import Offsets, OffsetStore, max_offset, min_offset, offset_for
+from client.processqueue import Batch, CacheBudget
+from client.pull import PullConfig, QueueWorker
+from client.rebalance import Rebalancer
+from client.route import ReplicaGroup
+from client.subscription import ALL, Subscription, subscribe
+from remoting.codes import RequestCode
+from remoting.command import RemotingCommand
+from remoting.connection import Connection
+
+logger = logging.getLogger(__name__)
+
+QueuesChanged = Callable[[str, Sequence[MessageQueue]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class LitePullConfig:
+    """Times in milliseconds; `poll_size`: messages of one poll at most. The rest as in
+    ConsumerConfig."""
+
+    auto_commit: bool = True
+    auto_commit_interval_ms: int = 5_000
+    poll_size: int = 10
+    message_model: MessageModel = MessageModel.CLUSTERING
+    allocation: AllocationStrategy = allocate_averagely
+    consume_from: ConsumeFrom = ConsumeFrom.LAST_OFFSET
+    consume_from_timestamp_ms: int = 0
+    rebalance_interval_ms: int = 20_000
+    pull: PullConfig = field(default_factory=PullConfig)
+    offset_storage: OffsetStorage | None = None
+
+
+class LitePullConsumer:
+    """See the module. One event loop, one `poll` at a time. Methods that ask brokers raise
+    ClientError. `on_queues_changed(topic, queues)`: the topic's queues came, went or were first
+    seen."""
+
+    def __init__(
+        self,
+        group: str,
+        namesrv: str | Sequence[str],
+        *,
+        config: LitePullConfig | None = None,
+        instance_config: InstanceConfig | None = None,
+        on_queues_changed: QueuesChanged | None = None,
+    ) -> None:
+        self.group = group
+        self.config = config or LitePullConfig()
+        self._pull_config = replace(self.config.pull, consume_tasks=0, lite=True)
+        self._broadcasting = self.config.message_model is MessageModel.BROADCASTING
+        self._instance = ClientInstance(namesrv, instance_config)
+        self._on_queues_changed = on_queues_changed
+        self._seen_queues: dict[str, frozenset[MessageQueue]] = {}
+        self._workers: dict[MessageQueue, QueueWorker] = {}
+        self._budget = CacheBudget(self._pull_config.limits)
+        self._offsets: Offsets = self._new_offsets()
+        self._polled: dict[MessageQueue, int] = {}  # handed out below
+        self._processed: dict[MessageQueue, int] = {}  # handed out by an earlier poll than the last
+        self._paused: set[MessageQueue] = set()
+        self._arrival = asyncio.Event()
+        self._commit_due = 0.0
+        self._assigned = False
+        self._rebalancer = Rebalancer(
+            group,
+            self._instance,
+            self,
+            None if self._broadcasting else self.config.allocation,
+            self.config.rebalance_interval_ms,
+        )
+        self._subscriptions = self._rebalancer.subscriptions
+        self._greeting: asyncio.Task[Any] | None = None
+
+    @property
+    def client_id(self) -> str:
+        return self._instance.client_id
+
+    @property
+    def assignment(self) -> tuple[MessageQueue, ...]:
+        """The queues this consumer has now."""
+        return tuple(sorted(self._workers))
+
+    async def __aenter__(self) -> LitePullConsumer:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.stop()
+
+    def subscribe(self, topic: str, expression: str = ALL, expression_type: str = "TAG") -> None:
+        """Share the topic's queues with the group. Not together with `assign`."""
+        if self._assigned:
+            raise ClientError(-1, "queues are assigned: subscribe to nothing")
+        version = int(time.time() * 1000)
+        self._subscriptions[topic] = subscribe(topic, expression, version, expression_type)
+        self._rebalancer.subscription_changed()
+
+    def unsubscribe(self, topic: str) -> None:
+        self._subscriptions.pop(topic, None)
+        self._rebalancer.subscription_changed()
+
+    async def assign(
+        self, queues: Iterable[MessageQueue], expression: str = ALL, expression_type: str = "TAG"
+    ) -> None:
+        """Have exactly these queues from now on; after `start`. Not together with `subscribe`.
+        Raises ClientError if the begin of one cannot be found out; the others are assigned then."""
+        if self._subscriptions and not self._assigned:
+            raise ClientError(-1, "topics are subscribed to: assign nothing")
+        self._assigned = True
+        wanted = set(queues)
+        version = int(time.time() * 1000)
+        by_topic = {
+            queue.topic: subscribe(queue.topic, expression, version, expression_type)
+            for queue in wanted
+        }
+        await self._rebalancer.stop()
+        self._subscriptions.clear()
+        self._subscriptions.update(by_topic)
+        for topic in by_topic:
+            await self._instance.directory.route(topic)
+        await self._instance.heartbeat_all()
+        await self.give_up([queue for queue in self._workers if queue not in wanted])
+        for queue in sorted(wanted - set(self._workers)):
+            if not await self.take(queue, by_topic[queue.topic]):
+                raise ClientError(-1, f"where to begin in {queue} could not be found out")
+
+    async def start(self) -> None:
+        """Does not wait for any server."""
+        await self._instance.start(
+            self._heartbeat, {RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: self._ids_changed}
+        )
+        self._instance.directory.watch_leaders(self._leader_changed)
+        self._commit_due = self._now() + self.config.auto_commit_interval_ms / 1000
+        if not self._assigned:
+            self._rebalancer.start()
+
+    async def stop(self) -> None:
+        """Auto-commit what was processed, leave the group."""
+        if not self._instance.running:
+            return
+        await self._rebalancer.stop()
+        await self.give_up(list(self._workers))
+        await self._instance.unregister(None, self.group)
+        await self._instance.stop()
+
+    async def poll(self, timeout_ms: int = 5_000, count_max: int = 0) -> list[MessageExt]:
+        """The next messages of one queue, queues taking turns; [] if none came in time."""
+        self._processed = dict(self._polled)
+        if self.config.auto_commit and self._now() >= self._commit_due:
+            await self._auto_commit()
+        deadline = self._now() + timeout_ms / 1000
+        count = count_max or self.config.poll_size
+        while True:
+            self._arrival.clear()
+            for queue in list(self._workers):
+                worker = self._workers.pop(queue, None)
+                if worker is None:
+                    continue
+                self._workers[queue] = worker  # behind the others
+                batch = worker.taken(count)
+                if batch is not None:
+                    return batch.messages
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self._arrival.wait()
+            except TimeoutError:
+                return []
+
+    async def commit(
+        self, offsets: Mapping[MessageQueue, int] | None = None
+    ) -> dict[MessageQueue, int]:
+        """Commit `offsets`, or all that was handed out; returns what brokers confirmed."""
+        chosen = self._polled if offsets is None else offsets
+        return await self._commit({q: o for q, o in chosen.items() if q in self._workers})
+
+    async def committed(self, queue: MessageQueue) -> int | None:
+        """What the group committed (broadcasting: this member), None for nothing."""
+        return await self._offsets.committed(queue)
+
+    def position(self, queue: MessageQueue) -> int:
+        """Everything below it was handed out. Raises KeyError for a queue it has not got."""
+        return self._polled[queue]
+
+    async def seek(self, queue: MessageQueue, offset: int) -> None:
+        """Hand out from `offset` on. Raises KeyError for a queue it has not got."""
+        self._workers[queue].reset(offset)
+        self.rewound(queue, offset)
+
+    async def seek_to_begin(self, queue: MessageQueue) -> None:
+        await self.seek(queue, await min_offset(self._instance, queue))
+
+    async def seek_to_end(self, queue: MessageQueue) -> None:
+        await self.seek(queue, await max_offset(self._instance, queue))
+
+    async def offset_for(self, queue: MessageQueue, timestamp_ms: int) -> int:
+        """The first message stored at that time or later."""
+        return await offset_for(self._instance, queue, timestamp_ms)
+
+    async def fetch_queues(self, topic: str) -> tuple[MessageQueue, ...]:
+        """The topic's queues that may be read."""
+        return (await self._instance.directory.refresh(topic)).read_queues(topic)
+
+    def pause(self, queues: Iterable[MessageQueue]) -> None:
+        """Neither pull nor hand out these queues, also when they come later, until `resume`."""
+        for queue in queues:
+            self._paused.add(queue)
+            if queue in self._workers:
+                self._workers[queue].pause()
+
+    def resume(self, queues: Iterable[MessageQueue]) -> None:
+        for queue in queues:
+            self._paused.discard(queue)
+            if queue in self._workers:
+                self._workers[queue].resume()
+        self._arrival.set()
+
+    # ---- what workers need
+
+    def arrived(self, queue: MessageQueue) -> None:
+        self._arrival.set()
+
+    async def consume(self, queue: MessageQueue, batch: Batch) -> None:
+        raise AssertionError("a worker without consuming tasks consumed")
+
+    def advanced(self, queue: MessageQueue, offset: int) -> None:
+        if queue in self._polled:
+            self._polled[queue] = max(offset, self._polled[queue])
+
+    def rewound(self, queue: MessageQueue, offset: int) -> None:
+        self._polled[queue] = self._processed[queue] = offset
+        self._offsets.table.begin(queue, offset, told=False)
+
+    async def subscription_outdated(self) -> None:
+        if self._greeting is None or self._greeting.done():
+            self._greeting = self._instance.spawn(self._instance.heartbeat_all(), "heartbeat")
+        await asyncio.wait((self._greeting,))
+
+    # ---- what the rebalancer needs
+
+    def held(self) -> Mapping[MessageQueue, Subscription]:
+        return {queue: worker.subscription for queue, worker in self._workers.items()}
+
+    def queues_changed(self, topic: str, queues: Sequence[MessageQueue]) -> None:
+        if self._seen_queues.get(topic) == frozenset(queues):
+            return
+        self._seen_queues[topic] = frozenset(queues)
+        if self._on_queues_changed is not None:
+            try:
+                self._on_queues_changed(topic, queues)
+            except Exception:
+                logger.exception("queues_changed_callback_failed")  # must not stop the rebalance
+
+    async def take(self, queue: MessageQueue, subscription: Subscription) -> bool:
+        config = self.config
+        try:
+            start, told = await self._offsets.start_offset(
+                queue, config.consume_from, config.consume_from_timestamp_ms
+            )
+        except (ClientError, OSError) as error:
+            logger.warning("start_offset_failed queue=%s error=%s", queue, error)
+            return False
+        self._offsets.table.begin(queue, start, told)
+        self._polled[queue] = self._processed[queue] = start
+        worker = QueueWorker(
+            queue,
+            self.group,
+            subscription,
+            start,
+            self._instance,
+            self,
+            self._pull_config,
+            self._budget,
+        )
+        if queue in self._paused:
+            worker.pause()
+        self._workers[queue] = worker
+        worker.start()
+        return True
+
+    async def give_up(self, queues: Sequence[MessageQueue]) -> None:
+        workers = [self._workers.pop(queue) for queue in queues]
+        await asyncio.gather(*(worker.stop(0) for worker in workers))
+        if self.config.auto_commit:
+            await self._commit({q: self._processed[q] for q in queues if q in self._processed})
+        for queue in queues:
+            self._polled.pop(queue, None)
+            self._processed.pop(queue, None)
+            self._offsets.table.drop(queue)
+
+    # ---- inside
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def _new_offsets(self) -> Offsets:
+        if not self._broadcasting:
+            return OffsetStore(self.group, self._instance)
+        storage = self.config.offset_storage
+        if storage is None:
+            storage = OffsetFile(offset_file(self.group, socket.inet_ntoa(local_address())))
+        return LocalOffsetStore(self._instance, storage)
+
+    async def _auto_commit(self) -> None:
+        self._commit_due = self._now() + self.config.auto_commit_interval_ms / 1000
+        await self._commit(self._processed)
+
+    async def _commit(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
+        table = self._offsets.table
+        for queue, offset in offsets.items():
+            if offset < table.finished().get(queue, offset):
+                table.begin(queue, offset, told=False)  # the user goes back
+            table.advance(queue, offset)
+        return await self._offsets.commit_confirmed(list(offsets))
+
+    def _ids_changed(self, _connection: Connection, request: RemotingCommand) -> None:
+        if not self._assigned:
+            self._rebalancer.ids_changed(request)
+
+    def _leader_changed(self, group: ReplicaGroup) -> None:
+        if not self._broadcasting:
+            self._offsets.table.forget_told(group.name)
+        for queue, worker in self._workers.items():
+            if queue.broker_name == group.name:
+                worker.leader_changed()
+
+    def _heartbeat(self) -> Mapping[str, Any]:
+        return {
+            "consumerDataSet": [
+                {
+                    "groupName": self.group,
+                    "consumeType": "CONSUME_ACTIVELY",
+                    "messageModel": self.config.message_model.value,
+                    "consumeFromWhere": self.config.consume_from.value,
+                    "unitMode": False,
+                    "subscriptionDataSet": [s.to_json() for s in self._subscriptions.values()],
+                }
+            ]
+        }

@@ -1,0 +1,257 @@
+"""The pull consumer: messages of a queue from an offset, when asked. No group work is shared.
+
+    async with PullConsumer("group", "127.0.0.1:9876") as consumer:
+        for queue in await consumer.queues("orders"):
+            await consumer.seek_to_committed(queue)
+            result = await consumer.fetch(queue)
+
+`pull` is stateless; `fetch` goes on from where the last one, or `seek`, left off. Every call finds
+the leader through a failover, and asks only the leader. Whoever wants to be told of messages uses
+PushConsumer; whoever wants to share a topic's queues but poll uses LitePullConsumer.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from client.decode import decode_messages
+from client.errors import BrokerRefused, ClientError
+from client.instance import ClientInstance, InstanceConfig
+from client.message import MessageExt, MessageQueue
+from client.offsetstore import OffsetStore, max_offset, min_offset, offset_for
+from client.retry import CONTROL, RetryPolicy
+from client.subscription import ALL, Subscription, subscribe
+from remoting.codes import RequestCode, ResponseCode
+from remoting.command import RemotingCommand
+from remoting.errors import HeaderError
+from remoting.headers import PULL_SUBSCRIPTION, PULL_SUSPEND, PullHeader, PullResponseHeader
+from store.record import RecordError
+
+logger = logging.getLogger(__name__)
+
+ANSWER_GRACE_MS = 3000
+SUBSCRIPTIONS_MAX = 10_000  # expressions remembered; a client that uses more is refused
+BYTES_MAX = 4 * 1024 * 1024
+
+
+class PullStatus(Enum):
+    """What a pull met. OFFSET_ILLEGAL: outside of what there is; `next_offset` is the nearest."""
+
+    FOUND = 0
+    NO_NEW_MESSAGE = 19
+    NO_MATCHED_MESSAGE = 20
+    OFFSET_ILLEGAL = 21
+
+
+class PullResult(NamedTuple):
+    """`next_offset` is where to pull next; the queue has messages in [min_offset, max_offset)."""
+
+    status: PullStatus
+    messages: list[MessageExt]
+    next_offset: int
+    min_offset: int
+    max_offset: int
+
+
+class PullConsumer:
+    """Every method raises ClientError: NoRoute, BrokerUnreachable, BrokerRefused."""
+
+    def __init__(
+        self,
+        group: str,
+        namesrv: str | Sequence[str],
+        *,
+        instance_config: InstanceConfig | None = None,
+    ) -> None:
+        self.group = group
+        self._instance = ClientInstance(namesrv, instance_config)
+        self._offsets = OffsetStore(group, self._instance)
+        self._positions: dict[MessageQueue, int] = {}
+        self._subscriptions: dict[tuple[str, str, str], Subscription] = {}
+
+    async def __aenter__(self) -> PullConsumer:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        await self._instance.start(self._heartbeat)
+
+    async def stop(self) -> None:
+        if self._instance.running:
+            await self._instance.unregister(None, self.group)
+            await self._instance.stop()
+
+    async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
+        """The topic's queues that may be read."""
+        return (await self._instance.directory.refresh(topic)).read_queues(topic)
+
+    async def pull(
+        self,
+        queue: MessageQueue,
+        offset: int,
+        count_max: int = 32,
+        expression: str = ALL,
+        expression_type: str = "TAG",
+        wait_ms: int = 0,
+    ) -> PullResult:
+        """Messages from `offset` on that match; `wait_ms` > 0: as long, until there are some."""
+        subscription = self._subscription(queue.topic, expression, expression_type)
+        await self._know(queue)
+        header = PullHeader(
+            self.group,
+            queue.topic,
+            queue.queue_id,
+            offset,
+            count_max,
+            PULL_SUBSCRIPTION | (PULL_SUSPEND if wait_ms else 0),
+            0,
+            wait_ms,
+            subscription.expression,
+            subscription.version,
+            subscription.expression_type,
+            BYTES_MAX,
+            queue.broker_name,
+        )
+        response = await self._ask(queue, header, wait_ms)
+        try:
+            answer = PullResponseHeader.parse(response.ext)
+            status = PullStatus(response.code)
+            messages: list[MessageExt] = []
+            if status is PullStatus.FOUND:
+                wanted = subscription.wanted_tags()
+                messages = decode_messages(response.body, queue.broker_name, wanted)
+                messages = [message for message in messages if message.queue_offset >= offset]
+        except (ValueError, HeaderError, RecordError) as error:
+            remark = response.remark or f"not understood: {error}"
+            raise BrokerRefused(response.code, remark, queue.broker_name) from error
+        if status is PullStatus.FOUND and not messages:
+            status = PullStatus.NO_MATCHED_MESSAGE
+        following = answer.next_offset
+        return PullResult(status, messages, following, answer.offset_min, answer.offset_max)
+
+    async def fetch(
+        self,
+        queue: MessageQueue,
+        count_max: int = 32,
+        expression: str = ALL,
+        expression_type: str = "TAG",
+        wait_ms: int = 0,
+    ) -> list[MessageExt]:
+        """Messages from the queue's position on, which moves behind them. It begins at the
+        committed offset, or at the first there is. An offset that retention has passed moves
+        forward; one beyond the end is left alone, for a replica that is behind may say so."""
+        if queue not in self._positions:
+            await self.seek_to_committed(queue)
+        offset = self._positions[queue]
+        result = await self.pull(queue, offset, count_max, expression, expression_type, wait_ms)
+        illegal = result.status is PullStatus.OFFSET_ILLEGAL
+        if (not illegal or result.next_offset > offset) and self._positions.get(queue) == offset:
+            self._positions[queue] = max(offset, result.next_offset)
+        return result.messages
+
+    def position(self, queue: MessageQueue) -> int | None:
+        """Where `fetch` goes on; None before the first."""
+        return self._positions.get(queue)
+
+    def seek(self, queue: MessageQueue, offset: int) -> None:
+        """`fetch` goes on there."""
+        self._positions[queue] = offset
+
+    async def seek_to_committed(self, queue: MessageQueue) -> int:
+        """To the group's committed offset; if there is none, to the first there is."""
+        offset = await self.committed(queue)
+        self._positions[queue] = await self.min_offset(queue) if offset is None else offset
+        return self._positions[queue]
+
+    async def committed(self, queue: MessageQueue) -> int | None:
+        """The group's committed offset, None for none."""
+        await self._know(queue)
+        return await self._offsets.committed(queue)
+
+    async def commit(self, queue: MessageQueue, offset: int | None = None) -> None:
+        """Commit `offset`, or the position; returns when the broker has it."""
+        chosen = self._positions.get(queue) if offset is None else offset
+        if chosen is None:
+            raise ClientError(-1, f"nothing was fetched of {queue}")
+        await self._know(queue)
+        await self._offsets.write(queue, chosen)
+
+    async def min_offset(self, queue: MessageQueue) -> int:
+        """The first offset there is."""
+        await self._know(queue)
+        return await min_offset(self._instance, queue)
+
+    async def max_offset(self, queue: MessageQueue) -> int:
+        """Just behind the last message."""
+        await self._know(queue)
+        return await max_offset(self._instance, queue)
+
+    async def offset_for(self, queue: MessageQueue, timestamp_ms: int) -> int:
+        """The first message stored at that time or later; behind the last one if there is none."""
+        await self._know(queue)
+        return await offset_for(self._instance, queue, timestamp_ms)
+
+    # ---- inside
+
+    async def _know(self, queue: MessageQueue) -> None:
+        """Ask for the route if nothing is known of the queue's group."""
+        if not self._instance.directory.group(queue.broker_name).addresses:
+            await self._instance.directory.refresh(queue.topic)
+
+    async def _ask(self, queue: MessageQueue, header: PullHeader, wait_ms: int) -> RemotingCommand:
+        policy = RetryPolicy(
+            CONTROL.pause_ms_first,
+            CONTROL.pause_ms_max,
+            CONTROL.growth,
+            CONTROL.jitter_ms,
+            time_ms_max=wait_ms + (CONTROL.time_ms_max or 0),
+        )
+        for again in (True, False):
+            response = await self._instance.invoke_leader(
+                queue.broker_name,
+                lambda: RemotingCommand.request(RequestCode.PULL_MESSAGE, header.to_ext()),
+                wait_ms + ANSWER_GRACE_MS,
+                policy=policy,
+            )
+            if response.code != ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST or not again:
+                break
+            await self._instance.heartbeat_all()  # makes the group where that is allowed
+        return response
+
+    def _subscription(self, topic: str, expression: str, kind: str) -> Subscription:
+        key = (topic, expression, kind)
+        found = self._subscriptions.get(key)
+        if found is None:
+            if len(self._subscriptions) >= SUBSCRIPTIONS_MAX:
+                raise ClientError(-1, f"{SUBSCRIPTIONS_MAX} expressions are in use already")
+            found = subscribe(topic, expression, int(time.time() * 1000), kind)
+            self._subscriptions[key] = found
+        return found
+
+    def _heartbeat(self) -> Mapping[str, Any]:
+        topics = {subscription.topic: subscription for subscription in self._subscriptions.values()}
+        return {
+            "consumerDataSet": [
+                {
+                    "groupName": self.group,
+                    "consumeType": "CONSUME_ACTIVELY",
+                    "messageModel": "CLUSTERING",
+                    "consumeFromWhere": "CONSUME_FROM_LAST_OFFSET",
+                    "unitMode": False,
+                    "subscriptionDataSet": [s.to_json() for s in topics.values()],
+                }
+            ]
+        }

@@ -1,0 +1,363 @@
+"""The pull consumers, broadcasting and the bounds of the cache, on a scripted cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from client import (
+    BrokerRefused,
+    CacheLimits,
+    ClientError,
+    ConsumeFrom,
+    LitePullConfig,
+    LitePullConsumer,
+    MessageExt,
+    MessageModel,
+    MessageQueue,
+    OffsetFile,
+    PullConfig,
+    PullConsumer,
+    PullStatus,
+    PushConsumer,
+)
+from client.processqueue import CacheBudget, ProcessQueue
+from remoting.codes import RequestCode
+from remoting.command import RemotingCommand
+from remoting.fastjson import MessageQueue as WireQueue
+from remoting.fastjson import loads_object
+from remoting.headers import PullHeader
+from tests.client.fakes import FakeCluster, queue, until
+from tests.client.test_consumer import QUICK, Seen, committed, fill
+from tests.client.test_pure import messages_at
+
+LITE = LitePullConfig(
+    consume_from=ConsumeFrom.FIRST_OFFSET,
+    auto_commit_interval_ms=0,
+    pull=PullConfig(suspend_ms=300),
+)
+
+
+def lite_of(cluster: FakeCluster, config: LitePullConfig = LITE) -> LitePullConsumer:
+    return LitePullConsumer("g", cluster.namesrv, config=config)
+
+
+async def poll_all(consumer: LitePullConsumer, count: int) -> list[MessageExt]:
+    got: list[MessageExt] = []
+    async with asyncio.timeout(10):
+        while len(got) < count:
+            got += await consumer.poll(1000)
+    return got
+
+
+# ---- pull
+
+
+async def test_pull_by_queue_and_offset() -> None:
+    async with FakeCluster({"g0": 1}) as cluster:
+        fill(cluster, 40, tags="A")
+        async with PullConsumer("g", cluster.namesrv) as consumer:
+            assert await consumer.queues("T") == tuple(queue(n) for n in range(4))
+            result = await consumer.pull(queue(1), 3, 5)
+            assert [m.queue_offset for m in result.messages] == [3, 4, 5, 6, 7]
+            assert result[2:] == (8, 0, 10) and result.status is PullStatus.FOUND
+            nothing = await consumer.pull(queue(1), 3, 5, "B")
+            assert nothing.status is PullStatus.NO_MATCHED_MESSAGE and nothing.next_offset == 8
+            empty = await consumer.pull(queue(1), 10)
+            assert empty.status is PullStatus.NO_NEW_MESSAGE
+            assert await consumer.max_offset(queue(1)) == 10
+            assert await consumer.min_offset(queue(1)) == 0
+            assert await consumer.offset_for(queue(1), 6) == 4
+            cluster.brokers["g0"][0].pull_answers.append((16, 0, 0, 0))
+            with pytest.raises(BrokerRefused):
+                await consumer.pull(queue(1), 0)
+
+
+async def test_fetch_goes_on_and_commits_say_where() -> None:
+    async with FakeCluster({"g0": 1}) as cluster:
+        fill(cluster, 40)
+        async with PullConsumer("g", cluster.namesrv) as consumer:
+            with pytest.raises(ClientError):
+                await consumer.commit(queue(0))
+            assert len(await consumer.fetch(queue(0), 4)) == 4
+            assert [m.queue_offset for m in await consumer.fetch(queue(0), 4)] == [4, 5, 6, 7]
+            await consumer.commit(queue(0))
+            assert await consumer.committed(queue(0)) == 8
+            assert await consumer.committed(queue(1)) is None
+            consumer.seek(queue(0), 2)
+            assert (await consumer.fetch(queue(0), 1))[0].queue_offset == 2
+            await consumer.commit(queue(0), 1)
+            assert committed(cluster)[0] == 1, "the user may go back"
+        async with PullConsumer("g", cluster.namesrv) as consumer:
+            assert (await consumer.fetch(queue(0)))[0].queue_offset == 1
+            # Retention went past us: on with the first there is. A replica that is behind: stay.
+            answers = cluster.brokers["g0"][0].pull_answers
+            answers.append((21, 50, 50, 60))
+            assert await consumer.fetch(queue(0)) == [] and consumer.position(queue(0)) == 50
+            answers.append((21, 3, 0, 3))
+            assert await consumer.fetch(queue(0)) == [] and consumer.position(queue(0)) == 50
+
+
+async def test_a_waiting_pull_gets_past_a_leader_that_dies() -> None:
+    async with FakeCluster({"g0": 3}) as cluster, PullConsumer("g", cluster.namesrv) as consumer:
+        waiting = asyncio.create_task(consumer.pull(queue(0), 0, wait_ms=20_000))
+        await until(lambda: cluster.brokers["g0"][0].count(RequestCode.PULL_MESSAGE))
+        cluster.lead("g0", 1, tell_route=True)
+        await cluster.brokers["g0"][0].stop()
+        fill(cluster, 1)
+        assert [m.body for m in (await waiting).messages] == [b"0"]
+
+
+# ---- lite pull
+
+
+async def test_polls_share_the_queues_and_commit_what_was_processed() -> None:
+    async with FakeCluster({"g0": 1}) as cluster:
+        fill(cluster, 40)
+        consumer = lite_of(cluster, replace(LITE, poll_size=10))
+        consumer.subscribe("T")
+        async with consumer:
+            got = await poll_all(consumer, 30)
+            assert len(consumer.assignment) == 4
+            assert sum(max(0, o) for o in committed(cluster)) <= 20, "not what is in hand"
+            got += await poll_all(consumer, 10)
+            assert sorted(m.queue_id for m in got) == sorted([0, 1, 2, 3] * 10)
+            assert await consumer.poll(1) == []
+            await until(lambda: committed(cluster) == [10] * 4)
+            requests = cluster.brokers["g0"][0].received(RequestCode.LITE_PULL_MESSAGE)
+            assert PullHeader.parse(requests[0].ext).sys_flag & 0x10
+            beat = cluster.brokers["g0"][0].received(RequestCode.HEART_BEAT)[-1]
+            assert loads_object(beat.body)["consumerDataSet"][0]["consumeType"] == (
+                "CONSUME_ACTIVELY"
+            )
+
+
+async def test_what_was_in_hand_when_it_stopped_comes_again() -> None:
+    async with FakeCluster({"g0": 1}, queues=1) as cluster:
+        fill(cluster, 10, queues=1)
+        consumer = lite_of(cluster, replace(LITE, poll_size=4))
+        consumer.subscribe("T")
+        async with consumer:
+            assert len(await poll_all(consumer, 8)) == 8
+        assert cluster.logs["g0"].offsets[("g", "T", 0)] == 4
+
+
+async def test_commits_by_hand() -> None:
+    async with FakeCluster({"g0": 1}, queues=1) as cluster:
+        fill(cluster, 10, queues=1)
+        consumer = lite_of(cluster, replace(LITE, poll_size=4, auto_commit=False))
+        consumer.subscribe("T")
+        async with consumer:
+            await poll_all(consumer, 8)
+            assert await consumer.committed(queue(0)) is None
+            assert await consumer.commit() == {queue(0): 8}
+            assert await consumer.commit({queue(0): 3}) == {queue(0): 3}
+            assert await consumer.committed(queue(0)) == 3
+        assert cluster.logs["g0"].offsets[("g", "T", 0)] == 3
+
+
+async def test_assigned_queues_seek_pause_and_resume() -> None:
+    async with FakeCluster({"g0": 1}) as cluster:
+        fill(cluster, 40)
+        async with lite_of(cluster) as consumer:
+            await consumer.assign([queue(0), queue(2)])
+            assert consumer.assignment == (queue(0), queue(2))
+            with pytest.raises(ClientError):
+                consumer.subscribe("T")
+            assert len(await poll_all(consumer, 20)) == 20
+            await consumer.seek(queue(2), 7)
+            assert [m.queue_offset for m in await poll_all(consumer, 3)] == [7, 8, 9]
+            consumer.pause([queue(0)])
+            await consumer.seek_to_begin(queue(0))
+            assert await consumer.poll(30) == []
+            consumer.resume([queue(0)])
+            assert len(await poll_all(consumer, 10)) == 10
+            await consumer.seek_to_end(queue(0))
+            assert consumer.position(queue(0)) == 10
+            assert await consumer.offset_for(queue(0), 5) == 3
+            await consumer.assign([queue(1)])
+            assert consumer.assignment == (queue(1),)
+            assert {m.queue_id for m in await poll_all(consumer, 10)} == {1}
+        assert committed(cluster) == [10, 0, 10, -1], "queue 1 is in hand"
+
+
+async def test_lite_pulls_follow_the_leader_and_queue_changes_are_told() -> None:
+    told: list[tuple[str, int]] = []
+    async with FakeCluster({"g0": 3}) as cluster:
+        fill(cluster, 8)
+        consumer = LitePullConsumer(
+            "g",
+            cluster.namesrv,
+            config=LITE,
+            on_queues_changed=lambda topic, queues: told.append((topic, len(queues))),
+        )
+        consumer.subscribe("T")
+        async with consumer:
+            await poll_all(consumer, 8)
+            cluster.lead("g0", 1, tell_route=True)
+            await cluster.brokers["g0"][0].stop()
+            fill(cluster, 8)
+            assert len({m.commit_log_offset for m in await poll_all(consumer, 8)}) == 8
+        assert told == [("T", 4)]
+
+
+# ---- broadcasting
+
+
+class Kept:
+    """An offset storage of the user's own."""
+
+    def __init__(self) -> None:
+        self.offsets: dict[MessageQueue, int] = {}
+        self.broken = False
+
+    def load(self) -> Mapping[MessageQueue, int]:
+        return self.offsets
+
+    def save(self, offsets: Mapping[MessageQueue, int]) -> None:
+        if self.broken:
+            raise OSError("no space left on device")
+        self.offsets = dict(offsets)
+
+
+async def test_broadcasting_gives_everything_to_everybody_and_keeps_offsets_here(
+    tmp_path: Path,
+) -> None:
+    file = OffsetFile(tmp_path / "a" / "offsets.json")
+    kept = Kept()
+    config = replace(QUICK, message_model=MessageModel.BROADCASTING)
+    async with FakeCluster({"g0": 1}) as cluster:
+        fill(cluster, 8)
+        seen = [Seen(), Seen(failures=10**6)]
+        consumers = [
+            PushConsumer("g", cluster.namesrv, s, config=replace(config, offset_storage=o))
+            for s, o in zip(seen, (file, kept), strict=True)
+        ]
+        for consumer in consumers:
+            consumer.subscribe("T")
+            await consumer.start()
+        await until(lambda: len(seen[0].messages) == 8)
+        await until(lambda: list(kept.offsets.values()) == [2] * 4)  # failures are passed over
+        kept.broken = True
+        fill(cluster, 4)
+        await until(lambda: len(seen[0].messages) == 12)
+        kept.broken = False
+        for consumer in consumers:
+            await consumer.stop()
+        assert cluster.logs["g0"].offsets == {} and set(kept.offsets.values()) == {3}
+        broker = cluster.brokers["g0"][0]
+        assert broker.count(RequestCode.CONSUMER_SEND_MSG_BACK) == 0
+        assert file.load() == {queue(n): 3 for n in range(4)}
+        fill(cluster, 4)
+        again = Seen()
+        last = PushConsumer(
+            "g", cluster.namesrv, again, config=replace(config, offset_storage=file)
+        )
+        last.subscribe("T")
+        async with last:
+            await until(lambda: len(again.messages) == 4)
+            await asyncio.sleep(0)
+        assert {m.queue_offset for m in again.messages} == {3}
+
+
+def test_the_offset_file_is_javas_and_survives_damage(tmp_path: Path) -> None:
+    file = OffsetFile(tmp_path / "offsets.json")
+    assert file.load() == {}
+    file.save({queue(0): 1})
+    file.save({queue(0): 5, queue(1): 2**40})
+    text = file.path.read_bytes()
+    assert text.startswith(b'{"offsetTable":{{"brokerName":"g0","queueId":0,"topic":"T"}:5,')
+    assert file.load() == {queue(0): 5, queue(1): 2**40}
+    file.path.write_bytes(text[:20])
+    assert file.load() == {queue(0): 1}, "the version before it"
+    file.path.with_name("offsets.json.bak").write_bytes(b"{}")
+    assert file.load() == {}
+
+
+# ---- bounds
+
+
+def test_all_queues_together_are_bounded() -> None:
+    limits = CacheLimits(all_messages_max=5, all_size_bytes_max=10_000)
+    budget = CacheBudget(limits)
+    woken: list[str] = []
+    budget.waiting["x"] = lambda: woken.append("x")
+    one, two = ProcessQueue(0, limits, budget), ProcessQueue(0, limits, budget)
+    one.add(messages_at(0, 1, 2), 3)
+    assert not two.full
+    two.add(messages_at(0, 1), 2)
+    assert one.full and two.full and woken == []
+    batch = one.take(1)
+    assert batch is not None
+    one.finish(batch)
+    assert not two.full and woken == ["x"]
+    two.discard()
+    two.discard()
+    assert budget.count == 2
+    one.add(messages_at(3, 4, 5), 6)
+    assert one.full
+    one.discard()
+    batch = one.take(1)
+    assert batch is not None
+    one.finish(batch)  # a batch in hand of a queue that is given up
+    assert (budget.count, budget.size_bytes) == (0, 0)
+    heavy = ProcessQueue(0, replace(limits, all_size_bytes_max=100))
+    heavy.add(messages_at(0), 1)
+    assert heavy.full, "by bytes"
+
+
+def test_a_stuck_message_stops_pulling_when_too_much_would_come_again() -> None:
+    cached = ProcessQueue(0, CacheLimits(span_max=10))
+    cached.add(messages_at(*range(10)), 10)
+    first = cached.take(1)
+    rest = cached.take(9)
+    assert first is not None and rest is not None
+    cached.finish(rest)
+    assert cached.cached_count == 1 and cached.full
+    cached.finish(first)
+    assert not cached.full
+    cached.add([], 5000)
+    assert not cached.full, "what was filtered out would not come again"
+
+
+# ---- what is asked of a consumer
+
+
+async def test_status_of_the_offsets_is_told() -> None:
+    async with FakeCluster({"g0": 1}) as cluster:
+        fill(cluster, 8)
+        consumer = PushConsumer("g", cluster.namesrv, Seen(), config=QUICK)
+        consumer.subscribe("T")
+        async with consumer:
+            await until(lambda: committed(cluster) == [2] * 4)
+            (connection,) = list(cluster.brokers["g0"][0].server.connections)[:1]
+            for group, code in (("g", 0), ("another", 1)):
+                ask = RemotingCommand.request(221, {"topic": "T", "group": group})
+                answer = await connection.invoke(ask, 3000)
+                assert answer.code == code
+                if not code:
+                    table = loads_object(answer.body)["messageQueueTable"]
+                    assert table == {WireQueue("T", "g0", n): 2 for n in range(4)}
+
+
+@pytest.mark.parametrize("answer", [(1, "filtering is off"), (23, "no grammar")])
+async def test_an_expression_that_the_broker_refuses_is_no_start(answer: tuple[int, str]) -> None:
+    async with FakeCluster({"g0": 1}) as cluster:
+        broker = cluster.brokers["g0"][0]
+        broker.scripts[RequestCode.CHECK_CLIENT_CONFIG].append(answer)
+        consumer = PushConsumer("g", cluster.namesrv, Seen(), config=QUICK)
+        consumer.subscribe("T", "a >", "SQL92")
+        with pytest.raises(BrokerRefused):
+            await consumer.start()
+        seen = Seen()
+        good = PushConsumer("g", cluster.namesrv, seen, config=QUICK)
+        good.subscribe("T", "a > 5", "SQL92")
+        async with good:
+            fill(cluster, 4)
+            await until(lambda: len(seen.messages) == 4)
+        pulls = [PullHeader.parse(r.ext) for r in broker.received(RequestCode.PULL_MESSAGE)]
+        assert ("SQL92", "a > 5") in {(p.expression_type, p.subscription) for p in pulls}

@@ -103,6 +103,8 @@ class RaftKeeper:
 
     async def repair_queues(self) -> None:
         """Put right what was found wrong in ConsumeQueues, a piece at a time. Raises OSError."""
+        if self._store.queues.corrected_to != self._store.commitlog.min_offset:
+            self._store.correct_min_offset()  # retention met a flush; nothing is captured before
         step = self._store.begin_queue_repair()
         if step is None:
             return

@@ -30,13 +30,12 @@ from broker.backup.chain import ChainBroken, FrameChain
 from broker.backup.directory import BackupDirectory, segment_name
 from broker.backup.manifest import BackupDamaged, BackupError, Manifest, Part, StateFile
 from broker.backup.settings import store_config_of
-from broker.errors import StateError
+from broker.backup.states import decode
 from broker.installation import (
     RAFT_DIRECTORY,
     RESTORING,
     BrokerCapture,
     carry_out,
-    decode_state,
 )
 from broker.state import BrokerState
 from dledger import installation
@@ -253,16 +252,13 @@ def _install(
     """Tables, where queues begin, and an empty log where the backup's begins. Returns the frame
     that the tables are of."""
     latest = max(manifest.states, key=lambda state: state.index)
-    state = directory.state(point.state or latest)
-    try:
-        # Where queues begin is said of where this log begins, and by the latest state only: an
-        # earlier one may be of a longer log.
-        tables, _ = decode_state(state)
-        _, queues = decode_state(directory.state(latest))
-    except StateError as error:
-        raise BackupDamaged(f"states: {error}") from error
+    # Where queues begin is said of where this log begins, and by the latest state only: an earlier
+    # one may be of a longer log.
+    queues = decode(latest, directory.state(latest)).queues
     if point.state is None:
         tables = snapshot.capture(BrokerState())
+    else:
+        tables = decode(point.state, directory.state(point.state)).tables
     noted = Installation(
         manifest.first_index,
         manifest.previous_term,

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("broker.backup")
 
 SESSIONS_MAX = 2
-SILENT_MS = 30_000
+SILENT_MS = 120_000  # what the tool may need to write, or to pace itself, between two reads
 HOLD_MS = 24 * 3_600_000
 POLL_MS = 10
 WAIT_MS = 5_000  # for what is to be applied; then [BEHIND]

@@ -50,8 +50,9 @@ async def take(
     """Take a backup into `directory`, or bring the one there up to date. Raises BackupError,
     BackupDamaged (the manifest there cannot be read), OSError."""
     with directory.locked():
+        sound: dict[Part, bool] = {}
         for attempt in range(1, ATTEMPTS_MAX + 1):
-            copying = _Copying(source, directory, say, states_kept)
+            copying = _Copying(source, directory, say, states_kept, sound)
             try:
                 return await copying.run()
             except Overtaken as lost:
@@ -73,20 +74,23 @@ class _Copying:
         directory: BackupDirectory,
         say: Callable[[str], None],
         states_kept: int,
+        sound: dict[Part, bool],
     ) -> None:
+        """`sound`: which parts there are in the directory, as their checksums say; it is filled."""
+        self._sound = sound
         self._source = source
         self._directory = directory
         self._say = say
         self._states_kept = states_kept
         self._old: Manifest | None = None
-        self._known: dict[int, Part] = {}
+        self._known: list[Part] = []
         self._copied_bytes = 0
         self._kept_bytes = 0
 
     async def run(self) -> Taken:
         self._old = old = self._directory.manifest()
-        progress = self._directory.progress()
-        self._known = {part.start: part for part in (*(old.segments if old else ()), *progress)}
+        self._known = [*(old.segments if old else ()), *self._directory.progress()]
+        self._check_known()
         offer = await self._source.begin(old.commit_index if old else 0)
         self._check_same_group(offer)
         installation = offer.installation
@@ -97,13 +101,22 @@ class _Copying:
             part = await self._segment(start, min(start + size, offer.end), before, size)
             parts.append(part)
             before = (part.last.index, part.last.term)
-            self._known[start] = part
-            self._directory.save_progress(list(self._known.values()))
+            self._sound[part] = True
+            later = [p for p in self._known if p.start > start and self._sound[p]]
+            self._directory.save_progress(parts + later)
         manifest = self._manifest(offer, parts)
         if before != (manifest.commit_index, manifest.term):
             raise BackupError(f"the log ends with frame {before}, not {manifest.commit_index}")
         self._directory.save_manifest(manifest)
         return Taken(manifest, self._copied_bytes, self._kept_bytes)
+
+    def _check_known(self) -> None:
+        """Read what is there: before the replica is asked to keep anything for this backup."""
+        for part in self._known:
+            if part not in self._sound:
+                self._sound[part] = self._directory.has(part)
+                if not self._sound[part]:
+                    self._say(f"the segment at {part.start} is damaged here: it is copied again")
 
     def _check_same_group(self, offer: Offer) -> None:
         old = self._old
@@ -136,22 +149,20 @@ class _Copying:
     async def _usable(self, start: int, limit: int, before: tuple[int, int]) -> Part | None:
         """The part of the segment at `start` that need not be copied again. Raises BackupError if
         it is another log's."""
-        have = self._known.get(start)
-        if have is None or have.end > limit:
-            return None
-        if not self._directory.has(have):
-            self._say(f"the segment at {start} is damaged in the backup: it is copied again")
-            return None
-        same = (have.before_index, have.before_term) == before
-        if same:
-            header = await self._source.read(have.last.position, HEADER_SIZE_BYTES)
-            same = have.last.is_that_of(header)
-        if not same and self._old is not None and have in self._old.segments:
+        there = [p for p in self._known if p.start == start and p.end <= limit and self._sound[p]]
+        for have in sorted(there, key=lambda part: part.length_bytes, reverse=True):
+            if (have.before_index, have.before_term) == before:
+                header = await self._source.read(have.last.position, HEADER_SIZE_BYTES)
+                if have.last.is_that_of(header):
+                    return have
+        of_old = [p for p in there if self._old is not None and p in self._old.segments]
+        if of_old:
+            last = of_old[0].last
             raise self._another_log(
-                f"a backup of another log: frame {have.last.index} of term {have.last.term} is not"
-                " the replica's"
+                f"a backup of another log: its frame {last.index} of term {last.term} is not the"
+                " replica's"
             )
-        return have if same else None
+        return None
 
     async def _copy(
         self,
@@ -169,6 +180,9 @@ class _Copying:
             chain = FrameChain(have.last.index, have.last.term, have.end, segment_size_bytes)
             position, checksum, messages = have.end, have.crc32c, have.messages
             last = have.last
+        for part in self._known:
+            if part.start == start and part.end > position:
+                self._sound[part] = False  # cut, or written over, from here on
         file = self._directory.segment(start, position - start)
         try:
             while position < limit:

@@ -8,9 +8,8 @@ from google_crc32c import extend as crc32c_extend
 
 from broker.backup.chain import ChainBroken, FrameChain
 from broker.backup.directory import BackupDirectory, segment_name
-from broker.backup.manifest import BackupDamaged, Manifest, Part, StateFile
-from broker.errors import StateError
-from broker.installation import decode_state
+from broker.backup.manifest import BackupDamaged, BackupError, Manifest, Part, StateFile
+from broker.backup.states import decode
 
 
 def complaints(directory: BackupDirectory, manifest: Manifest) -> Iterator[str]:
@@ -60,11 +59,7 @@ def _fed(chain: FrameChain, data: bytes, start: int) -> str:
 
 def _of_state(directory: BackupDirectory, state: StateFile) -> str:
     try:
-        tables, _ = decode_state(directory.state(state))
-    except BackupDamaged as damage:
-        return str(damage)
-    except StateError as error:
-        return f"states/{state.name}: {error}"
-    if tables.applied_index != state.index:
-        return f"states/{state.name}: is of frame {tables.applied_index}"
+        decode(state, directory.state(state))
+    except BackupError as error:
+        return str(error)
     return ""

@@ -205,6 +205,21 @@ def test_an_interrupted_backup_is_none_and_the_next_one_goes_on(store, place):
     assert run("verify", place.path)[0] == 0
 
 
+def test_what_an_interrupted_backup_finished_may_be_more_than_the_next_one_wants(store, place):
+    manifest = backup(store, place).manifest
+    store.write([], [batch()], term=3, clean=False)  # nobody knows that it is committed
+    dies = Dies(StoppedSource(store.config, whole_log=True), 10)
+    place.save_manifest, kept = None, place.save_manifest  # it dies before its manifest
+    with pytest.raises(TypeError):
+        asyncio.run(take(dies, place))
+    place.save_manifest = kept
+    assert place.progress()[-1].end > manifest.end
+    again = backup(store, place)
+    assert again.copied_bytes == 0
+    assert again.manifest.segments == manifest.segments
+    assert run("verify", place.path)[0] == 0
+
+
 def test_a_damaged_part_is_copied_again(store, place):
     manifest = backup(store, place).manifest
     flip(place.path / "commitlog" / f"{SEGMENT:020d}", 1000)
@@ -499,6 +514,34 @@ def test_segments_of_another_size_are_refused(store, place, tmp_path):
             PEERS,
             config=other,
         )
+
+
+def rewritten_state(place, change):
+    """The backup as another version of the program would have written it."""
+    manifest = place.required()
+    (state,) = manifest.states
+    value = orjson.loads(place.state(state))
+    change(value["tables"])
+    state = place.save_state(state.index, state.time_ms, orjson.dumps(value))
+    place.save_manifest(msgspec.structs.replace(manifest, states=(state,)))
+
+
+def test_a_table_that_an_older_version_did_not_have_comes_from_the_log(store, place, tmp_path):
+    queues, tables, _ = store.look()
+    backup(store, place)
+    rewritten_state(place, lambda tables: tables.pop("consumerOffset.json"))
+    assert run("verify", place.path)[0] == 0
+    restored(place, tmp_path / "new")
+    assert Store(tmp_path / "new").look()[:2] == (queues, tables)
+
+
+def test_a_table_of_a_later_version_is_not_dropped(store, place, tmp_path):
+    backup(store, place)
+    rewritten_state(place, lambda tables: tables.update({"new.json": {"raftAppliedIndex": 21}}))
+    status, output = run("verify", place.path)
+    assert status == 1 and "holds new.json, which this version does not know" in output
+    with pytest.raises(BackupError, match="or a later one"):
+        restored(place, tmp_path / "new")
 
 
 # -- the commands ---------------------------------------------------------------------------------

@@ -153,3 +153,18 @@ def test_what_a_backup_still_reads_stays_unless_the_disk_is_full(
     keeper.needed_from = lambda: None if needed is None else starts[needed]
     keeper.retain()
     assert store.commitlog.min_offset == starts[kept_from]
+
+
+async def test_queues_follow_a_log_that_was_cut_during_a_flush(store, disk, clocks):
+    retention = Retention(store, clocks.wall, clocks.monotonic)
+    keeper = RaftKeeper(
+        BrokerConfig(), disk, BrokerState(), store, None, engine=None, retention=retention
+    )
+    flush = store.begin_flush()
+    store.delete_before(store.commitlog.segments()[2].start)
+    store.finish_flush(flush, synced=False)
+    assert store.queues.corrected_to < store.commitlog.min_offset
+    await keeper.repair_queues()
+    assert store.queues.corrected_to == store.commitlog.min_offset
+    (queue,) = store.queues.queues()
+    assert queue.unit(queue.min_offset)[0] == store.commitlog.min_offset

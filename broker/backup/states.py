@@ -1,0 +1,51 @@
+"""The states in a backup: as an installation's (broker.installation), whatever version wrote them.
+
+A table that the program which took the backup did not know yet begins empty, at frame 0: as in a
+store whose broker was upgraded, what the log still holds for it is applied. A table that *this*
+program does not know would be lost, so it is refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import orjson
+
+from broker import snapshot
+from broker.backup.manifest import BackupDamaged, BackupError, StateFile
+from broker.errors import StateError
+from broker.installation import decode_state
+from broker.snapshot import INDEX_KEY, Snapshot
+from broker.state import BrokerState
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """`index`: of the frame that the tables were copied at. `queues`: (topic, queue id, offset)."""
+
+    index: int
+    tables: Snapshot
+    queues: list[tuple[str, int, int]]
+
+
+def decode(file: StateFile, data: bytes) -> State:
+    """Raises BackupDamaged; BackupError for what a later version wrote."""
+    where = f"states/{file.name}"
+    empty = snapshot.capture(BrokerState()).to_json()
+    try:
+        value = orjson.loads(data)
+        there = value["tables"]
+        index = min(int(table[INDEX_KEY]) for table in there.values())
+        unknown = sorted(there.keys() - empty.keys())
+        whole = orjson.dumps({**value, "tables": {**empty, **there}})
+        tables, queues = decode_state(whole)
+    except (KeyError, TypeError, ValueError, AttributeError, StateError) as error:
+        raise BackupDamaged(f"{where} cannot be read: {error!r}") from error
+    if unknown:
+        raise BackupError(
+            f"{where} holds {', '.join(unknown)}, which this version does not know: restore it with"
+            " the version that took the backup, or a later one"
+        )
+    if index != file.index:
+        raise BackupDamaged(f"{where} is of frame {index}")
+    return State(index, tables, queues)

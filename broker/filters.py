@@ -95,7 +95,8 @@ def parse_expression(expression_type: str, text: str) -> Expression:
 def subscription_from_json(fields: Any) -> Subscription:
     """Read a SubscriptionData bean (remoting-protocol 5.1). Raises BodyError.
 
-    An empty codeSet beside a real expression (some clients send none) is computed from it.
+    An empty codeSet beside a real expression (some clients send none) is computed from it. The Go
+    client writes its numbers as strings.
     """
     if not isinstance(fields, dict) or not isinstance(fields.get("topic"), str):
         raise BodyError("a subscription without a topic")
@@ -107,9 +108,12 @@ def subscription_from_json(fields: Any) -> Subscription:
         codes = parse_tags(expression)
         told = fields.get("codeSet")
         if codes is not None and isinstance(told, list) and told:
-            if len(told) > TAGS_MAX or not all(type(code) is int for code in told):
+            if len(told) > TAGS_MAX or not all(type(code) in (int, str) for code in told):
                 raise BodyError("codeSet is not a list of numbers")
-            codes = frozenset(told)
+            try:
+                codes = frozenset(int(code) for code in told)
+            except ValueError:
+                raise BodyError("codeSet is not a list of numbers") from None
     else:
         try:
             matcher = parse_expression(expression_type, expression)

@@ -167,10 +167,14 @@ def test_tags():
     assert len(parse_tags("||".join(f"t{n}" for n in range(1_000)))) == 1_000
     with pytest.raises(BodyError):
         parse_tags("||".join(f"t{n}" for n in range(1_001)))
-    for told in (None, [], list(codes)):
+    as_strings = [str(code) for code in codes]  # the Go client's
+    for told in (None, [], list(codes), as_strings):
         fields = {"topic": "T", "subString": "A || B", "codeSet": told, "subVersion": 3}
         assert subscription_from_json(fields).codes == codes
     assert subscription_from_json({"topic": "T", "subString": "*", "codeSet": []}).codes is None
+    for told in (["one"], [1.5], [None], [[]]):
+        with pytest.raises(BodyError):
+            subscription_from_json({"topic": "T", "subString": "A", "codeSet": told})
 
 
 def units(*codes):

@@ -36,8 +36,11 @@ PRINTS = {
     r"grace created (\d) \d\ngrace paid \2 \d\ngrace shipped \2 \d\n",
     "many.py": r"1000 acknowledged\nbatch OK \d+\n",
     "blocking.py": r"all of them \[b'letter 0', b'letter 1', b'letter 2'\]\n",
+    "orderly.py": r"created paid packed shipped\n",
+    "sql92.py": r"\[b'cake', b'the end'\]\n",
     "admin.py": r"ends at 1\nfound b'7.50' i-1\nbroker-a has 3 brokers\n",
 }
+SETTINGS = {"mappedFileSizeCommitLog": "16MiB", "enablePropertyFilter": "true"}
 FRAMES = "frames.py"  # a test of its own
 OF_THE_TOUR = {"consume.py", "longest_gap.py"}  # tests/docs/test_tour.py
 
@@ -46,16 +49,16 @@ OF_THE_TOUR = {"consume.py", "longest_gap.py"}  # tests/docs/test_tour.py
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     directory = tmp_path_factory.mktemp("examples") / "c"
 
-    async def call(verb: str) -> None:
+    async def up() -> None:
         made = Cluster(directory)
         try:
-            await getattr(made, verb)()
+            await made.up(settings=SETTINGS)
         finally:
             await made.close()
 
-    asyncio.run(call("up"))
+    asyncio.run(up())
     yield Cluster(directory)
-    asyncio.run(call("down"))
+    asyncio.run(stop(directory))
 
 
 @contextmanager

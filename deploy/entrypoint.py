@@ -5,7 +5,7 @@ Off loopback the HTTP API wants tokens. Unless somebody has put them there, they
 whichever container comes first, in the directory that all of a cluster's containers share:
 
     tokens.json     one token for each role: viewer, operator, admin (httpTokensFile)
-    cluster.token   what the name servers show to the brokers: the admin's (httpClusterTokenFile)
+    cluster.token   what the name servers sign with: the admin's (httpClusterTokenFile)
     metrics.token   what Prometheus shows: the viewer's
 
 The directory is RAFTMQ_SECRETS (default /run/raftmq); nobody else may read the files.

@@ -55,7 +55,8 @@ class NameServerConfig:
     http_tokens_file: str = option("http", "httpTokensFile", "",
         "JSON file of tokens and roles; empty: every loopback caller is admin.")
     http_cluster_token_file: str = option("http", "httpClusterTokenFile", "",
-        "File of the token that this name server shows to brokers.")
+        "File of the token by which brokers know this name server; it signs requests and is never"
+        " sent.")
 
     # [log]
     log_format: str = option("log", "logFormat", "text",

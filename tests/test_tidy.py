@@ -105,6 +105,7 @@ CORE = [
     "web/paging.py",
     "web/problem.py",
     "web/schema.py",
+    "web/signing.py",
     "web/versions.py",
     "client/adminbodies.py",
     "client/allocation.py",

@@ -32,8 +32,10 @@ from web.problem import (
     outcome_unknown,
     timed_out,
     too_large,
+    unauthorized,
 )
 from web.schema import from_json, from_texts, invalid_repeats, to_json
+from web.signing import Signed
 from web.versions import Condition, condition_of, etag
 
 log = logging.getLogger("web")
@@ -225,7 +227,7 @@ class WebServer:
         self, operation: Operation
     ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         async def handle(request: web.Request) -> web.StreamResponse:
-            caller = self._caller(request, operation.role)
+            caller = await self._caller(request, operation.role)
             call = await _checked(operation, request, caller)
             answer = await _in_time(operation, call)
             if operation.method != "GET":
@@ -236,15 +238,23 @@ class WebServer:
 
     def _raw(self, route: RawRoute) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         async def handle(request: web.Request) -> web.StreamResponse:
-            return await route.handler(request, self._caller(request, route.role(request)))
+            caller = await self._caller(request, route.role(request))
+            return await route.handler(request, caller)
 
         return handle
 
-    def _caller(self, request: web.Request, role: Role | None) -> Caller:
+    async def _caller(self, request: web.Request, role: Role | None) -> Caller:
         if role is None:
             return Caller("anybody", Role.VIEWER)
-        caller = self._access.caller(request.headers.get("Authorization"))
+        authorization = request.headers.get("Authorization")
+        signed = Signed.parse(authorization)
+        if signed is None:
+            caller = self._access.caller(authorization)
+        else:
+            caller = self._access.signer(signed, request.method, request.raw_path)
         allow(caller, role)
+        if signed is not None and not signed.covers(await read_body(request)):
+            raise unauthorized("this is not the body that was signed")
         return caller
 
     async def _openapi(self, _: Call) -> web.Response:

@@ -1,6 +1,7 @@
 """Who may call: tokens from a file, and who is let in without.
 
-With a tokens' file everybody shows a token: `Authorization: Bearer …`. Without one the API listens
+With a tokens' file everybody shows a token, `Authorization: Bearer …`, or proves to have one by
+signing the request with it (signing.py). Without one the API listens
 on loopback only (`WebSettings.check`), and every caller there is admin; then the Host header must
 name loopback, so that no web page reaches this API under a name of its own (DNS rebinding), and
 a change that a page of another origin sends is refused.
@@ -11,9 +12,9 @@ owner or group, not by the world. It is read once, at start.
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import ipaddress
+import secrets
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,7 +26,8 @@ import msgspec
 from msgspec import Meta
 
 from web.operation import Caller, Role
-from web.problem import forbidden, unauthorized
+from web.problem import ApiProblem, forbidden, unauthorized
+from web.signing import Challenges, Signed, key_of
 
 TOKENS_MAX = 256
 TOKEN_LENGTH_MIN = 16
@@ -80,7 +82,9 @@ class Access:
     """Decides who a request is from. `callers`: SHA-256 of a token → caller; None: no tokens."""
 
     def __init__(self, callers: Mapping[bytes, Caller] | None = None) -> None:
+        self.audience = ""  # host:port that others are told to call; "": signatures are not taken
         self._callers = callers
+        self._challenges = Challenges(random_id)
 
     @classmethod
     def of(cls, settings: WebSettings) -> Access:
@@ -104,15 +108,32 @@ class Access:
             return LOCAL
         scheme, _, token = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not token.strip():
-            raise unauthorized("show a token: Authorization: Bearer …")
-        shown = _digest(token.strip())
+            raise self._unauthorized("show a token: Authorization: Bearer …")
+        shown = key_of(token.strip())
         found = None
         for digest, caller in self._callers.items():  # all of them, in the same time
             if hmac.compare_digest(digest, shown):
                 found = caller
         if found is None:
-            raise unauthorized("nobody has this token")
+            raise self._unauthorized("nobody has this token")
         return found
+
+    def signer(self, signed: Signed, method: str, target: str) -> Caller:
+        """Who signed a request; the body is not looked at yet. Raises ApiProblem (401)."""
+        if self._callers is None:
+            return LOCAL
+        key = None
+        if self.audience:
+            key = self._challenges.signer(signed, self._callers, self.audience, method, target)
+        if key is None:
+            raise self._unauthorized("nobody signed this for this address, or it is not new")
+        return self._callers[key]
+
+    def _unauthorized(self, detail: str) -> ApiProblem:
+        problem = unauthorized(detail)
+        if self.audience:
+            problem.headers["WWW-Authenticate"] += f", {self._challenges.header()}"
+        return problem
 
 
 def allow(caller: Caller, role: Role) -> None:
@@ -128,7 +149,7 @@ def load_tokens(path: Path) -> dict[bytes, Caller]:
         tokens = msgspec.json.decode(content, type=_TokenFile).tokens
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise WebConfigError(f"httpTokensFile={path}: {error}") from error
-    callers = {_digest(t.token): Caller(t.name, ROLES[t.role]) for t in tokens}
+    callers = {key_of(t.token): Caller(t.name, ROLES[t.role]) for t in tokens}
     if len(callers) != len(tokens):
         raise WebConfigError(f"httpTokensFile={path}: a token stands there twice")
     return callers
@@ -178,5 +199,6 @@ def _read_secret(path: Path, key: str) -> bytes:
     return content
 
 
-def _digest(token: str) -> bytes:
-    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
+def random_id() -> str:
+    """32 hexadecimal digits that nobody can guess."""
+    return secrets.token_hex(16)

@@ -104,6 +104,7 @@ class NodeApi:
             where = f"httpBindAddress={settings.bind_address} httpPort={settings.port}"
             raise OSError(error.errno, f"{where}: {error.strerror}") from error
         self.address = settings.advertised_address(broker.config.broker_ip1, port)
+        self._access.audience = self.address
         broker.registrar.on_route = self._route_changed
         log.info("http_listening address=%s port=%d", self.address, port)
 

@@ -1,7 +1,8 @@
 """Asking brokers over their HTTP node API: bounded in number, time and size. Shell.
 
 Every failure to get an answer is `NodeSilent` with words for a person; an answer that is no success
-is an `Answer` like any other.
+is an `Answer` like any other. The cluster's token is shown to nobody: whoever has registered as a
+broker is asked, so requests are signed with it, for the address that is asked (web.signing).
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ import aiohttp
 import orjson
 from yarl import URL
 
+from web.auth import random_id
+from web.signing import Signed, Signer
+
 CONCURRENCY_MAX = 32  # questions on their way at one time
 CONNECT_TIMEOUT_S = 1.0
 VIEW_TIMEOUT_S = 2.0  # for what a page is made of: a broker that hangs must not hold it up
@@ -24,6 +28,7 @@ WRITE_TIMEOUT_S = 12.0  # longer than a broker takes to say that an outcome is u
 STREAM_SILENCE_S = 60.0  # brokers send a comment line now and then; this long without is dead
 ANSWER_BYTES_MAX = 16 * 1024 * 1024
 JSON = "application/json"
+LAST_OF_TRIES = (False, False, True)  # not signed, signed, and signed for another nonce
 
 
 class NodeSilent(Exception):
@@ -74,15 +79,14 @@ class Nodes:
     """`start` and `stop` once each, on the loop that uses it."""
 
     def __init__(self, token: str = "", concurrency_max: int = CONCURRENCY_MAX) -> None:
-        """`token` is shown to brokers; "": none."""
-        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        """`token`: what requests are signed with where brokers want that; "": with none."""
+        self._signer = Signer(token, random_id) if token else None
         self._slots = asyncio.Semaphore(concurrency_max)
         self._session: aiohttp.ClientSession | None = None
 
     async def start(self) -> None:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0),  # the slots are the limit, streams apart
-            headers=self._headers,
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=True,
         )
@@ -115,13 +119,19 @@ class Nodes:
         sent = False
         try:
             async with asyncio.timeout(timeout_s), self._slots:
-                request = self._session.request(
-                    method, url, data=body, headers=wanted, timeout=limit, allow_redirects=False
-                )
-                sent = method != "GET"
-                async with request as response:
-                    data = await _read(response)
-                    return Answer(response.status, data, _lower(response.headers))
+                for last in LAST_OF_TRIES:
+                    signed = self._sign(http_address, method, url, body)
+                    request = self._session.request(
+                        method, url, data=body, headers=wanted | _shown(signed), timeout=limit,
+                        allow_redirects=False,
+                    )  # fmt: skip
+                    sent = method != "GET"
+                    async with request as response:
+                        data = await _read(response)
+                        answer = Answer(response.status, data, _lower(response.headers))
+                    if last or not self._is_challenged(http_address, response, signed):
+                        break
+                return answer
         except aiohttp.ClientConnectorError as error:
             raise NodeSilent(f"no connection: {_plain(error)}", sent=False) from error
         except aiohttp.ConnectionTimeoutError as error:
@@ -152,10 +162,34 @@ class Nodes:
             total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=STREAM_SILENCE_S
         )
         url = url_of(http_address, path)
-        async with self._session.get(
-            url, headers=headers, timeout=limit, allow_redirects=False
-        ) as response:
-            yield response
+        for last in LAST_OF_TRIES:
+            signed = self._sign(http_address, "GET", url, None)
+            wanted = {**headers, **_shown(signed)}
+            async with self._session.get(
+                url, headers=wanted, timeout=limit, allow_redirects=False
+            ) as response:
+                if last or not self._is_challenged(http_address, response, signed):
+                    yield response
+                    return
+
+    def _sign(self, address: str, method: str, url: URL, body: bytes | None) -> Signed | None:
+        """What proves who asks; nothing to whom it has not been asked for."""
+        if self._signer is None:
+            return None
+        return self._signer.sign(address, method, url.raw_path_qs, body or b"")
+
+    def _is_challenged(
+        self, address: str, response: aiohttp.ClientResponse, signed: Signed | None
+    ) -> bool:
+        """Whether the same question, signed anew, may be answered: a 401 has done nothing."""
+        if self._signer is None or response.status != 401:
+            return False
+        wants = response.headers.get("WWW-Authenticate", "")
+        return self._signer.challenged(address, wants, signed)
+
+
+def _shown(signed: Signed | None) -> dict[str, str]:
+    return {} if signed is None else {"Authorization": signed.header()}
 
 
 def url_of(http_address: str, path: str, query: Mapping[str, str] | None = None) -> URL:

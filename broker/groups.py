@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from broker.errors import StateError
+from broker.topics import DERIVED_TOPIC_LENGTH_MAX, RETRY_PREFIX
 from broker.versioned import VersionedTable
 
-GROUP_LENGTH_MAX = 255
+GROUP_LENGTH_MAX = DERIVED_TOPIC_LENGTH_MAX - len(RETRY_PREFIX)  # its retry topic has a name, too
 EXTRA_FIELDS_MAX = 32  # of one group; more is not a configuration
 _CHARSET = re.compile(r"[%|a-zA-Z0-9_-]+")
 _KNOWN = {
@@ -83,10 +84,17 @@ def group_from_json(value: Mapping[str, Any]) -> SubscriptionGroup:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise StateError(f"not a subscription group: {value!r}: {error!r}") from error
-    problem = group_name_problem(group.name)
-    if problem or len(group.extra) > EXTRA_FIELDS_MAX:
-        raise StateError(problem or f"group {group.name}: too many fields")
+    problem = group_problem(group)
+    if problem:
+        raise StateError(problem)
     return group
+
+
+def group_problem(group: SubscriptionGroup) -> str:
+    """Why this configuration cannot be; '' when it can."""
+    if len(group.extra) > EXTRA_FIELDS_MAX:
+        return f"group {group.name}: too many fields"
+    return group_name_problem(group.name)
 
 
 def group_name_problem(name: str) -> str:

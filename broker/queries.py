@@ -17,6 +17,7 @@ from broker.commits import CommitService
 from broker.config import BrokerConfig
 from broker.errors import Refused
 from broker.filters import TAG, is_tag, parse_expression, unsupported
+from broker.groups import group_name_problem
 from broker.state import BrokerState
 from broker.topics import TopicConfig
 from remoting.codes import RequestCode, ResponseCode
@@ -94,12 +95,21 @@ class Queries:
         if offset < 0 or header.queue_id < 0:
             raise Refused(ResponseCode.SYSTEM_ERROR, "queueId and commitOffset must not be < 0")
         topic, group = header.topic, header.consumer_group
+        self._check_names(topic, group)
         if request.is_oneway:
             self.commits.commit(topic, group, header.queue_id, offset)
             return None
         if not self.leading():
             raise not_leader()
         return self._commit_and_answer(connection, request, header, offset)
+
+    def _check_names(self, topic: str, group: str) -> None:
+        """Offsets are kept for groups and topics that there can be."""
+        problem = group_name_problem(group)
+        if problem:
+            raise Refused(ResponseCode.SYSTEM_ERROR, problem)
+        if self.state.topics.get(topic) is None:
+            raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist")
 
     async def _commit_and_answer(
         self,

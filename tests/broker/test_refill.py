@@ -121,6 +121,8 @@ async def test_a_replica_comes_back_when_the_oldest_segments_are_gone(group):
     await until(lambda: len({b.store.dispatched_offset for b in group.brokers.values()}) == 1)
     name = next(n for n in group.names if n != leader)
     await group.kill(name)
+    preferring = {"op": "prefer", "memberId": leader}
+    assert (await group.ask(first, RequestCode.CHANGE_MEMBERS, preferring)).code == 0
     async with Load(group) as load:
         await load.until_first_frames_are_gone()
         keep_all(first)
@@ -133,6 +135,8 @@ async def test_a_replica_comes_back_when_the_oldest_segments_are_gone(group):
         sent = load.sent
         await until(lambda: load.sent > sent + 20)
     assert back.engine.status()["installing"] is None
+    assert back.engine.preferred == leader, "it came with the installation"
+    await group.ask(first, RequestCode.CHANGE_MEMBERS, {"op": "prefer"})
     await until(lambda: back.store.dispatched_offset == first.store.dispatched_offset)
     same_logs(first, back)
     want = [await pulled(group, first, "T"), await pulled(group, first, "Gone", 2)]

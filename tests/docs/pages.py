@@ -15,6 +15,7 @@ SHELLS = ("", "console", "bash", "sh")  # languages of blocks that may hold comm
 FENCE = re.compile(r"^(?P<indent>\s*)```(?P<info>.*)$")
 TITLE = re.compile(r'title="([^"]+)"')
 ASSIGNMENT = re.compile(r"^[A-Za-z_]\w*=\S*$")
+OURS = re.compile(r"(?:\$\w+|http://[\w.:-]+)(/[^?]*)")  # $API/… or http://HOST:PORT/…
 SEPARATORS = {"|", "||", "&&", "&", ";", "(", ")"}
 
 
@@ -82,6 +83,18 @@ def command_lines(block: Block) -> Iterator[str]:
     if block.language == "console":
         assert prompted, f"{block.where}: a console block without a prompt ($ )"
     yield from prompted or lines
+
+
+def calls(words: list[str]) -> Iterator[tuple[str, str]]:
+    """What a curl asks of our HTTP APIs: (method, path), the path without its query."""
+    if words[0] != "curl":
+        return
+    posts = any(word in ("-d", "--data") for word in words)
+    method = words[words.index("-X") + 1] if "-X" in words else "POST" if posts else "GET"
+    for word in words[1:]:
+        found = OURS.match(word)
+        if found:
+            yield method, found[1]
 
 
 def commands(line: str) -> Iterator[list[str]]:

@@ -15,7 +15,7 @@ import click
 import pytest
 import yaml
 
-from tests.docs.pages import PAGES, ROOT, Block, blocks, command_lines, commands
+from tests.docs.pages import PAGES, ROOT, Block, blocks, calls, command_lines, commands
 
 TARGET = re.compile(r"^([a-z][a-z-]*):", re.MULTILINE)
 INLINE = re.compile(r"`([^`\n]+)`")
@@ -177,3 +177,17 @@ def test_what_is_wrong_is_found(line: str, why: str) -> None:
 def test_what_is_wrong_within_a_sentence_is_found(code: str, why: str) -> None:
     (words,) = commands(code)
     assert why in unknown_word(words)
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ('curl -s "$NS/api/v1/topics?q=inv&limit=10" | jq .', [("GET", "/api/v1/topics")]),
+        ("v=$(curl -fsS -X PUT -d '{}' $API/api/v1/topics/T)", [("PUT", "/api/v1/topics/T")]),
+        ("curl -H 'A: b' -d '{\"a\": 1}' http://127.0.0.1:9880/x", [("POST", "/x")]),
+        ("wget http://127.0.0.1:9880/x", []),
+        ("curl https://example.org", []),
+    ],
+)
+def test_what_a_curl_calls(line: str, found: list[tuple[str, str]]) -> None:
+    assert [call for words in commands(line) for call in calls(words)] == found

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import importlib
+import json
 import os
 import re
 import subprocess
@@ -16,11 +17,22 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
 from chaos.cluster.cluster import Cluster
-from tests.docs.pages import EXAMPLES, PAGES, ROOT, Block, blocks, rewrite
+from tests.docs.pages import (
+    EXAMPLES,
+    PAGES,
+    ROOT,
+    Block,
+    blocks,
+    calls,
+    command_lines,
+    commands,
+    rewrite,
+)
 
 WAIT_S = 60.0  # a bound against hanging, not an expectation
 if os.environ.get("RAFTMQ_REWRITE"):
@@ -41,6 +53,8 @@ PRINTS = {
     "admin.py": r"ends at 1\nfound b'7.50' i-1\nbroker-a has 3 brokers\n",
 }
 SETTINGS = {"mappedFileSizeCommitLog": "16MiB", "enablePropertyFilter": "true"}
+# A broker's API through a name server's.
+BEHIND_A_NAME_SERVER = re.compile(r"^/api/v1/brokers/[^/]+/[^/]+/")
 FRAMES = "frames.py"  # a test of its own
 OF_THE_TOUR = {"consume.py", "longest_gap.py"}  # tests/docs/test_tour.py
 
@@ -84,6 +98,30 @@ def test_an_example_does_what_its_page_says(cluster: Cluster, name: str) -> None
         out, errors = process.communicate(timeout=WAIT_S)
     assert not errors
     assert re.fullmatch(PRINTS[name], out), out
+
+
+def test_every_path_that_a_page_calls_is_served(cluster: Cluster) -> None:
+    nodes = cluster.state()
+    served = {("GET", f"^/{page}$") for page in ("", "metrics", "docs")}
+    for node in (nodes.brokers[0], nodes.name_servers[0]):
+        with urlopen(f"http://{node.http}/api/v1/openapi.json", timeout=WAIT_S) as answer:
+            document = json.load(answer)
+        for path, methods in document["paths"].items():
+            pattern = re.sub(r"\\{\w+\\}", "[^/]+", re.escape(path))
+            served |= {(method.upper(), f"^{pattern}$") for method in methods}
+    called = {
+        (method, BEHIND_A_NAME_SERVER.sub("/api/v1/", path), block.where)
+        for page in PAGES
+        for block in blocks(page)
+        for line in command_lines(block)
+        for words in commands(line)
+        for method, path in calls(words)
+    }
+    unknown = [
+        one for one in called if not any(one[0] == m and re.match(p, one[1]) for m, p in served)
+    ]
+    assert not unknown
+    assert len({path for _, path, _ in called}) > 20
 
 
 def test_the_frames_of_a_log_follow_each_other(cluster: Cluster) -> None:

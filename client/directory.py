@@ -53,7 +53,8 @@ class NameServers:
             try:
                 response = await self._remoting.invoke(address, command, NAME_SERVER_TIMEOUT_MS)
             except RemotingError as error:
-                reasons.append(f"{address}: {error}")
+                text = str(error)
+                reasons.append(text if address in text else f"{address}: {text}")
                 continue
             if self.addresses[0] != address:
                 self.addresses.remove(address)

@@ -466,7 +466,7 @@ class Producer:
                         try:
                             return await self._publication(topic)
                         except (NoRoute, NameServerUnreachable, RemotingError) as error:
-                            reason = str(error)
+                            reason = error.message if isinstance(error, ClientError) else str(error)
                             raise
         except (TimeoutError, RemotingError):
             pass  # the reason is said below

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Mapping
 
 from remoting.address import parse_address
@@ -144,7 +145,7 @@ class RemotingClient:
             message = f"connecting to {address}: no answer in {self._connect_timeout_ms:g} ms"
             raise ConnectError(message) from error
         except OSError as error:
-            raise ConnectError(f"connecting to {address}: {error}") from error
+            raise ConnectError(f"connecting to {address}: {_words(error)}") from error
         except asyncio.CancelledError:
             connection.abort("connect was cancelled")
             raise
@@ -166,3 +167,9 @@ class RemotingClient:
             del self._open[connection.address]
         for callback in self._close_callbacks:
             callback(connection, reason)
+
+
+def _words(error: OSError) -> str:
+    """What the system calls it. asyncio's own text says the address again, and an errno."""
+    number = error.errno or 0
+    return os.strerror(number) if number > 0 else str(error)  # below 0: of name resolution

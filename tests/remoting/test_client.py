@@ -116,6 +116,7 @@ async def test_nobody_listens() -> None:
         client = RemotingClient()
         with pytest.raises(ConnectError) as caught:
             await client.invoke(address, REQUEST(1), 9_000)
+        assert str(caught.value) == f"connecting to {address}: Connection refused"
         assert caught.value.retriable
         assert not caught.value.outcome_unknown
         with pytest.raises(ConnectError):

@@ -14,7 +14,7 @@ from dledger.errors import ChangeRefused, PreferredChanged, RaftError
 from dledger.preference import PreferenceLimits
 from tests.dledger.members import Group
 
-SOON = PreferenceLimits(steady_ms=150, back_off_ms=100, back_off_ms_max=400, settled_ms=1_000)
+SOON = PreferenceLimits(150, moves_per_minute_max=20, back_off_ms=400, back_off_ms_max=800)
 LOOK_S = 0.02
 
 
@@ -101,3 +101,21 @@ async def test_it_goes_with_the_member_and_nobody_is_preferred_then(tmp_path: Pa
         await group.until(
             lambda: after.member.status()["preferred_standing"] == "nobody is preferred"
         )
+
+
+async def test_one_that_cannot_take_over_costs_no_send(tmp_path: Path) -> None:
+    async with looking(tmp_path) as group:
+        leader = await group.leader()
+        wanted = group.others(leader)[0]
+        wanted.member.core.disk_fails("a test says so")  # nothing that the leader could see
+        await prefer(group, wanted.node_id)
+        term = leader.member.core.term
+        given_up = f"transfer to {wanted.node_id} given up"
+        tries = lambda: [e for e in leader.app.events if e.reason.startswith(given_up)]  # noqa: E731
+        await group.until(lambda: leader.member.core.transfer_target is not None)
+        leader.app.send(b"held meanwhile")
+        await group.until(lambda: len(tries()) > 0)
+        await group.until(lambda: leader.app.fates.get(b"held meanwhile") == "stored")
+        assert (leader.member.core.term, leader.member.core.role.value) == (term, "leader")
+        wanted.member.core.disk_works()
+        await leads(group, wanted.node_id)

@@ -55,6 +55,7 @@ from broker.retention import Retention
 from broker.roles import RoleView, most_advanced
 from broker.runtime import runtime_info
 from broker.send import SendPath
+from broker.sendback import SendBack
 from broker.state import BrokerState, announce, put_group, put_topic
 from broker.stats import SAMPLE_MS as GROUP_SAMPLE_MS
 from broker.topics import RETRY_PREFIX, retry_topic
@@ -426,6 +427,7 @@ class Broker:
             **self.key_queries.handlers(),
             **self.operators.handlers(),
             **self.transactions.handlers(),
+            **SendBack(self, self._propose).handlers(),
             **self.consuming.handlers(),
         }
         guard = Guard(self.metrics.request, lambda: self.roles.leader_address)

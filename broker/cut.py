@@ -15,7 +15,9 @@ from collections.abc import Callable, Sequence
 import orjson
 
 from broker.sendrequest import MAGIC_V1, MAGIC_V2, Record, SendQueue
+from remoting.codec import encode_command
 from remoting.codes import MQ_VERSION
+from remoting.command import RESPONSE_FLAG, RemotingCommand
 from store.frame import HEADER_SIZE_BYTES, Frame, FrameKind, seal_frame
 
 UNIT = struct.Struct(">qiq")  # physical offset, record size, tags code
@@ -133,10 +135,12 @@ class AnswerFormat:
     """Formats the answers to sends that are stored: SEND_OK, or the `code` of another such status.
     Built once from the broker's address, region and trace flag."""
 
-    __slots__ = ("_end", "_middle", "_start", "host")
+    __slots__ = ("_code", "_end", "_ext", "_middle", "_start", "host")
 
     def __init__(self, region: str, trace_on: bool, store_host: bytes, code: int = 0) -> None:
         fields = f'"MSG_REGION":{_quoted(region)},"TRACE_ON":"{"true" if trace_on else "false"}"'
+        self._code = code
+        self._ext = {"MSG_REGION": region, "TRACE_ON": "true" if trace_on else "false"}
         self.host = store_host.hex().upper()  # an offsetMsgId is this and 16 digits of offset
         self._start = f'{{"code":{code},"extFields":{{{fields},"msgId":"'
         self._middle = '},"flag":1,"language":"PYTHON","opaque":'
@@ -156,6 +160,22 @@ class AnswerFormat:
         ).encode()
         size = len(header)
         return _PREFIX.pack(size + 4, size) + header
+
+    def success_in(
+        self,
+        opaque: int,
+        message_ids: str,
+        queue_id: int,
+        queue_offset: int,
+        unique_key: str,
+        serialize_type: int,
+    ) -> bytes:
+        """The same in another header codec."""
+        ext = {"msgId": message_ids, "queueId": str(queue_id), "queueOffset": str(queue_offset)}
+        if unique_key:
+            ext["transactionId"] = unique_key
+        response = RemotingCommand(self._code, opaque, RESPONSE_FLAG, ext=ext | self._ext)
+        return encode_command(response, serialize_type)
 
 
 def _quoted(text: str) -> str:

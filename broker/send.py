@@ -27,8 +27,10 @@ from typing import Any
 from broker.config import BrokerConfig
 from broker.cut import AnswerFormat, cut_frame, cut_records
 from broker.errors import Refused
+from broker.groups import SubscriptionGroup
 from broker.heldsends import HeldSend, HeldSends
 from broker.parking import internal_topics, park
+from broker.retry import redirected
 from broker.sendrequest import (
     Outgoing,
     Record,
@@ -62,6 +64,7 @@ from broker.waiting import (
     Pending,
     Sender,
     Stored,
+    split_unwaiting,
 )
 from remoting.codec import encode_command
 from remoting.codes import RequestCode, ResponseCode
@@ -84,7 +87,6 @@ STORED_CODES = (
     ResponseCode.SLAVE_NOT_AVAILABLE,
     ResponseCode.FLUSH_SLAVE_TIMEOUT,
 )
-NO_WAIT = b"WAIT\x01false"
 
 
 class SendPath:
@@ -194,6 +196,11 @@ class SendPath:
             check_topic(name)
             if not topic.writable:
                 raise Refused(ResponseCode.NO_PERMISSION, f"topic [{name}] is not writable")
+            if name.startswith(RETRY_PREFIX):
+                stored = self._retried(name, ext, code)
+                if stored is not ext:
+                    self.admit(sender, stored, body, born_host, code)
+                    return
         queue_id = int(ext["e"])
         queue = topic.queues[queue_id] if 0 <= queue_id < topic.queue_count else None
         if queue is None:
@@ -212,6 +219,23 @@ class SendPath:
         group = self._room(record[1])
         group.records.append(record)
         group.replies.append((sender, unique_key, 1))
+
+    def _retried(self, name: str, ext: Mapping[str, str], code: int) -> Mapping[str, str]:
+        """What is stored of a send to a retry topic (broker.retry)."""
+        if code == BATCH_CODE:
+            raise Refused(ResponseCode.MESSAGE_ILLEGAL, "a batch holds no retries; none was stored")
+        group = self._retry_group(name)
+        return redirected(ext, group)
+
+    def _retry_group(self, retry_topic: str) -> SubscriptionGroup:
+        name = retry_topic.removeprefix(RETRY_PREFIX)
+        group = self._state.groups.get(name)
+        if group is None and not self._config.auto_create_subscription_group:
+            raise Refused(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+                f"subscription group [{name}] does not exist",
+            )
+        return group or SubscriptionGroup(name)
 
     def _admit_special(
         self,
@@ -367,6 +391,8 @@ class SendPath:
     ) -> None:
         """Auto-create the topic through the log; the send waits for that (protocol 9.3)."""
         derived = name.startswith((RETRY_PREFIX, DLQ_PREFIX))
+        if name.startswith(RETRY_PREFIX):
+            self._retry_group(name)  # it is there, or may be
         template = ext.get("c") or ""
         may_create = self._config.auto_create_topic_enable and template == DEFAULT_TOPIC
         if name == DEFAULT_TOPIC or not (may_create or derived):
@@ -463,6 +489,7 @@ class SendPath:
         connection."""
         writes: dict[Connection, list[bytes]] = {}
         success = self._answers[code].success
+        in_kind = self._answers[code].success_in
         host = self._answers[code].host
         now_s = time.perf_counter()
         answered = 0
@@ -489,8 +516,8 @@ class SendPath:
                     if serialize_type == JSON:
                         data = success(opaque, ids, queue_id, offsets[at], unique_key)
                     else:
-                        data = self._success_binary(
-                            opaque, ids, queue_id, offsets[at], unique_key, serialize_type, code
+                        data = in_kind(
+                            opaque, ids, queue_id, offsets[at], unique_key, serialize_type
                         )
                     chunks = writes.get(connection)
                     if chunks is None:
@@ -510,50 +537,14 @@ class SendPath:
     def answer_unwaiting(self, batch: Batch) -> bool:
         """Answer the sends that do not want to wait for disk and slaves (property WAIT=false);
         False when nobody is left who waits."""
-        if NO_WAIT not in batch.data:
+        unwaiting = split_unwaiting(batch)
+        if unwaiting is None:
             return True
-        group = batch.group
-        early = Group()
-        early.records = group.records
-        early.answered_queues = group.answered_queues
-        late: list[tuple[Sender, str, int]] = []
-        at = 0
-        for sender, unique_key, count in group.replies:
-            silent = (sender[0], sender[1], 1, sender[3])
-            waits = does_wait(group.records[at][10])
-            early.replies.append((silent if waits else sender, unique_key, count))
-            late.append((sender if waits else silent, unique_key, count))
-            at += count
-        group.replies = late
         put_count, results = self.put_count, dict(self.results)
-        unwaiting = Stored(early, batch.positions, batch.offsets, batch.units)
-        unwaiting.cut_s = 0.0
         self.answer([unwaiting])
         # The batch is counted when the rest of it is answered.
         self.put_count, self.results = put_count, results
-        return any(not sender[2] for sender, _, _ in late)
-
-    def _success_binary(
-        self,
-        opaque: int,
-        ids: str,
-        queue_id: int,
-        offset: int,
-        key: str,
-        serialize_type: int,
-        code: int,
-    ) -> bytes:
-        ext = {
-            "msgId": ids,
-            "queueId": str(queue_id),
-            "queueOffset": str(offset),
-            "MSG_REGION": self._config.region_id,
-            "TRACE_ON": "true" if self._config.trace_on else "false",
-        }
-        if key:
-            ext["transactionId"] = key
-        response = RemotingCommand(code, opaque, RESPONSE_FLAG, ext=ext)
-        return encode_command(response, serialize_type)
+        return any(not sender[2] for sender, _, _ in batch.group.replies)
 
     def truncated(self, from_index: int) -> None:
         """Frames from that index on were dropped: their sends are certainly not stored."""
@@ -667,21 +658,3 @@ class SendPath:
                 ext["leaderAddr"] = leader
         response = RemotingCommand(int(code), opaque, RESPONSE_FLAG, remark, ext)
         connection.write(encode_command(response, serialize_type))
-
-
-def does_wait(tail: bytes) -> bool:
-    """Whether a message's properties (the end of its record) let its sender wait: WAIT is not
-    "false"."""
-    at = tail.find(NO_WAIT)
-    while at > 0:
-        starts = tail[at - 1] == 2 or at == _properties_start(tail)
-        ends = tail[at + len(NO_WAIT) : at + len(NO_WAIT) + 1] in (b"\x02", b"")
-        if starts and ends:
-            return False
-        at = tail.find(NO_WAIT, at + 1)
-    return True
-
-
-def _properties_start(tail: bytes) -> int:
-    """Behind topic length, topic and properties length; see broker.cut on the topic length."""
-    return 3 + tail[0] if tail[0] else 4 + int.from_bytes(tail[:2], "big")

@@ -27,6 +27,8 @@ class Connection(Protocol):
     def write(self, data: bytes) -> bool: ...
 
 
+NO_WAIT = b"WAIT\x01false"
+
 # Who waits for an answer: connection, opaque, one-way (not 0: yes), header codec of the request.
 Sender = tuple[Connection, int, int, int]
 
@@ -152,3 +154,44 @@ class Batch(Stored):
     @property
     def end(self) -> int:
         return self.position + len(self.data)
+
+
+def split_unwaiting(batch: Batch) -> Stored | None:
+    """The sends that do not want to wait for disk and slaves (property WAIT=false), to be answered
+    by themselves; the batch's own are then those that do. None: all of them do."""
+    if NO_WAIT not in batch.data:
+        return None
+    group = batch.group
+    early = Group()
+    early.records = group.records
+    early.answered_queues = group.answered_queues
+    late: list[tuple[Sender, str, int]] = []
+    at = 0
+    for sender, unique_key, count in group.replies:
+        silent = (sender[0], sender[1], 1, sender[3])
+        waits = does_wait(group.records[at][10])
+        early.replies.append((silent if waits else sender, unique_key, count))
+        late.append((sender if waits else silent, unique_key, count))
+        at += count
+    group.replies = late
+    unwaiting = Stored(early, batch.positions, batch.offsets, batch.units)
+    unwaiting.cut_s = 0.0
+    return unwaiting
+
+
+def does_wait(tail: bytes) -> bool:
+    """Whether a message's properties (the end of its record) let its sender wait: WAIT is not
+    "false"."""
+    at = tail.find(NO_WAIT)
+    while at > 0:
+        starts = tail[at - 1] == 2 or at == _properties_start(tail)
+        ends = tail[at + len(NO_WAIT) : at + len(NO_WAIT) + 1] in (b"\x02", b"")
+        if starts and ends:
+            return False
+        at = tail.find(NO_WAIT, at + 1)
+    return True
+
+
+def _properties_start(tail: bytes) -> int:
+    """Behind topic length, topic and properties length; see broker.cut on the topic length."""
+    return 3 + tail[0] if tail[0] else 4 + int.from_bytes(tail[:2], "big")

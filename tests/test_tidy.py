@@ -86,6 +86,7 @@ CORE = [
     "broker/locktable.py",
     "broker/reads.py",
     "broker/registeredtopics.py",
+    "broker/retry.py",
     "broker/sql92/__init__.py",
     "broker/sql92/nodes.py",
     "broker/sql92/parser.py",

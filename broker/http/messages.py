@@ -57,7 +57,18 @@ QUEUES_BY_TIME_MAX = 1_024  # of a topic that are searched by time
 PRODUCER_GROUP = "HTTP_API_PRODUCER"
 # What the broker adds by itself, or what would make a message that is sent again something else.
 OWN_PROPERTIES = frozenset(
-    {"MSG_REGION", "TRACE_ON", "CLUSTER", "DELAY", "REAL_TOPIC", "REAL_QID", "WAIT"}
+    {
+        "MSG_REGION",
+        "TRACE_ON",
+        "CLUSTER",
+        "DELAY",
+        "REAL_TOPIC",
+        "REAL_QID",
+        "WAIT",
+        "DLQ_ORIGIN_TOPIC",
+        "DLQ_ORIGIN_MESSAGE_ID",
+        "IDEMPOTENT",
+    }
 )
 _COMPRESSION_SHIFT, _COMPRESSION_MASK = 8, 7  # in sys_flag; 0 and 3: zlib
 

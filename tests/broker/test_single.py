@@ -144,8 +144,8 @@ async def test_limits_and_unsupported(tmp_path):
         assert codes == {0, ResponseCode.SYSTEM_BUSY}
         busy = next(r for r in sends if r.code)
         assert busy.remark.startswith("[BUSY]")
-        back = await group.ask(broker, RequestCode.CONSUMER_SEND_MSG_BACK, {})
-        assert back.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+        pop = await group.ask(broker, 200_050, {})
+        assert pop.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
 
 
 async def test_administration(group):

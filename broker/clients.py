@@ -126,6 +126,7 @@ class ClientTable:
         self._notify_enabled = notify_enabled
         self._on_consumer_group = on_consumer_group
         self._count = 0  # memberships
+        self._producer_groups: dict[str, set[str]] = {}  # client id → the groups it produces in
         # connection → its memberships: (is consumer, group, client id)
         self._by_connection: dict[ClientConnection, set[tuple[bool, str, str]]] = {}
 
@@ -188,6 +189,8 @@ class ClientTable:
         else:
             self._forget_key(old.connection, key)
         members[member.client_id] = member
+        if not consumer:
+            self._producer_groups.setdefault(member.client_id, set()).add(group)
         self._by_connection.setdefault(member.connection, set()).add(key)
         return True
 
@@ -230,6 +233,15 @@ class ClientTable:
         found = self.consumers.get(group)
         return found.subscriptions.get(topic) if found is not None else None
 
+    def producer_connection(self, client_id: str) -> ClientConnection | None:
+        """Where a client that produces, in whatever group, can be reached: heard last."""
+        groups = self._producer_groups.get(client_id, ())
+        members = [self.producers[group][client_id] for group in groups]
+        reachable = [member for member in members if member.connection.is_open]
+        if not reachable:
+            return None
+        return max(reachable, key=lambda member: member.last_ms).connection
+
     def is_consumer(self, connection: ClientConnection, group: str) -> bool:
         """Whether a consumer of the group speaks over this connection."""
         memberships = self._by_connection.get(connection, ())
@@ -251,6 +263,11 @@ class ClientTable:
         if member is None:
             return False
         self._count -= 1
+        if not consumer:
+            groups = self._producer_groups[client_id]
+            groups.discard(group)
+            if not groups:
+                del self._producer_groups[client_id]
         self._forget_key(member.connection, (consumer, group, client_id))
         if not members:
             if consumer:

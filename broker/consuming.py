@@ -1,5 +1,5 @@
 """What a broker does for consumers, put together: pulls, who is there, the locks of ordered
-consumption."""
+consumption, replies to requests."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from broker.housekeeping import Chore
 from broker.locks import LockService, local_propose
 from broker.locktable import LockTable
 from broker.queries import not_leader
+from broker.reply import ReplyService, reply_topic
 from remoting.codes import RequestCode
 from remoting.connection import Handler
 
@@ -40,6 +41,24 @@ class Consuming:
             clock_ms=broker.clock_ms,
             lifetime_ms=config.rebalance_lock_max_live_ms,
         )
+        topic = reply_topic(config.broker_cluster_name)
+        broker.state.topics.internal[topic.name] = topic
+        self.replies = ReplyService(
+            config,
+            broker.state.topics,
+            broker.clients,
+            broker.sends,
+            leading=lambda: broker.roles.leading,
+            not_leader=not_leader,
+            own_address=lambda: broker.address,
+            elsewhere=self._other_leaders,
+            wall_ms=broker.wall_ms,
+        )
+
+    def _other_leaders(self) -> list[str]:
+        """Client addresses of other replicas that led."""
+        own = self._broker.address
+        return [a for a in self._broker.state.addresses.values() if a not in ("", own)]
 
     def handlers(self) -> dict[int, Handler]:
         pull = self._broker.pulls.handle
@@ -47,6 +66,7 @@ class Consuming:
             int(RequestCode.PULL_MESSAGE): pull,
             int(RequestCode.LITE_PULL_MESSAGE): pull,
             **self.locks.handlers(),
+            **self.replies.handlers(),
         }
 
     def chores(self) -> list[Chore]:
@@ -65,3 +85,4 @@ class Consuming:
     async def stop(self) -> None:
         """When the engine has stopped."""
         await self.locks.stop()
+        await self.replies.stop()

@@ -6,16 +6,15 @@ words around them change: `problem_of` says a refused response as a problem.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
+from broker.catcher import send
 from broker.errors import OutcomeUnknown, Refused, StateError
 from dledger.errors import Busy, NotLeader, RaftError
 from dledger.errors import OutcomeUnknown as CommandOutcomeUnknown
-from remoting.codec import FRAME_SIZE_BYTES_MAX, FrameReader, decode_command
-from remoting.codes import RequestCode, ResponseCode
-from remoting.command import JSON, RemotingCommand
+from remoting.codes import ResponseCode
+from remoting.command import RemotingCommand
 from remoting.connection import Connection, Handler
 from remoting.errors import RemotingError
 from remoting.headers import SendHeader
@@ -34,7 +33,6 @@ from web.problem import (
 if TYPE_CHECKING:
     from broker.broker import Broker
 
-SEND_CODE = int(RequestCode.SEND_MESSAGE_V2)
 BORN_HOST = pack_host(("127.0.0.1", 0))
 # The tags that remarks begin with (docs/architecture.md, "Errors on the wire").
 ABSENT_CODES = (
@@ -75,12 +73,7 @@ class Local:
 
     async def send(self, header: SendHeader, body: bytes) -> dict[str, str]:
         """Store a message; the ext fields of the answer. Raises ApiProblem."""
-        catcher = _Catcher()
-        sends = self._broker.sends
-        sender = (catcher, 0, 0, JSON)
-        sends.receive(sender, header.to_ext(SEND_CODE), body, BORN_HOST, SEND_CODE)
-        sends.wake()
-        response = await catcher.answer
+        response = await send(self._broker.sends, header, body, BORN_HOST)
         if response.code != ResponseCode.SUCCESS:
             raise self.problem_of(response.code, response.remark or "")
         return dict(response.ext or {})
@@ -126,22 +119,3 @@ class _NoConnection:
 
     peer_address = "127.0.0.1:0"
     attachment: bytes | None = None
-
-
-class _Catcher:
-    """The connection of one send: keeps the answer that is written to it."""
-
-    def __init__(self) -> None:
-        self.answer: asyncio.Future[RemotingCommand] = asyncio.get_running_loop().create_future()
-
-    def write(self, data: bytes) -> bool:
-        reader = FrameReader(FRAME_SIZE_BYTES_MAX)
-        reader.receive_data(data)
-        frame = reader.next_frame()
-        assert frame is not None, "an answer is written whole"
-        if not self.answer.done():  # else who asked has left
-            self.answer.set_result(decode_command(frame))
-        return True
-
-    def write_many(self, frames: list[bytes]) -> bool:
-        return self.write(b"".join(frames))

@@ -207,6 +207,7 @@ def restore_one(
     finally:
         raft_log.close()
     _promise(disk, added, members)
+    disk.sync_directory("")
     disk.remove(RESTORING)
     disk.sync_directory("")
     return Restored(point.index, added.index, added.term, added.end, last_ms)

@@ -3,6 +3,7 @@
 import asyncio
 import re
 import shutil
+from random import Random
 
 import msgspec
 import orjson
@@ -14,7 +15,7 @@ from audit.walk import walk_range
 from broker.backup.cli import _time_ms
 from broker.backup.directory import BackupDirectory
 from broker.backup.manifest import BackupDamaged, BackupError, decode, encode
-from broker.backup.restore import frames_of, point_of, restore
+from broker.backup.restore import frames_of, point_of, restore, restore_one
 from broker.backup.stopped import StoppedSource
 from broker.backup.take import take
 from broker.backup.verify import complaints
@@ -24,12 +25,13 @@ from broker.construction import store_config
 from broker.errors import StateError
 from broker.state import commit_offsets, put_topic
 from broker.topics import TopicConfig
-from dledger.configuration import decode_configuration
+from dledger.configuration import decode_configuration, founding
 from dledger.hardstate import HardStateFile
 from dledger.messages import HardState
 from store.disk import OsDisk
 from tests.broker import test_installation as replicas
 from tests.broker.test_installation import Replica, record, written
+from tests.simulator.disk import SimCrash, SimDisk
 
 SEGMENT = 256 << 10
 PEERS = [("x", "127.0.0.1:1"), ("y", "127.0.0.1:2")]
@@ -500,6 +502,37 @@ def test_members_that_cannot_be(store, place, tmp_path, peers, text):
     with pytest.raises(BackupError, match=text):
         restore(place, manifest, point_of(place, manifest), [str(tmp_path / "new")], peers)
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("power", [False, True])
+def test_killed_at_any_operation_a_store_is_whole_or_nobody_starts_with_it(store, place, power):
+    queues, tables, last = store.look()
+    manifest = backup(store, place).manifest
+    point, config = point_of(place, manifest), store_config(config_of("unused"))
+    outcomes = []
+    operations = 1
+    while "done" not in outcomes:
+        disk = SimDisk(Random(operations))
+        disk.crash_after(operations)
+        try:
+            restore_one(place, manifest, point, disk, founding(PEERS), config)
+            outcomes.append("done")
+        except SimCrash:
+            pass
+        disk.lose_power() if power else disk.kill_process()
+        try:
+            replica = Replica(disk)
+        except StateError as refused:
+            assert "half restored" in str(refused)
+            outcomes.append("refused")
+        else:
+            outcomes.append("whole" if replica.log.last_index else "nothing")
+            if replica.log.last_index:
+                assert replica.log.last_index == last + 1
+                assert (replica.queues(), replica.tables()) == (queues, tables)
+        operations += 1 if operations < 5 else 3
+    assert (outcomes[0], outcomes[-1]) == ("nothing", "whole")
+    assert outcomes.count("refused") > 50
 
 
 def test_segments_of_another_size_are_refused(store, place, tmp_path):

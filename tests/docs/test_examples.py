@@ -50,9 +50,17 @@ PRINTS = {
     "blocking.py": r"all of them \[b'letter 0', b'letter 1', b'letter 2'\]\n",
     "orderly.py": r"created paid packed shipped\n",
     "sql92.py": r"\[b'cake', b'the end'\]\n",
+    "retries.py": r"(b'42' time \d\n){3,}dead letter b'42'\n",
+    "delayed.py": r"tea is ready\n",
+    "transaction.py": r"order-1 COMMIT\norder-2 ROLLBACK\norder-3 UNKNOWN\n"
+    r"heard of \['order-1', 'order-3'\]\n",
     "admin.py": r"ends at 1\nfound b'7.50' i-1\nbroker-a has 3 brokers\n",
 }
-SETTINGS = {"mappedFileSizeCommitLog": "16MiB", "enablePropertyFilter": "true"}
+SETTINGS = {
+    "mappedFileSizeCommitLog": "16MiB",
+    "enablePropertyFilter": "true",
+    "transactionTimeOut": "500",  # the first question comes after so many ms, not 6,000
+}
 # A broker's API through a name server's.
 BEHIND_A_NAME_SERVER = re.compile(r"^/api/v1/brokers/[^/]+/[^/]+/")
 FRAMES = "frames.py"  # a test of its own

@@ -5,6 +5,7 @@ import asyncio
 import re
 import sys
 import time
+from dataclasses import replace
 
 import orjson
 import pytest
@@ -16,6 +17,7 @@ from broker.backup.directory import BackupDirectory
 from broker.backup.manifest import BackupError
 from broker.backup.restore import point_of, restore
 from broker.backup.source import RemoteSource, choose
+from broker.backup.stopped import StoppedSource
 from broker.backup.take import take
 from broker.backup.verify import complaints
 from namesrv.config import NameServerConfig
@@ -358,6 +360,27 @@ class Damaging:
             self._done = True
             spoil(self._path, self._at)
         return await self._source.read(position, size)
+
+
+async def test_one_disk_is_left_of_three(tmp_path):
+    async with Group(tmp_path / "old", 3, **SMALL) as group:
+        await create_topic(group)
+        sent = await fill(group, 30)
+        left = await group.leader()
+        for name in group.names:  # at once: nothing is flushed or handed over
+            await group.kill(name)
+        config = replace(group.config(left), store_path_root_dir=str(group.root / left))
+    directory = BackupDirectory(str(tmp_path / "backup"))
+    known = (await take(StoppedSource(config), directory)).manifest
+    manifest = (await take(StoppedSource(config, whole_log=True), directory)).manifest
+    assert known.commit_index <= manifest.commit_index and manifest.messages >= 30
+    assert list(complaints(directory, manifest)) == []
+    alone = renamed(Group(tmp_path / "alone", 1, **SMALL))
+    restored(alone, tmp_path / "backup")
+    async with alone as group:
+        assert_holds(await stored(group), sent)
+        after = await fill(group, 4)
+        assert_holds(await stored(group), sent | after)
 
 
 async def test_without_a_leader_nothing_is_confirmed(tmp_path):

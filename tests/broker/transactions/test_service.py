@@ -18,6 +18,7 @@ from store.dispatch import SCHEDULE_TOPIC
 from store.properties import decode_properties
 from store.record import decode_offset_message_id, decode_record, walk_records
 from tests.broker.cluster import Group, until
+from tests.broker.ha.pair import Classic
 
 
 class Sent:
@@ -272,3 +273,22 @@ async def test_a_committed_message_may_be_delayed(tmp_path):
         assert (properties["REAL_TOPIC"], properties["REAL_QID"]) == ("Orders", "1")
         assert "TRAN_MSG" not in properties
         assert bodies(broker) == []
+
+
+async def test_in_classic_mode_too(tmp_path):
+    async with Classic(tmp_path, slaves=0, role="ASYNC_MASTER") as group:
+        broker = group.master
+        await group.create_topic(broker, "Orders")
+        committed = await half(group, broker, "A")
+        rolled_back = await half(group, broker, "B")
+        still_open = await half(group, broker, "C")
+        assert (await end(group, broker, committed, COMMIT)).code == 0
+        assert (await end(group, broker, rolled_back, ROLLBACK)).code == 0
+        assert bodies(broker) == ["A"]
+        (name,) = group.brokers
+        await group.stop(name)
+        broker = await group.start(name)
+        assert "[ENDED]" in (await end(group, broker, committed, ROLLBACK)).remark
+        assert broker.transactions.open_count == 1
+        assert (await end(group, broker, still_open, COMMIT)).code == 0
+        assert bodies(broker) == ["A", "C"]

@@ -45,20 +45,16 @@ class OffsetStore:
         self, queue: MessageQueue, consume_from: ConsumeFrom, timestamp_ms: int
     ) -> tuple[int, bool]:
         """(offset to begin at, whether the group committed it). Raises ClientError."""
-        response = await ask_queue(
-            self._instance,
-            queue,
-            RequestCode.QUERY_CONSUMER_OFFSET,
-            ConsumerOffsetHeader(self._group, queue.topic, queue.queue_id).to_ext(),
-        )
-        if response.code == ResponseCode.SUCCESS:
-            return offset_of(response, queue), True
-        if response.code != ResponseCode.QUERY_NOT_FOUND:
-            raise BrokerRefused(response.code, response.remark or "", queue.broker_name)
+        committed = await self.committed(queue)
+        if committed is not None:
+            return committed, True
         return await initial_offset(self._instance, queue, consume_from, timestamp_ms), False
 
     async def committed(self, queue: MessageQueue) -> int | None:
-        """What the group committed, None for nothing. Raises ClientError."""
+        """What the group committed, None for nothing. Raises ClientError.
+
+        Without the flag a broker answers 0 for a young queue, whatever `consume_from` says.
+        """
         header = ConsumerOffsetHeader(
             self._group, queue.topic, queue.queue_id, zero_if_not_found=False
         )

@@ -149,7 +149,9 @@ def outgoing_batch(
     if len(body) > BODY_SIZE_BYTES_MAX:
         raise InvalidMessage(f"batch of {len(body)} bytes is over {BODY_SIZE_BYTES_MAX}")
     wait = "true" if first.wait_store else "false"
-    json = orjson.dumps(properties_text({"UNIQ_KEY": unique_keys[0], "WAIT": wait}) + suffix)
+    # Apache's broker puts these behind every item's own, where the later of a name counts: a
+    # UNIQ_KEY here would take the place of all of theirs.
+    json = orjson.dumps(properties_text({"WAIT": wait}))
     return OutgoingSend(SEND_BATCH_MESSAGE, body, ",".join(unique_keys), json, 0, 0, born_ms)
 
 

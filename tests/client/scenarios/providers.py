@@ -1,0 +1,134 @@
+"""Clusters that the scenarios run against: a Raft group of three of ours, whose leader is killed in
+the middle of each scenario, and Apache's broker 5.3 in one JVM."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from client import Admin
+from namesrv.server import NameServer, NameServerConfig
+from tests.broker.cluster import Group
+from tests.interop.apache import ApacheBroker
+
+PATIENCE_S = 60.0  # a bound against hanging, not an expectation
+# Levels 1 and 2 for delays, from 3 on for what comes again.
+LEVELS = "1s 2s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s"
+
+
+class Cluster(Protocol):
+    """What a scenario needs."""
+
+    @property
+    def namesrv(self) -> str: ...
+
+    async def fail_over(self) -> None:
+        """Kill the leader, if there are others."""
+        ...
+
+
+def fresh(name: str) -> str:
+    """A topic's or group's name that nobody has used."""
+    return f"{name}-{uuid.uuid4().hex[:8]}"
+
+
+async def topic_of(cluster: Cluster, queue_count: int = 4) -> str:
+    """A new topic that clients can route to."""
+    topic = fresh("T")
+    async with Admin(cluster.namesrv) as admin:
+        await admin.create_topic(topic, queue_count)
+    return topic
+
+
+async def until(condition: Callable[[], Any], what: Callable[[], Any] = lambda: "") -> None:
+    """Wait for something that will come; `what` says what there is if it does not."""
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            while not condition():  # noqa: ASYNC110 (any state, nobody signals it)
+                await asyncio.sleep(0.01)
+    except TimeoutError:
+        raise AssertionError(f"it did not come: {what()}") from None
+
+
+class RaftCluster:
+    """A name server and three brokers on this loop."""
+
+    def __init__(self, directory: Path) -> None:
+        self._server = NameServer(NameServerConfig("127.0.0.1", 0))
+        self._directory = directory
+        self._group: Any = None
+        self.killed = 0
+
+    @property
+    def namesrv(self) -> str:
+        return self._server.address
+
+    async def __aenter__(self) -> RaftCluster:
+        await self._server.start()
+        self._group = Group(
+            self._directory,
+            3,
+            namesrvAddr=self._server.address,
+            messageDelayLevel=LEVELS,
+            enablePropertyFilter="true",
+            transactionTimeOut="500",
+            transactionCheckInterval="500",
+        )
+        await self._group.__aenter__()
+        await self._group.leader()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._group.__aexit__()
+        await self._server.stop()
+
+    async def fail_over(self) -> None:
+        """The replica comes back once there is another leader."""
+        name = await self._group.leader()
+        await self._group.kill(name)
+        await self._group.leader()
+        await self._group.start(name)
+        self.killed += 1
+
+
+class ApacheCluster:
+    """Our name server and Apache's broker, which has nobody to fail over to."""
+
+    def __init__(self, directory: Path) -> None:
+        self._server = NameServer(NameServerConfig("127.0.0.1", 0))
+        self._directory = directory
+        self._broker: ApacheBroker | None = None
+
+    @property
+    def namesrv(self) -> str:
+        return self._server.address
+
+    async def __aenter__(self) -> ApacheCluster:
+        await self._server.start()
+        self._broker = ApacheBroker(
+            self._directory,
+            self._server.address,
+            brokerName="apache",
+            mappedFileSizeCommitLog=str(4 << 20),
+            maxMessageSize=str(1 << 20),
+            messageDelayLevel=LEVELS,
+            enablePropertyFilter="true",
+            transactionTimeOut="500",
+            transactionCheckInterval="500",
+        )
+        await asyncio.to_thread(self._broker.start)
+        async with Admin(self.namesrv) as admin, asyncio.timeout(PATIENCE_S):
+            while "apache" not in (await admin.cluster_info()).brokers:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._broker is not None
+        self._broker.kill()
+        await self._server.stop()
+
+    async def fail_over(self) -> None:
+        """Nothing."""

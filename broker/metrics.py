@@ -118,6 +118,7 @@ class BrokerMetrics:
             self._disk(families)
             self._lags(families)
             self._delayed(families)
+            self._transactions(families)
             if config.is_classic:
                 self._ha(families)
             else:
@@ -414,6 +415,26 @@ class BrokerMetrics:
             "By how much the next message of a delay level is overdue.",
             ("level",),
             [((str(v.level),), v.late_ms / 1000) for v in levels],
+        )
+
+    def _transactions(self, families: Families) -> None:
+        transactions = self._broker.transactions
+        counts = transactions.counts
+        families.gauge(
+            "rocketmq_transactions_open",
+            "Half messages that have not ended; 0 on who does not lead.",
+            transactions.open_count,
+        )
+        families.counters(
+            "rocketmq_transactions_total",
+            "Transactions ended, and checks sent to producers, by this process.",
+            ("what",),
+            [
+                (("committed",), counts.committed),
+                (("rolled-back",), counts.rolled_back),
+                (("given-up",), counts.given_up),
+                (("checked",), counts.checked),
+            ],
         )
 
     def _ha(self, families: Families) -> None:

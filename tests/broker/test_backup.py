@@ -6,6 +6,7 @@ import re
 import sys
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import orjson
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from audit.layout import ItemKind
 from audit.walk import walk_range
 from broker.backup import service
+from broker.backup import source as source_module
 from broker.backup.directory import BackupDirectory
 from broker.backup.manifest import BackupError
 from broker.backup.restore import point_of, restore
@@ -23,6 +25,7 @@ from broker.backup.verify import complaints
 from namesrv.config import NameServerConfig
 from namesrv.server import NameServer
 from remoting.codes import RequestCode, ResponseCode
+from remoting.command import RemotingCommand
 from store.record import decode_record
 from tests.broker.cluster import Group, until
 from tests.broker.test_members import Growing
@@ -396,8 +399,9 @@ async def test_without_a_leader_nothing_is_confirmed(tmp_path):
         source = RemoteSource(group.client, left.address, confirm=False)
         manifest = (await take(source, directory)).manifest
         assert not manifest.confirmed
-        with pytest.raises(BackupError, match="connecting"):
-            await choose(group.client, [f"127.0.0.1:{group.ports[dead]}"])
+        nobody = f"127.0.0.1:{group.ports[dead]}"
+        with pytest.raises(BackupError, match=nobody):
+            await choose(group.client, [nobody])
 
 
 async def backup(group, broker, op, **fields):
@@ -449,3 +453,29 @@ async def test_a_classic_master_says_what_to_do_instead(tmp_path):
         source = RemoteSource(group.client, address)
         with pytest.raises(BackupError, match="copy its storePathRootDir"):
             await take(source, BackupDirectory(str(tmp_path / "backup")))
+
+
+class Plenty:
+    """A client whose replica answers every read with as much as was asked for."""
+
+    async def invoke(self, address, command, timeout_ms):
+        return RemotingCommand.response_to(command, body=bytes(int(command.ext["size"])))
+
+
+@pytest.mark.parametrize("rate", [100_000, 8 << 20])
+async def test_reading_is_no_faster_than_it_is_told(monkeypatch, rate):
+    now_s = 0.0
+
+    async def sleep(seconds):
+        nonlocal now_s
+        assert 0 < seconds < 1
+        now_s += seconds
+
+    monkeypatch.setattr(source_module, "time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr(source_module, "asyncio", SimpleNamespace(sleep=sleep))
+    source = RemoteSource(Plenty(), "nowhere:1", bytes_per_s=rate)
+    read = 0
+    while now_s < 10:
+        read += len(await source.read(read, 1 << 30))
+        assert read <= rate * (now_s + 0.5)
+    assert read >= rate * 9.9

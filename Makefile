@@ -8,7 +8,7 @@ START ?= 1
 # Test files in turn to so many processes; 0: all in one, as a debugger wants it.
 WORKERS ?= 2
 
-.PHONY: venv demo test docs docs-serve screenshots lint bench simulate clean
+.PHONY: venv demo test interop docs docs-serve screenshots lint bench simulate clean
 
 venv: $(VENV)/.ready
 
@@ -21,10 +21,15 @@ $(VENV)/.demo-ready: $(VENV)/.ready demo/requirements.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r demo/requirements.txt
 	@touch $@
 
+# Foreign clients with what drives them (Go, Node, a Java compiler), beside the environment: 240 MB, about a minute.
+$(VENV)/.interop-ready: $(VENV)/.ready $(wildcard tests/interop/toolchain.py tests/interop/*.xml tests/interop/requirements.txt tests/interop/go/* tests/interop/java/* tests/interop/node/package*)
+	@JAVA_HOME="$$(tools/find-java.sh)" && export JAVA_HOME && $(BIN)/python -m tests.interop.toolchain
+	@touch $@
+
 demo: $(VENV)/.demo-ready
 	@JAVA_HOME="$$(tools/find-java.sh)" && export JAVA_HOME && exec $(BIN)/python -m demo.flights $(DEMO_ARGS)
 
-test: $(VENV)/.demo-ready
+test: $(VENV)/.demo-ready $(VENV)/.interop-ready
 	@JAVA_HOME="$$(tools/find-java.sh)" && CHROMIUM="$$(tools/find-chromium.sh)" && export JAVA_HOME CHROMIUM && exec $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 # Strictly: a broken link, anchor or a page that nobody finds fails it. Read it from build/docs/index.html;
@@ -34,6 +39,10 @@ docs: $(VENV)/.ready
 
 docs-serve: $(VENV)/.ready
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --dev-addr 127.0.0.1:8000
+
+# Every scenario of every foreign client, a leader killed in each row: figures as JSON, some fifteen minutes.
+interop: $(VENV)/.interop-ready
+	@JAVA_HOME="$$(tools/find-java.sh)" && export JAVA_HOME && exec $(BIN)/python -m tests.interop.figures $(INTEROP_ARGS)
 
 screenshots: $(VENV)/.ready
 	@CHROMIUM="$$(tools/find-chromium.sh)" && export CHROMIUM && exec $(BIN)/python -m tests.browser.screenshots

@@ -16,7 +16,7 @@ from pathlib import Path
 from tests.interop.apache import ApacheBroker
 from tests.interop.matrix import drivers, pairs, wave
 from tests.interop.runs import PACE_S, Outcome
-from tests.interop.scenarios import TABLE
+from tests.interop.scenarios import APACHE_ALONE, TABLE
 from tests.interop.targets import UP_S, ApacheTarget, RaftGroup, Target, ask, name_server
 from tests.interop.toolchain import CLIENTS
 
@@ -27,13 +27,19 @@ APACHE = {
     "waitTimeMillsInSendQueue": "10000",  # not 200: on a busy machine sends wait that long
     "timerWheelEnable": "true",  # its reset of offsets asks for it
 }
+OURS = {
+    "enablePropertyFilter": "true",
+    "transactionCheckInterval": "2000",
+    "transactionTimeOut": "2000",
+}
+NAMES = [row.name for row in TABLE + APACHE_ALONE]
 COUNTS = ("acknowledged", "unknown", "lost", "redelivered", "stored_twice", "offsets_lost")
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", nargs="*", default=list(CLIENTS), choices=list(CLIENTS))
-    parser.add_argument("--scenarios", nargs="*", default=[], choices=[s.name for s in TABLE])
+    parser.add_argument("--scenarios", nargs="*", default=[], choices=NAMES)
     parser.add_argument("--wave", type=int, default=0, help="so many with one kill (0: a row)")
     parser.add_argument("--apache", action="store_true", help="against an Apache broker, unharmed")
     return parser.parse_args()
@@ -41,7 +47,7 @@ def arguments() -> argparse.Namespace:
 
 @contextmanager
 def raft_group(directory: Path) -> Iterator[Target]:
-    group = RaftGroup(directory / "group")
+    group = RaftGroup(directory / "group", **OURS)
     try:
         yield group
     finally:
@@ -96,12 +102,13 @@ def told(outcome: Outcome) -> None:
 
 def main() -> int:
     options = arguments()
-    which = pairs(options.clients, options.scenarios)
+    table = TABLE + APACHE_ALONE if options.apache else TABLE
+    which = pairs(options.clients, options.scenarios, table)
     if options.wave:
         size = options.wave
         waves = [which[first : first + size] for first in range(0, len(which), size)]
     else:
-        rows = [[pair for pair in which if pair[0] is row] for row in TABLE]
+        rows = [[pair for pair in which if pair[0] is row] for row in table]
         waves = [row for row in rows if row]
     outcomes: list[Outcome] = []
     with tempfile.TemporaryDirectory() as text:

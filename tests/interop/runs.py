@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tests.interop.driver import ClientError, Driver
-from tests.interop.targets import Target, all_committed, ask, committed, ends
+from tests.interop.targets import Target, all_committed, committed, ends, make_topic
 
 PATIENCE_S = 120.0  # a bound against hanging: the Go client asks for routes every 30 s
 ARRIVAL_S = 180.0  # until all scenarios of a wave are where the leader may die
@@ -164,7 +164,7 @@ class Run:
     # ---- what a scenario starts
 
     def make_topic(self, queues: int = QUEUES) -> None:
-        ask(self.target.namesrv, lambda admin: admin.create_topic(self.topic, queues))
+        make_topic(self.target.namesrv, self.topic, queues)
 
     def _name(self, kind: str) -> str:
         return f"{kind}{len(self._names)}-{self.outcome.scenario}-{self.client}-{self.tag}"
@@ -225,24 +225,30 @@ class Run:
                 self.sent.append(sent)
         return all(result["ok"] for result in results)
 
-    def traffic(self, step: Callable[[int], bool], steps: int = STEPS) -> None:
-        """`step(n)` sends, again and again, while the leader is killed. Until then each must be
-        acknowledged; afterwards so many more."""
-        number = 0
-        for number in range(steps):
-            assert step(number), f"a send failed while nobody was harmed: {self.outcome.error}"
-        self.strike()
-        acknowledged = 0
+    def surely(self, send: Callable[[], bool]) -> None:
+        """Again until it is acknowledged: on a busy machine leaders change without our doing."""
         deadline = time.monotonic() + PATIENCE_S
-        while acknowledged < steps:
-            number += 1
-            done = step(number)
-            if self.kill.over.is_set():
-                acknowledged += done
-            if not done or not self.kill.over.is_set():
-                time.sleep(PACE_S)
+        while not send():
             assert time.monotonic() < deadline, f"sends go on failing: {self.outcome.error}"
+            time.sleep(PACE_S)
+
+    def several(self, step: Callable[[int], bool]) -> None:
+        """`step(n)` sends; each is acknowledged."""
+        for number in range(STEPS):
+            self.surely(lambda number=number: step(number))
+
+    def traffic(self, step: Callable[[int], bool]) -> None:
+        """`step(n)` sends, and the leader is killed meanwhile: some are acknowledged before
+        that, some after it, and between them nobody waits for the outcome."""
+        self.several(step)
+        self.strike()
+        number = STEPS
+        while not self.kill.over.is_set():
+            step(number)
+            number += 1
+            time.sleep(PACE_S)
         self.kill.wait_over()
+        self.several(lambda more: step(number + more))
 
     def strike(self) -> None:
         """All before this was right."""

@@ -57,6 +57,16 @@ def ask(namesrv: str, work: Callable[[Admin], Awaitable[T]]) -> T:
             time.sleep(POLL_S)
 
 
+def make_topic(namesrv: str, topic: str, queues: int) -> None:
+    """Return when the name server, too, knows it."""
+
+    async def work(admin: Admin) -> None:
+        await admin.create_topic(topic, queues)
+        await admin.route(topic)
+
+    ask(namesrv, work)
+
+
 async def _committed(admin: Admin, group: str, topic: str) -> Offsets:
     found = {}
     for queue in await admin.topic_offsets(topic):

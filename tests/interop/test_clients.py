@@ -1,0 +1,69 @@
+"""The foreign clients against a Raft group of three processes, its leader killed in the middle.
+
+One wave, one kill: every scenario with one client at least, every client with what is its own. All
+of them together, a kill for each scenario: `make interop`.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.interop.figures import raft_group, summary
+from tests.interop.matrix import Pair, drivers, pairs, wave
+from tests.interop.runs import Outcome
+from tests.interop.scenarios import TABLE
+from tests.interop.toolchain import CLIENTS
+
+# Its client of 5.3 does all there is, and Node's is quick. The two others hear of a new leader by
+# routes that they ask for every 30 s (Go) or when a held pull of 30 s is given up (4.9).
+GO = (
+    "send-sync",
+    "send-batch",
+    "consume-orderly",
+    "tags",
+    "resume",
+    "retry",
+    "transaction",
+)
+JAVA49 = ("send-async", "lite-pull", "consume-orderly", "dead-letter", "lookup", "reset")
+SELECTION = [
+    *pairs(["java53", "node"]),
+    *pairs(["go"], GO),
+    *pairs(["java49"], JAVA49),
+]
+pytestmark = pytest.mark.timeout(900)
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[str, str], Outcome]]:
+    directory = Path(tmp_path_factory.mktemp("clients"))
+    with drivers(CLIENTS, directory) as started, raft_group(directory) as group:
+        found = wave(group, started, SELECTION, "ci")
+    yield {(outcome.scenario, outcome.client): outcome for outcome in found}
+
+
+@pytest.mark.parametrize("pair", SELECTION, ids=lambda pair: f"{pair[0].name}-{pair[1]}")
+def test_scenario(outcomes: dict[tuple[str, str], Outcome], pair: Pair) -> None:
+    row, client = pair
+    outcome = outcomes[row.name, client]
+    assert outcome.before, outcome
+    assert outcome.after, outcome
+    assert outcome.lost == 0, outcome
+    assert outcome.offsets_lost == 0, outcome
+
+
+def test_every_scenario_and_client_is_selected() -> None:
+    assert {row.name for row, _ in SELECTION} == {row.name for row in TABLE}
+    assert {client for _, client in SELECTION} == set(CLIENTS)
+
+
+def test_summary(outcomes: dict[tuple[str, str], Outcome]) -> None:
+    """What the figures are made of; what Java and Node were given twice is shown, not judged."""
+    figures = summary(list(outcomes.values()), kills=1)
+    print(figures)
+    assert figures["offsets_lost"] == 0
+    for client, row in figures["clients"].items():
+        count = sum(of == client for _, of in SELECTION)
+        assert row["scenarios"] == row["passed_before_kill"] == row["passed_after_kill"] == count
+        assert row["acknowledged"] > 0

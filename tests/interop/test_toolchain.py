@@ -1,0 +1,70 @@
+"""Parts of the foreign clients' toolchains: complete or not there, and never silently missing."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.interop import toolchain
+from tests.interop.toolchain import ToolMissing, made, run
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(toolchain, "ROOT", tmp_path / "tools")
+    return tmp_path / "tools"
+
+
+def test_a_tool_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ToolMissing, match=r"no-such-tool --version: .*No such file"):
+        run(["no-such-tool", "--version"], {}, tmp_path)
+
+
+def test_a_command_that_fails_says_why(tmp_path: Path) -> None:
+    script = "import os, sys; sys.exit(f'no route to {os.environ[\"REGISTRY\"]}')"
+    with pytest.raises(ToolMissing, match="ended with 1:\nno route to nowhere"):
+        run([sys.executable, "-c", script], {"REGISTRY": "nowhere"}, tmp_path)
+
+
+def test_parts_are_made_once_for_their_inputs(root: Path, tmp_path: Path) -> None:
+    lock = tmp_path / "lock"
+    times = []
+
+    def make(directory: Path) -> None:
+        times.append(lock.read_text())
+        (directory / "tool").write_text(lock.read_text())
+
+    lock.write_text("one")
+    first = made("tool", [lock], make)
+    assert made("tool", [lock], make) == first
+    assert (first / "tool").read_text() == "one"
+    lock.write_text("two")
+    second = made("tool", [lock], make)
+    assert (second / "tool").read_text() == "two"
+    assert times == ["one", "two"]
+    assert not first.exists()
+
+
+def test_half_of_a_part_is_none(root: Path, tmp_path: Path) -> None:
+    lock = tmp_path / "lock"
+    lock.write_text("one")
+
+    def fails(directory: Path) -> None:
+        (directory / "half").write_text("")
+        raise ToolMissing("the network went away")
+
+    with pytest.raises(ToolMissing):
+        made("tool", [lock], fails)
+    again = made("tool", [lock], lambda directory: None)
+    assert list(again.iterdir()) == []
+
+
+def test_versions_are_pinned_and_locked() -> None:
+    pins = toolchain.TOOLCHAINS.read_text().splitlines()[1:]
+    assert all("==" in pin for pin in pins)
+    assert (
+        "github.com/apache/rocketmq-client-go/v2 v2.1.2 h1:"
+        in (toolchain.HERE / "go" / "go.sum").read_text()
+    )
+    assert '"integrity"' in (toolchain.HERE / "node" / "package-lock.json").read_text()
+    assert sorted((toolchain.HERE / "go").iterdir()) == sorted(toolchain.GO_FILES)

@@ -1,5 +1,5 @@
 """Every command line in the README and the documents is one that our commands would take: it is
-parsed by the real ones (click), and runs nothing."""
+parsed by the real ones (click), and runs nothing. Modules that they name are there."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from tests.docs.pages import PAGES, ROOT, Block, blocks, calls, command_lines, c
 
 TARGET = re.compile(r"^([a-z][a-z-]*):", re.MULTILINE)
 INLINE = re.compile(r"`([^`\n]+)`")
+MODULE = re.compile(r"`((?:[a-z_]+/)+[\w-]+\.(?:py|sh|toml|txt|yml))`")
 PLACEHOLDERS = {"COMMAND", "SUBCOMMAND"}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 SCRIPTS: dict[str, str] = PROJECT["scripts"]
@@ -191,3 +192,12 @@ def test_what_is_wrong_within_a_sentence_is_found(code: str, why: str) -> None:
 )
 def test_what_a_curl_calls(line: str, found: list[tuple[str, str]]) -> None:
     assert [call for words in commands(line) for call in calls(words)] == found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_modules_that_a_page_names_are_there(page: Path) -> None:
+    """From the root, or from a room (as docs/architecture.md has it)."""
+    named = MODULE.findall(page.read_text())
+    assert not [
+        name for name in named if not ((ROOT / name).is_file() or list(ROOT.glob(f"*/{name}")))
+    ]

@@ -45,6 +45,7 @@ class RemotingServer:
         on_raw: RawHandler | None = None,
         on_connection_closed: CloseCallback | None = None,
     ) -> None:
+        self._stopping = False
         self.connections: set[ServerConnection] = set()
         self.refused_count = 0  # connections closed for want of room
         self.accepted_count = 0
@@ -80,6 +81,7 @@ class RemotingServer:
     async def start(self, host: str = "0.0.0.0", port: int = 0) -> None:
         """Listen. Raises OSError when the address is taken or not ours."""
         assert self._server is None, "started already"
+        self._stopping = False
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
             self._accept, host, port, backlog=self._server_limits.backlog
@@ -97,6 +99,7 @@ class RemotingServer:
         """Stop listening, close every connection in order, abort those that take too long."""
         if self._server is None:
             return
+        self._stopping = True
         if self._idle_timer is not None:
             self._idle_timer.cancel()
         for server in (self._server, *self._more):
@@ -120,6 +123,9 @@ class RemotingServer:
 
     def opened(self, connection: ServerConnection) -> None:
         """Called by the connection itself."""
+        if self._stopping:  # accepted a moment before the port was closed; stop did not see it
+            connection.abort("server stops")
+            return
         if len(self.connections) >= self._server_limits.connections_max:
             self.refused_count += 1
             if self.refused_count & (self.refused_count - 1) == 0:  # 1, 2, 4, 8, ...: no flood

@@ -153,7 +153,8 @@ class BrokerApplication:
             touched += self._store.dispatch_frame(frame, ready_made)
             command = frame.command
             if len(command):
-                change = self._state.apply(frame.index, frame.timestamp_ms, command)
+                at = frame.position + frame.records_at
+                change = self._state.apply(frame.index, frame.timestamp_ms, command, at)
                 topics += change.topics
             self._state.advance(frame.index)
             if frame.timestamp_ms > self._sends.stamp_ms:

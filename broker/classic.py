@@ -72,7 +72,7 @@ class LocalApplication:
         """Write, dispatch, tell the tables; held pulls wake. Raises OSError."""
         self.store.append_records(batch.position, batch.data, batch.units, batch.stamp_ms)
         for command in batch.group.commands:
-            self.apply(command, batch.stamp_ms)
+            self.apply(command, batch.stamp_ms, batch.position)
         self._arrived(batch.units)
 
     def copy(self, run: Run) -> None:
@@ -97,9 +97,9 @@ class LocalApplication:
             self.sends.answer([batch for batch, _ in answered[at:end]], code)
             at = end
 
-    def apply(self, payload: bytes, now_ms: int) -> Change:
+    def apply(self, payload: bytes, now_ms: int, records_at: int = 0) -> Change:
         """Change the tables. Raises StateError."""
-        change = self.state.apply(self.state.applied_index + 1, now_ms, payload)
+        change = self.state.apply(self.state.applied_index + 1, now_ms, payload, records_at)
         self.topics_changed(change.topics)
         return change
 

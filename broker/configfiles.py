@@ -1,6 +1,6 @@
 """Classic mode's tables as files under config/, in Apache's format and by Apache's names.
 
-    topics.json  subscriptionGroup.json  consumerOffset.json  delayOffset.json
+    topics.json  subscriptionGroup.json  consumerOffset.json  delayOffset.json  sentOnce.json
                                                             each with .bak, the version before
 
 Topics and groups are written as soon as they change, many changes at once; whoever made one may

@@ -181,6 +181,11 @@ class BrokerMetrics:
             [((request_name(code),), n) for code, n in sorted(self.requests.items())],
         )
         families.counter("rocketmq_messages_in_total", "Messages stored.", sends.put_count)
+        families.counter(
+            "rocketmq_repeated_sends_total",
+            "Idempotent sends that were stored before: answered, not stored again.",
+            sends.repeat_count,
+        )
         families.counter("rocketmq_messages_out_total", "Messages pulled.", pulls.get_count)
         families.histogram(
             "rocketmq_append_duration_seconds",

@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from broker.groups import SubscriptionGroup
+from broker.errors import Refused
+from broker.groups import GroupTable, SubscriptionGroup
 from broker.parking import WAIT, as_stored, delayed, joined
 from broker.sendrequest import Outgoing
 from broker.topics import DLQ_PREFIX, PERM_READ, PERM_WRITE, RETRY_PREFIX, TopicConfig
@@ -25,6 +26,7 @@ DLQ_ORIGIN_TOPIC = "DLQ_ORIGIN_TOPIC"
 DLQ_ORIGIN_MESSAGE_ID = "DLQ_ORIGIN_MESSAGE_ID"
 FIRST_LEVEL = 3  # of a message that failed for the first time
 DLQ_QUEUE_COUNT = 1
+GROUP_NOT_EXIST = 26
 
 
 def dead_letter_topic(group: str) -> TopicConfig:
@@ -71,6 +73,16 @@ def given_back(
         reconsume=record.reconsume_times + 1,
     )
     return message if dead else delayed(message, properties, levels_ms)
+
+
+def group_of(retry_topic: str, groups: GroupTable, *, may_be_made: bool) -> SubscriptionGroup:
+    """Whose retry topic it is; one that is not there, but may be made, is a standard one. Raises
+    Refused."""
+    name = retry_topic.removeprefix(RETRY_PREFIX)
+    group = groups.get(name)
+    if group is None and not may_be_made:
+        raise Refused(GROUP_NOT_EXIST, f"subscription group [{name}] does not exist")
+    return group or SubscriptionGroup(name)
 
 
 def redirected(ext: Mapping[str, str], group: SubscriptionGroup) -> Mapping[str, str]:

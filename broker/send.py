@@ -30,7 +30,7 @@ from broker.errors import Refused
 from broker.groups import SubscriptionGroup
 from broker.heldsends import HeldSend, HeldSends
 from broker.parking import internal_topics, park
-from broker.retry import redirected
+from broker.retry import group_of, redirected
 from broker.sendrequest import (
     Outgoing,
     Record,
@@ -44,7 +44,8 @@ from broker.sendrequest import (
     parse_special,
     record_of,
 )
-from broker.state import BrokerState, put_topic
+from broker.sentonce import Key, Once, Repeats, command_size, once_key, sent_once
+from broker.state import BrokerState, put_topic, several
 from broker.topics import (
     DEFAULT_TOPIC,
     DLQ_PREFIX,
@@ -71,7 +72,7 @@ from remoting.codes import RequestCode, ResponseCode
 from remoting.command import JSON, RESPONSE_FLAG, RemotingCommand
 from store.dispatch import SCHEDULE_TOPIC
 from store.frame import Frame
-from store.properties import TAGS, decode_properties, tags_code
+from store.properties import TAGS, UNIQ_KEY, decode_properties, tags_code
 
 log = logging.getLogger("broker.send")
 
@@ -79,6 +80,7 @@ COMMAND_OVERHEAD_BYTES = 64  # at least what one command costs in a frame beside
 WAITING_OVERHEAD_BYTES = 512  # what a waiting send costs besides its record; counts as waiting
 CREATIONS_MAX = 1_000  # topics being auto-created at one time
 NOT_LEADER = "[NOT_LEADER]"
+UNKNOWN_REMARK = "[OUTCOME_UNKNOWN] the message was written but is not known to be committed"
 BATCH_CODE = int(RequestCode.SEND_BATCH_MESSAGE)
 # The message is stored here; the last three say what classic mode's sender waited for in vain.
 STORED_CODES = (
@@ -140,6 +142,8 @@ class SendPath:
         self._held = HeldSends(clock_ms)
         self.disk_full = ""  # why sends are refused; "" when there is room
         self.put_count = 0  # messages stored
+        self.repeat_count = 0  # idempotent sends that were answered and not stored again
+        self._repeats = Repeats()
         # Sends answered, by code and the tag that the remark of a refusal begins with.
         self.results: dict[tuple[int, str], int] = {}
         # Producer group and connection of a half message that is about to be stored; may refuse.
@@ -224,18 +228,11 @@ class SendPath:
         """What is stored of a send to a retry topic (broker.retry)."""
         if code == BATCH_CODE:
             raise Refused(ResponseCode.MESSAGE_ILLEGAL, "a batch holds no retries; none was stored")
-        group = self._retry_group(name)
-        return redirected(ext, group)
+        return redirected(ext, self._retry_group(name))
 
-    def _retry_group(self, retry_topic: str) -> SubscriptionGroup:
-        name = retry_topic.removeprefix(RETRY_PREFIX)
-        group = self._state.groups.get(name)
-        if group is None and not self._config.auto_create_subscription_group:
-            raise Refused(
-                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
-                f"subscription group [{name}] does not exist",
-            )
-        return group or SubscriptionGroup(name)
+    def _retry_group(self, topic: str) -> SubscriptionGroup:
+        may_be_made = self._config.auto_create_subscription_group
+        return group_of(topic, self._state.groups, may_be_made=may_be_made)
 
     def _admit_special(
         self,
@@ -247,11 +244,33 @@ class SendPath:
     ) -> None:
         """A send that may have to be parked. Its sender is told the queue that it chose."""
         message, unique_key = parse_special(ext, body, queue, born_host, self._rules)
+        told_key = UNIQ_KEY in decode_properties(ext.get("i") or "")
+        key = once_key(message.topic, decode_properties(message.properties), told_key)
+        if key is not None and self._is_repeated(key, sender, unique_key):
+            return
         parked = park(message, self._delay_levels_ms)
         if parked.topic == HALF_TOPIC:
             self.on_half(ext["a"], sender[0])
         record = self._own_record(parked)
-        self._room(record[1]).add_parked(record, sender, unique_key, queue.queue_id)
+        group = self._room(record[1], 0 if key is None else command_size(key))
+        if key is not None:
+            group.once = group.once or []
+            group.once.append(Once(len(group.records), key, queue.queue_id))
+            self._repeats.begin(key)
+        group.add_parked(record, sender, unique_key, queue.queue_id)
+
+    def _is_repeated(self, key: Key, sender: Sender, unique_key: str) -> bool:
+        """Whether an idempotent send is one again: answered as the first one was, or will be."""
+        since_ms = max(self.stamp_ms, self._wall_ms()) - self._config.idempotent_window_ms
+        sent = self._state.once.get(key, since_ms)
+        if sent is None:
+            return self._repeats.join(key, sender, self._clock_ms())
+        self.repeat_count += 1
+        if not sender[2]:
+            reply = self._answers[ResponseCode.SUCCESS].success_in
+            place = sent.message_id, sent.queue_id, sent.queue_offset
+            sender[0].write(reply(sender[1], *place, unique_key, sender[3]))
+        return True
 
     def store(self, messages: Sequence[Outgoing], command: bytes, done: Done) -> None:
         """Have the broker's own `messages` stored, in one frame, which also tells the tables
@@ -442,6 +461,8 @@ class SendPath:
         group = groups[0]
         stamp_ms = max(self.stamp_ms, self._wall_ms())
         command = group.command
+        if group.once is not None:
+            command = several([*group.commands, sent_once(group, self._store_host, self._config)])
         frame, positions, offsets, units = cut_frame(
             group.records,
             len(command) + group.size_bytes,
@@ -466,6 +487,8 @@ class SendPath:
         group = groups[0]
         stamp_ms = max(self.stamp_ms, self._wall_ms())
         position = place(group.size_bytes)
+        if group.once is not None:
+            group.commands.append(sent_once(group, self._store_host, self._config))
         data, positions, offsets, units = cut_records(
             group.records, position, stamp_ms, self._store_host
         )
@@ -525,6 +548,15 @@ class SendPath:
                     else:
                         chunks.append(data)
                 at += count
+            if group.once is not None:
+                for once, sender in self._repeats.end(group.once):
+                    self.repeat_count += 1
+                    if not sender[2]:
+                        ids = f"{host}{positions[once.at]:016X}"
+                        data = in_kind(
+                            sender[1], ids, once.queue_id, offsets[once.at], once.key[1], sender[3]
+                        )
+                        writes.setdefault(sender[0], []).append(data)
             self.put_count += at
             self._held_bytes -= group.held_bytes
             group.held_bytes = 0
@@ -610,9 +642,11 @@ class SendPath:
                 self._fail(
                     pending.group,
                     ResponseCode.SYSTEM_ERROR,
-                    "[OUTCOME_UNKNOWN] the message was written but is not known to be committed",
+                    UNKNOWN_REMARK,
                 )
                 pending.group.replies = []
+        for sender in self._repeats.overdue(oldest_ms):
+            self._refuse(sender, ResponseCode.SYSTEM_ERROR, UNKNOWN_REMARK)
 
     def close(self) -> None:
         """The broker stops: whoever still waits is told what is known."""
@@ -634,6 +668,9 @@ class SendPath:
         return f"{NOT_LEADER} leadership changed before the message was replicated; not stored"
 
     def _fail(self, group: Group, code: int, remark: str) -> None:
+        if group.once is not None and remark is not UNKNOWN_REMARK:
+            for _, sender in self._repeats.end(group.once):
+                self._refuse(sender, code, remark)
         for sender, _, _ in group.replies:
             if sender is not OWN:
                 self._refuse(sender, code, remark)

@@ -237,6 +237,8 @@ def stored_properties(text: str, rules: SendRules, special: bool = False) -> tup
         trace = "\x02TRACE_ON\x01" in marked
     elif "\x02DELAY\x01" in marked:
         tags = _tags_unless_special(marked, rules, special)
+    if "\x02IDEMPOTENT\x01true" in marked and not special:
+        raise Special
     at = marked.find("\x02UNIQ_KEY\x01")
     if at >= 0:
         unique_key = marked[at + 10 : marked.index("\x02", at + 10)]
@@ -359,7 +361,7 @@ def parse_batch(
     except Special:
         raise Refused(
             MESSAGE_ILLEGAL,
-            "a batch holds no delayed or transactional messages; none of it was stored",
+            "a batch holds no delayed, transactional or idempotent messages; none was stored",
         ) from None
 
 

@@ -1,7 +1,7 @@
 """Snapshots of the replicated tables under config/, in Apache's JSON shape.
 
     config/topics.json  subscriptionGroup.json  consumerOffset.json  delayOffset.json
-                                                                        each with .bak
+           sentOnce.json (ours)                                         each with .bak
 
 Each file carries `raftAppliedIndex`, the Raft index its table reflects, and `raftChecksum`. They
 save replay and let retention delete old log; they are no second truth: without them the tables are
@@ -34,7 +34,13 @@ DIRECTORY = "config"
 INDEX_KEY = "raftAppliedIndex"
 CHECKSUM_KEY = "raftChecksum"
 log = logging.getLogger("broker.snapshot")
-FILES = ("topics.json", "subscriptionGroup.json", "consumerOffset.json", "delayOffset.json")
+FILES = (
+    "topics.json",
+    "subscriptionGroup.json",
+    "consumerOffset.json",
+    "delayOffset.json",
+    "sentOnce.json",
+)
 
 
 @dataclass(frozen=True, slots=True)

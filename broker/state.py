@@ -17,6 +17,7 @@ applied together with the frame's records becoming visible. `op` says which:
                                                        snapshot, every leader says it again
     {"op":"forget_offsets","topic":name}, {…,"group":name}
     {"op":"delay_progress","level":n,"offset":o}       the level's messages before o are delivered
+    {"op":"sent_once",…}                               see broker.sentonce
     {"op":"several","commands":[command,…]}            one after the other, at one index
 
 put_topic, delete_topic, put_group and delete_group may carry "if": {"versions":[…],"absent":bool},
@@ -45,12 +46,13 @@ from broker.errors import Refused, StateError
 from broker.groups import GroupTable, SubscriptionGroup, group_from_json, group_problem
 from broker.locktable import OwnerChange, change_from_json
 from broker.offsets import Commit, OffsetTable
+from broker.sentonce import SentOnce
 from broker.topics import TopicConfig, TopicTable, topic_from_json, topic_problem
 from broker.versioned import Entry
 from remoting.codes import ResponseCode
 from web.versions import Condition, version_of
 
-Table = TopicTable | GroupTable | OffsetTable | DelayOffsets
+Table = TopicTable | GroupTable | OffsetTable | DelayOffsets | SentOnce
 UNMET_MAX = 1_000  # remembered; whoever proposed one asks right after it is applied
 
 
@@ -73,6 +75,7 @@ class BrokerState:
         self.groups = GroupTable()
         self.offsets = OffsetTable()
         self.delays = DelayOffsets()
+        self.once = SentOnce()
         self.damaged: list[str] = []  # files of a snapshot that could not be read
         self.addresses: dict[str, str] = {}  # node id → client address; bounded by the voters
         self.http_addresses: dict[str, str] = {}  # node id → HTTP API; "": it has none
@@ -87,7 +90,7 @@ class BrokerState:
     @property
     def tables(self) -> tuple[Table, ...]:
         """In the order of broker.snapshot's files."""
-        return self.topics, self.groups, self.offsets, self.delays
+        return self.topics, self.groups, self.offsets, self.delays, self.once
 
     def clear(self) -> None:
         """As at the very beginning."""
@@ -95,14 +98,21 @@ class BrokerState:
         for table, new in zip(self.tables, empty.tables, strict=True):
             table.load(new.to_json(), 0)
 
-    def apply(self, index: int, timestamp_ms: int, payload: bytes | memoryview) -> Change:
-        """Apply the command frame `index`. Raises StateError."""
+    def apply(
+        self, index: int, timestamp_ms: int, payload: bytes | memoryview, records_at: int = 0
+    ) -> Change:
+        """Apply the command of frame `index`, whose records, if there are any, begin at the
+        CommitLog offset `records_at`. Raises StateError."""
         command = decode_command_payload(payload)
         commands = command["commands"] if command.get("op") == "several" else [command]
         topics: list[str] = []
         groups: list[str] = []
         try:
             for command in commands:
+                if command["op"] == "sent_once":
+                    if index > self.once.applied_index:
+                        self.once.take(command, timestamp_ms, records_at)
+                    continue
                 change = self._apply(command, index, timestamp_ms)
                 topics += change.topics
                 groups += change.groups

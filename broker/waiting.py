@@ -14,6 +14,7 @@ from typing import Protocol
 
 from broker.cut import QueueUnits
 from broker.sendrequest import Record
+from broker.sentonce import Once
 from broker.state import several
 from remoting.command import JSON
 from store.frame import Frame
@@ -54,7 +55,8 @@ OWN: Sender = (_Nobody(), 0, 1, JSON)  # one-way
 class Group:
     """Sends that will share a frame. `replies`: (sender, unique key, record count) per send, in
     the order of `records`; `commands` go with the records, `dones` are told how it went.
-    `answered_queues`: of records whose senders hear of another queue, by index, its id."""
+    `once`: the idempotent ones. `answered_queues`: of records whose senders hear of another
+    queue, by index, its id."""
 
     __slots__ = (
         "answered_queues",
@@ -62,6 +64,7 @@ class Group:
         "commands",
         "dones",
         "held_bytes",
+        "once",
         "records",
         "replies",
         "size_bytes",
@@ -73,6 +76,7 @@ class Group:
         self.commands: list[bytes] = []
         self.dones: list[Done] = []
         self.answered_queues: dict[int, int] | None = None
+        self.once: list[Once] | None = None
         self.size_bytes = 0  # of the records
         self.command_bytes = 0  # at least what the commands take together
         self.held_bytes = 0  # with the overhead, as counted against waitingBytesMax

@@ -87,6 +87,7 @@ CORE = [
     "broker/reads.py",
     "broker/registeredtopics.py",
     "broker/retry.py",
+    "broker/sentonce.py",
     "broker/sql92/__init__.py",
     "broker/sql92/nodes.py",
     "broker/sql92/parser.py",

@@ -43,6 +43,7 @@ COMMANDS = [
     delete_topic("U"),
     delete_group("h", offsets=True),
     several([delay_progress(1, 7), delay_progress(2, 1)]),
+    b'{"op":"sent_once","window_ms":9,"max":9,"host":"00","sends":[["T","K",0,3,0]]}',
 ]
 
 
@@ -79,10 +80,10 @@ def test_changes_are_told_only_when_something_changed():
 
 def test_replay_over_any_mixture_of_snapshot_ages_gives_the_same_tables(tmp_path):
     whole = picture(applied(COMMANDS))
-    for ages in [(0, 3, 8, 10), (9, 0, 4, 9), (4, 9, 10, 0), (5, 5, 5, 5)]:
+    for ages in [(0, 3, 8, 10, 11), (9, 0, 4, 9, 11), (4, 9, 11, 0, 8), (5, 5, 5, 5, 5)]:
         disk = OsDisk(str(tmp_path / "-".join(map(str, ages))))
         snapshots = [snapshot.capture(applied(COMMANDS[:age])) for age in ages]
-        mixed = tuple(snapshots[n].tables[n] for n in range(4))
+        mixed = tuple(snapshots[n].tables[n] for n in range(5))
         assert snapshot.write(disk, snapshot.Snapshot(mixed)) == min(ages)
         state = BrokerState()
         assert snapshot.load(disk, state) == min(ages)
@@ -102,12 +103,12 @@ def test_snapshot_is_a_copy_and_falls_back_to_the_one_before(tmp_path):
     assert picture(loaded) == before
     snapshot.write(disk, snapshot.capture(state))
     offsets = tmp_path / "config" / "consumerOffset.json"
-    assert orjson.loads(offsets.read_bytes())["raftAppliedIndex"] == 10
+    assert orjson.loads(offsets.read_bytes())["raftAppliedIndex"] == 11
     for damage in (b"{", b'{"offsetTable":{"T@g":{"0":"x"}},"raftAppliedIndex":3}', b"[]"):
         offsets.write_bytes(damage)
         loaded = BrokerState()
         assert snapshot.load(disk, loaded) == 4
-        assert loaded.topics.applied_index == 10
+        assert loaded.topics.applied_index == 11
         assert loaded.offsets.get("T", "g", 0) == 5
 
 

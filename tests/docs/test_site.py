@@ -6,6 +6,7 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from shutil import copy
 
 import pytest
 
@@ -76,6 +77,26 @@ def test_a_search_finds_the_pages(site: Path) -> None:
     assert "runbooks/replace-node.html" in index
 
 
+def built_elsewhere(directory: Path, nav: str = "") -> subprocess.CompletedProcess[str]:
+    """The build of another `docs`, with our settings."""
+    config = (ROOT / "mkdocs.yml").read_text()
+    (directory / "mkdocs.yml").write_text(config[: config.index("nav:\n  -")] + nav)
+    (directory / "tools").mkdir()
+    copy(ROOT / "tools" / "site_pages.py", directory / "tools")
+    return build(directory)
+
+
+def test_a_page_that_the_navigation_does_not_name_is_found_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "docs" / "deep").mkdir(parents=True)
+    for page in ("index", "named", "deep/new"):
+        (tmp_path / "docs" / f"{page}.md").write_text(f"# The page {page}\n")
+    built = built_elsewhere(tmp_path, "nav:\n  - index.md\n  - Named: [named.md]\n")
+    assert built.returncode == 0, built.stderr
+    front = (tmp_path / "build" / "docs" / "index.html").read_text()
+    assert "More" in front
+    assert 'href="deep/new.html"' in front
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
@@ -85,10 +106,8 @@ def test_a_search_finds_the_pages(site: Path) -> None:
     ],
 )
 def test_what_is_broken_fails_the_build(tmp_path: Path, text: str, complaint: str) -> None:
-    config = (ROOT / "mkdocs.yml").read_text()
-    (tmp_path / "mkdocs.yml").write_text(config[: config.index("nav:\n  -")])
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "index.md").write_text(f"# A page\n\n{text}\n")
-    built = build(tmp_path)
+    built = built_elsewhere(tmp_path)
     assert built.returncode == 1
     assert complaint in built.stderr

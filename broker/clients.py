@@ -1,27 +1,33 @@
 """Who is connected: producers and consumers by group, from heartbeats. Memory of one broker only.
 
+A client that sends a request (section 9.6) is remembered by its connection, too: Java's producers
+heartbeat a broker up to 30 s after they first send there.
+
 A client is known by (group, client id) and reached through its connection. Heartbeats (34) add
 and refresh, 35 and a closed connection remove, silence of `clientExpiryMs` removes too. When a
 consumer group's members or subscriptions change, every member is told with 40 and rebalances.
-Bound: `clientsMax` memberships; beyond that a new one is refused.
+Bound: `clientsMax` memberships; beyond that a new one is refused. REQUESTERS_MAX requesters.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from broker.errors import Refused
 from broker.filters import Subscription, subscription_from_json
+from broker.topics import DLQ_PREFIX, RETRY_PREFIX
 from remoting.codes import LanguageCode, RequestCode, ResponseCode
 from remoting.command import RemotingCommand
 from remoting.errors import BodyError, RemotingError
+from store.properties import decode_properties
 
 log = logging.getLogger("broker.clients")
 
 GROUPS_PER_HEARTBEAT_MAX = 1_000
+REQUESTERS_MAX = 10_000
 SUBSCRIPTIONS_PER_GROUP_MAX = 10_000
 
 
@@ -126,6 +132,8 @@ class ClientTable:
         self._notify_enabled = notify_enabled
         self._on_consumer_group = on_consumer_group
         self._count = 0  # memberships
+        self._requesters: dict[str, ClientConnection] = {}  # client id → where its request came
+        self._requesters_by: dict[ClientConnection, set[str]] = {}
         self._producer_groups: dict[str, set[str]] = {}  # client id → the groups it produces in
         # connection → its memberships: (is consumer, group, client id)
         self._by_connection: dict[ClientConnection, set[tuple[bool, str, str]]] = {}
@@ -208,6 +216,8 @@ class ClientTable:
 
     def closed(self, connection: ClientConnection) -> None:
         """The connection ended: all its memberships go."""
+        for client_id in self._requesters_by.pop(connection, ()):
+            del self._requesters[client_id]
         for consumer, group, client_id in sorted(self._by_connection.pop(connection, set())):
             if self._leave(consumer, group, client_id) and consumer:
                 self._notify(group)
@@ -234,13 +244,33 @@ class ClientTable:
         return found.subscriptions.get(topic) if found is not None else None
 
     def producer_connection(self, client_id: str) -> ClientConnection | None:
-        """Where a client that produces, in whatever group, can be reached: heard last."""
+        """Where a client that produces, in whatever group, can be reached: heard last; or where a
+        request of it came, if there was no heartbeat yet."""
         groups = self._producer_groups.get(client_id, ())
         members = [self.producers[group][client_id] for group in groups]
         reachable = [member for member in members if member.connection.is_open]
         if not reachable:
-            return None
+            requester = self._requesters.get(client_id)
+            return requester if requester is not None and requester.is_open else None
         return max(reachable, key=lambda member: member.last_ms).connection
+
+    def requester(self, connection: ClientConnection, ext: Mapping[str, str]) -> None:
+        """A send with these V2 fields may want a reply. Raises nothing that a send would not."""
+        if ext["b"].startswith((RETRY_PREFIX, DLQ_PREFIX)):
+            return  # its consumer sent it back, not the requester
+        properties = decode_properties(ext.get("i") or "")
+        client_id = properties.get("REPLY_TO_CLIENT")
+        if not client_id or properties.get("MSG_TYPE") == "reply":
+            return
+        before = self._requesters.get(client_id)
+        if before is connection:
+            return
+        if before is None and len(self._requesters) >= REQUESTERS_MAX:
+            return  # its heartbeat will come
+        if before is not None:
+            self._requesters_by[before].discard(client_id)
+        self._requesters[client_id] = connection
+        self._requesters_by.setdefault(connection, set()).add(client_id)
 
     def is_consumer(self, connection: ClientConnection, group: str) -> bool:
         """Whether a consumer of the group speaks over this connection."""

@@ -7,11 +7,12 @@ with the reason; the sender's own time-out is the bound, here TTL or PUSH_TIMEOU
 less. With storeReplyMessageEnable it is stored, too, in `<cluster>_REPLY_TOPIC`, whether it could
 be handed over or not, as in Apache's broker; a reply that could not be stored is one all the same.
 
-Java's producers are known to whom they last heartbeated as leader, for up to 30 s after a change of
-leader. So a leader that does not know the requester asks the replicas that led before it (those
-whose address is known from their leadership) to push the reply; they know it by the ext field
-FORWARDED_FROM, which has the replier's address, and neither store nor pass it on. A requester whose
-leader died is found after its next heartbeat.
+Java's producers heartbeat a broker up to 30 s after it became their leader, or they first sent to
+it. So a requester is known by its requests, too (broker.clients); and a leader that does not know
+it asks the replicas that led before (those whose address is known from their leadership) to push
+the reply: they know it by the ext field FORWARDED_FROM, which has the replier's address, and
+neither store nor pass it on. A requester that sent its request to a leader that died is found after
+its next request or heartbeat.
 """
 
 from __future__ import annotations

@@ -123,6 +123,49 @@ async def test_what_is_no_reply(group, monkeypatch):
     assert (busy.code, busy.remark[:6]) == (ResponseCode.SYSTEM_ERROR, "[BUSY]")
 
 
+async def test_a_requester_is_known_by_its_request(group):
+    broker = await group.leading()
+    await group.create_topic(broker, "T")
+    async with Requester() as requester:
+        for code in (310, 10):
+            for topic, kind, known in (
+                ("%RETRY%cg", "", False),
+                ("T", "MSG_TYPE\x01reply\x02", False),
+                ("T", "", True),
+            ):
+                text = f"REPLY_TO_CLIENT\x01{requester.name}{code}\x02{kind}"
+                ext = SendHeader("pg", topic, "TBW102", 1, 0, 0, 1, 0, text).to_ext(code)
+                command = RemotingCommand.request(code, ext, b"request")
+                assert (await requester.client.invoke(broker.address, command)).code == 0
+                found = broker.clients.producer_connection(f"{requester.name}{code}")
+                assert (found is not None) is known, (code, topic)
+        answer = await reply(group, broker, to=requester.name + "10")
+        assert answer.code == 0, answer.remark
+        assert len(requester.taken) == 1
+    await until(lambda: not broker.clients._requesters)
+
+
+def test_requesters_are_bounded_and_go_with_their_connection(monkeypatch):
+    monkeypatch.setattr("broker.clients.REQUESTERS_MAX", 2)
+    clients = table()
+    first, second = FakeConnection(), FakeConnection()
+
+    def ask(connection, name):
+        clients.requester(connection, {"b": "T", "i": f"REPLY_TO_CLIENT\x01{name}\x02"})
+
+    for name in "abc":
+        ask(first, name)
+    assert clients.producer_connection("b") is first
+    assert clients.producer_connection("c") is None
+    ask(second, "b")
+    assert clients.producer_connection("b") is second
+    clients.closed(first)
+    assert clients.producer_connection("a") is None
+    assert clients.producer_connection("b") is second
+    ask(first, "c")
+    assert clients.producer_connection("c") is first
+
+
 async def test_after_a_hand_over_the_former_leader_is_asked(tmp_path):
     async with Group(tmp_path, 3) as group:
         first = await group.leading()
@@ -147,15 +190,16 @@ async def test_after_a_hand_over_the_former_leader_is_asked(tmp_path):
             assert len(requester.taken) == 1
 
 
-def test_producers_are_found_by_their_client_id():
-    def table():
-        return ClientTable(
-            clients_max=10,
-            expiry_ms=100,
-            notify_enabled=lambda _: True,
-            on_consumer_group=lambda _: None,
-        )
+def table():
+    return ClientTable(
+        clients_max=10,
+        expiry_ms=100,
+        notify_enabled=lambda _: True,
+        on_consumer_group=lambda _: None,
+    )
 
+
+def test_producers_are_found_by_their_client_id():
     def beat(clients, connection, now_ms, *groups):
         fields = {"clientID": "c", "producerDataSet": [{"groupName": g} for g in groups]}
         clients.heartbeat(connection, fields, 0, 0, now_ms)

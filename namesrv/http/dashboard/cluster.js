@@ -103,8 +103,8 @@ function card(app, group, faults) {
       h("div", { class: "buttons" },
         !classic(group) && [
           h("button", { type: "button", "data-do": "transfer", "data-group": group.name, disabled: app.me.role === "viewer" }, "Transfer leadership…"),
-          h("button", { type: "button", class: "quiet", "data-do": "preferred", "data-group": group.name, disabled: app.me.role === "viewer" }, "Preferred leader…"),
-          h("button", { type: "button", class: "quiet", "data-do": "members", "data-group": group.name, disabled: app.me.role !== "admin" }, "Members…"),
+          h("button", { type: "button", "data-do": "preferred", "data-group": group.name, disabled: app.me.role === "viewer" }, "Preferred leader…"),
+          h("button", { type: "button", "data-do": "members", "data-group": group.name, disabled: app.me.role !== "admin" }, "Members…"),
         ])),
     h("div", { class: "replicas" }, group.brokers.map((broker) => replica(app, group, broker, findings, faults))),
     group.lastFailover && !classic(group) && h("div", { class: "block", "data-key": "failover" },
@@ -138,8 +138,10 @@ function replica(app, group, broker, findings, faults) {
   const unit = classic(group) ? bytes(lag) : plural(lag, "frame");
   const role = leading && node.leaderReady === false && node.mode !== "classic" ? `${node.role}, not ready` : node.role;
   return h("div", { class: `replica ${leading ? "leader" : ""} ${mine.length ? "differs" : ""}`, "data-key": broker.address },
-    h("div", { class: "who" }, h("strong", null, replicaName(broker.name)), h("span", { class: `role ${node.role}` }, role),
-      group.preferredLeader === broker.name && h("span", { class: "tag", title: "leads whenever it can" }, "preferred")),
+    h("div", { class: "who" },
+      h("span", null, h("strong", null, replicaName(broker.name)),
+        group.preferredLeader === broker.name && [" ", h("span", { class: "tag", title: "leads whenever it can" }, "preferred")]),
+      h("span", { class: `role ${node.role}` }, role)),
     h("p", { class: "muted mono" }, broker.address),
     h("p", null, leading
       ? [`${rate(node.rates?.sendsPerS ?? 0)} sends/s · ${rate(node.rates?.pullsPerS ?? 0)} pulls/s`, bar(1, "good")]

@@ -1,4 +1,4 @@
-"""The client room: producer, push consumer and admin for RocketMQ-compatible clusters.
+"""The client room: producers, consumers and admin for RocketMQ-compatible clusters.
 
 asyncio first; `client.sync` has blocking versions. See docs/architecture.md.
 """
@@ -53,7 +53,13 @@ from client.pull import PullConfig
 from client.pullconsumer import PullConsumer, PullResult, PullStatus
 from client.route import TopicRouteData
 from client.sending import SendConfig
-from client.sync import BlockingConsumer, BlockingProducer
+from client.sync import (
+    BlockingConsumer,
+    BlockingLitePullConsumer,
+    BlockingProducer,
+    BlockingPullConsumer,
+    BlockingTransactionProducer,
+)
 from client.transaction import (
     TransactionListener,
     TransactionProducer,
@@ -69,7 +75,10 @@ __all__ = [
     "AllocateMachineRoomNearby",
     "AllocationStrategy",
     "BlockingConsumer",
+    "BlockingLitePullConsumer",
     "BlockingProducer",
+    "BlockingPullConsumer",
+    "BlockingTransactionProducer",
     "BrokerRefused",
     "BrokerUnreachable",
     "CacheLimits",

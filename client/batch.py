@@ -17,14 +17,14 @@ _ITEM_BYTES = 22  # five int32 and an int16 around body and properties
 _KEY = "0" * 32
 
 
-def batch_item_size(message: Message, suffix: str = "") -> int:
+def batch_item_size(message: Message) -> int:
     """Bytes that the message takes in a batch. Raises InvalidMessage."""
-    properties = encoded_properties(message, message.unique_key or _KEY) + suffix
+    properties = encoded_properties(message, message.unique_key or _KEY)
     return _ITEM_BYTES + len(message.body) + len(properties.encode())
 
 
 def split_batch(
-    messages: Sequence[Message], size_bytes_max: int = SPLIT_SIZE_BYTES, suffix: str = ""
+    messages: Sequence[Message], size_bytes_max: int = SPLIT_SIZE_BYTES
 ) -> Iterator[list[Message]]:
     """Cut into batches of at most `size_bytes_max`, order kept. Raises InvalidMessage for a
     message that is larger alone, or a bound above 4 MiB."""
@@ -33,7 +33,7 @@ def split_batch(
     batch: list[Message] = []
     batch_bytes = 0
     for message in messages:
-        size = batch_item_size(message, suffix)
+        size = batch_item_size(message)
         if size > size_bytes_max:
             raise InvalidMessage(f"a message of {size} bytes is over {size_bytes_max}")
         if batch and batch_bytes + size > size_bytes_max:

@@ -207,8 +207,10 @@ class LitePullConsumer:
         self, offsets: Mapping[MessageQueue, int] | None = None
     ) -> dict[MessageQueue, int]:
         """Commit `offsets`, or all that was handed out; returns what brokers confirmed."""
-        chosen = self._polled if offsets is None else offsets
-        return await self._commit({q: o for q, o in chosen.items() if q in self._workers})
+        given = self._polled if offsets is None else offsets
+        chosen = {queue: offset for queue, offset in given.items() if queue in self._workers}
+        self._processed.update(chosen)  # auto-commit does not go back behind it
+        return await self._commit(chosen)
 
     async def committed(self, queue: MessageQueue) -> int | None:
         """What the group committed (broadcasting: this member), None for nothing."""

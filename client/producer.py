@@ -22,6 +22,7 @@ from client.errors import (
     CODE_NO_ROUTE,
     ClientClosed,
     ClientError,
+    InvalidMessage,
     NameServerUnreachable,
     NoRoute,
     SendFailed,
@@ -175,8 +176,10 @@ class Producer:
         comma lists, `queue_offset` is the first one's. Errors as `send`."""
         engine = self._running()
         deadline = engine.now() + timeout_ms / 1000
+        if self.config.idempotent:
+            raise InvalidMessage("brokers take no idempotent batches")
         keys = [message.unique_key or self._keys.next() for message in messages]
-        item = outgoing_batch(messages, keys, int(time.time() * 1000), self._suffix)
+        item = outgoing_batch(messages, keys, int(time.time() * 1000))
         return await self._send_item(item, messages[0].topic, queue, deadline)
 
     async def send_split(
@@ -190,7 +193,7 @@ class Producer:
         after the other. What an error leaves unsent: `SplitFailed.unsent`, its cause the error."""
         results: list[SendResult] = []
         done = 0
-        for batch in list(split_batch(messages, size_bytes_max, self._suffix)):
+        for batch in list(split_batch(messages, size_bytes_max)):
             try:
                 results.append(await self.send_batch(batch, timeout_ms, queue))
             except ClientError as error:
@@ -328,7 +331,7 @@ class Producer:
             compression=self.config.compression,
             code=code,
             sys_flag=sys_flag,
-            suffix=self._suffix + suffix,
+            suffix=suffix if code == SEND_REPLY_MESSAGE_V2 else self._suffix + suffix,
         )
 
     async def _send_item(
@@ -385,7 +388,10 @@ class Producer:
         return fit or publication.next()
 
     def _alternative(self, pending: Pending) -> MessageQueue | None:
-        """A queue of another group that is in good health, for a send that failed in its own."""
+        """A queue of another group that is in good health, for a send that failed in its own. Not
+        for an idempotent one that its own group may have: only that group would know it again."""
+        if self.config.idempotent and pending.unknown:
+            return None
         publication = self._publications.get(pending.queue.topic)
         engine = self._engine
         if publication is None or publication.single_group or engine is None:

@@ -121,7 +121,7 @@ def outgoing(
 
 
 def outgoing_batch(
-    messages: Sequence[Message], unique_keys: Sequence[str], born_ms: int, suffix: str = ""
+    messages: Sequence[Message], unique_keys: Sequence[str], born_ms: int
 ) -> OutgoingSend:
     """Encode messages of one topic as one batch (section 4.1). Raises InvalidMessage.
 
@@ -140,7 +140,7 @@ def outgoing_batch(
     for message, key in zip(messages, unique_keys, strict=True):
         if not message.body:
             raise InvalidMessage("body is empty")
-        properties = (encoded_properties(message, key) + suffix).encode()
+        properties = encoded_properties(message, key).encode()
         body = message.body
         size = _BATCH_ITEM.size + len(body) + _PROPERTIES_LENGTH.size + len(properties)
         parts.append(_BATCH_ITEM.pack(size, 0, 0, message.flag, len(body)))

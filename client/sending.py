@@ -44,7 +44,8 @@ SLOW_MS = 550  # below this, an answer needs no entry in the fault table
 class SendConfig:
     """Times in milliseconds. `retry_unknown` False: an attempt with an unknown outcome ends the
     send instead of being repeated, so nothing is ever stored twice. `idempotent`: every message has
-    the property IDEMPOTENT=true, by which a broker that knows it stores a repeated one once."""
+    the property IDEMPOTENT=true, by which a broker that knows it stores a repeated one once; an
+    attempt of unknown outcome is repeated in its own group only, and batches are refused."""
 
     attempt_timeout_ms: int = 1000
     scout_timeout_ms: int = 300

@@ -7,20 +7,25 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
+from client.batch import SPLIT_SIZE_BYTES
 from client.consumer import ConsumerConfig, PushConsumer
 from client.errors import ClientClosed
-from client.message import ConsumeResult, Message, MessageExt, MessageQueue, SendResult
+from client.listen import ListenerAnswer
+from client.litepull import LitePullConfig, LitePullConsumer
+from client.message import Message, MessageExt, MessageQueue, SendResult
 from client.producer import Producer, Selector
+from client.pullconsumer import PullConsumer
 from client.sending import SendConfig
 from client.subscription import ALL
+from client.transaction import TransactionProducer, TransactionResult, TransactionState
 
 T = TypeVar("T")
-BlockingListener = Callable[[list[MessageExt]], ConsumeResult | None]
+BlockingListener = Callable[[list[MessageExt]], ListenerAnswer]
 
 
 class LoopThread:
@@ -69,8 +74,11 @@ class BlockingProducer:
     def __init__(
         self, group: str, namesrv: str | Sequence[str], *, config: SendConfig | None = None
     ) -> None:
-        self._producer = Producer(group, namesrv, config=config)
+        self._producer = self._new(group, namesrv, config)
         self._thread = LoopThread(f"producer {group}")
+
+    def _new(self, group: str, namesrv: str | Sequence[str], config: SendConfig | None) -> Producer:
+        return Producer(group, namesrv, config=config)
 
     def __enter__(self) -> BlockingProducer:
         self.start()
@@ -115,6 +123,84 @@ class BlockingProducer:
     ) -> None:
         self._thread.run(self._producer.send_oneway(message, timeout_ms, queue))
 
+    def send_split(
+        self,
+        messages: Sequence[Message],
+        size_bytes_max: int = SPLIT_SIZE_BYTES,
+        timeout_ms: int = 3000,
+        queue: MessageQueue | None = None,
+    ) -> list[SendResult]:
+        return self._thread.run(
+            self._producer.send_split(messages, size_bytes_max, timeout_ms, queue)
+        )
+
+    def request(
+        self, message: Message, timeout_ms: int = 3000, queue: MessageQueue | None = None
+    ) -> MessageExt:
+        return self._thread.run(self._producer.request(message, timeout_ms, queue))
+
+    def reply(self, request: MessageExt, body: bytes, timeout_ms: int = 3000) -> SendResult:
+        """May be called from a BlockingConsumer's listener."""
+        return self._thread.run(self._producer.reply(request, body, timeout_ms))
+
+
+class BlockingTransactionListener(Protocol):
+    """`TransactionListener` whose methods block; they run in threads."""
+
+    def execute(self, message: Message, arg: Any) -> TransactionState: ...
+
+    def check(self, message: MessageExt) -> TransactionState: ...
+
+
+class BlockingTransactionProducer(BlockingProducer):
+    """`TransactionProducer` with blocking calls; its listener runs in a pool of `threads`."""
+
+    def __init__(
+        self,
+        group: str,
+        namesrv: str | Sequence[str],
+        listener: BlockingTransactionListener,
+        *,
+        config: SendConfig | None = None,
+        threads: int = 8,
+    ) -> None:
+        self._listener = listener
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix=f"transactions {group}")
+        super().__init__(group, namesrv, config=config)
+
+    def __enter__(self) -> BlockingTransactionProducer:
+        self.start()
+        return self
+
+    def _new(
+        self, group: str, namesrv: str | Sequence[str], config: SendConfig | None
+    ) -> TransactionProducer:
+        return TransactionProducer(group, namesrv, self, config=config)
+
+    def send_in_transaction(
+        self,
+        message: Message,
+        arg: Any = None,
+        timeout_ms: int = 3000,
+        queue: MessageQueue | None = None,
+    ) -> TransactionResult:
+        assert isinstance(self._producer, TransactionProducer)
+        return self._thread.run(self._producer.send_in_transaction(message, arg, timeout_ms, queue))
+
+    def stop(self) -> None:
+        super().stop()
+        self._pool.shutdown()
+
+    async def execute(self, message: Message, arg: Any) -> TransactionState:
+        """For the producer, on its loop."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pool, self._listener.execute, message, arg)
+
+    async def check(self, message: MessageExt) -> TransactionState:
+        """For the producer, on its loop."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pool, self._listener.check, message)
+
 
 class BlockingConsumer:
     """`PushConsumer` whose listener blocks: it runs in a pool of `threads` threads."""
@@ -145,9 +231,9 @@ class BlockingConsumer:
     ) -> None:
         self.stop()
 
-    def subscribe(self, topic: str, expression: str = ALL) -> None:
+    def subscribe(self, topic: str, expression: str = ALL, expression_type: str = "TAG") -> None:
         """Before `start`."""
-        self._consumer.subscribe(topic, expression)
+        self._consumer.subscribe(topic, expression, expression_type)
 
     def start(self) -> None:
         self._thread.start()
@@ -161,6 +247,118 @@ class BlockingConsumer:
         self._thread.stop()
         self._pool.shutdown()
 
-    async def _listen(self, messages: list[MessageExt]) -> ConsumeResult | None:
+    async def _listen(self, messages: list[MessageExt]) -> ListenerAnswer:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._pool, self._listener, messages)
+
+
+class BlockingLitePullConsumer:
+    """`LitePullConsumer` with blocking calls."""
+
+    def __init__(
+        self, group: str, namesrv: str | Sequence[str], *, config: LitePullConfig | None = None
+    ) -> None:
+        self._consumer = LitePullConsumer(group, namesrv, config=config)
+        self._thread = LoopThread(f"lite pull {group}")
+
+    def __enter__(self) -> BlockingLitePullConsumer:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        self._thread.start()
+        self._thread.run(self._consumer.start())
+
+    def stop(self) -> None:
+        self._thread.run(self._consumer.stop())
+        self._thread.stop()
+
+    @property
+    def assignment(self) -> tuple[MessageQueue, ...]:
+        return self._consumer.assignment
+
+    def subscribe(self, topic: str, expression: str = ALL, expression_type: str = "TAG") -> None:
+        """Before `start`."""
+        self._consumer.subscribe(topic, expression, expression_type)
+
+    def assign(self, queues: Sequence[MessageQueue], expression: str = ALL) -> None:
+        self._thread.run(self._consumer.assign(queues, expression))
+
+    def fetch_queues(self, topic: str) -> tuple[MessageQueue, ...]:
+        return self._thread.run(self._consumer.fetch_queues(topic))
+
+    def poll(self, timeout_ms: int = 5_000, count_max: int = 0) -> list[MessageExt]:
+        return self._thread.run(self._consumer.poll(timeout_ms, count_max))
+
+    def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> dict[MessageQueue, int]:
+        return self._thread.run(self._consumer.commit(offsets))
+
+    def committed(self, queue: MessageQueue) -> int | None:
+        return self._thread.run(self._consumer.committed(queue))
+
+    def seek(self, queue: MessageQueue, offset: int) -> None:
+        self._thread.run(self._consumer.seek(queue, offset))
+
+    def pause(self, queues: Sequence[MessageQueue]) -> None:
+        self._thread.run(_called(self._consumer.pause, queues))
+
+    def resume(self, queues: Sequence[MessageQueue]) -> None:
+        self._thread.run(_called(self._consumer.resume, queues))
+
+
+class BlockingPullConsumer:
+    """`PullConsumer` with blocking calls."""
+
+    def __init__(self, group: str, namesrv: str | Sequence[str]) -> None:
+        self._consumer = PullConsumer(group, namesrv)
+        self._thread = LoopThread(f"pull {group}")
+
+    def __enter__(self) -> BlockingPullConsumer:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        self._thread.start()
+        self._thread.run(self._consumer.start())
+
+    def stop(self) -> None:
+        self._thread.run(self._consumer.stop())
+        self._thread.stop()
+
+    def queues(self, topic: str) -> tuple[MessageQueue, ...]:
+        return self._thread.run(self._consumer.queues(topic))
+
+    def fetch(
+        self, queue: MessageQueue, count_max: int = 32, expression: str = ALL, wait_ms: int = 0
+    ) -> list[MessageExt]:
+        return self._thread.run(self._consumer.fetch(queue, count_max, expression, wait_ms=wait_ms))
+
+    def seek(self, queue: MessageQueue, offset: int) -> None:
+        self._thread.run(_called(self._consumer.seek, queue, offset))
+
+    def commit(self, queue: MessageQueue, offset: int | None = None) -> None:
+        self._thread.run(self._consumer.commit(queue, offset))
+
+    def committed(self, queue: MessageQueue) -> int | None:
+        return self._thread.run(self._consumer.committed(queue))
+
+
+async def _called(function: Callable[..., None], *arguments: Any) -> None:
+    """On the loop: what is there belongs to it."""
+    function(*arguments)

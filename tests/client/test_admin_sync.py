@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 
 from client import (
     Admin,
     BlockingConsumer,
+    BlockingLitePullConsumer,
     BlockingProducer,
+    BlockingPullConsumer,
+    BlockingTransactionProducer,
     BrokerRefused,
     BrokerUnreachable,
     ClientClosed,
     ConsumeFrom,
     ConsumerConfig,
+    LitePullConfig,
     Message,
     MessageExt,
     NameServerUnreachable,
     NoRoute,
     PullConfig,
+    RequestTimedOut,
     SendFailed,
+    TransactionState,
 )
 from remoting.codes import RequestCode
 from tests.client.fakes import FakeCluster, queue, until
+from tests.client.test_transaction import check_back
 
 
 async def test_cluster_topics_and_route() -> None:
@@ -115,3 +123,70 @@ async def test_blocking_producer_and_consumer() -> None:
         await asyncio.to_thread(consumer.stop)
         assert sorted(seen) == [b"0", b"1", b"2", b"3", b"4"]
         assert sum(cluster.logs["g0"].offsets.values()) == 5
+
+
+async def test_blocking_pull_and_lite_pull() -> None:
+    async with FakeCluster({"g0": 1}, queues=1) as cluster:
+        for number in range(10):
+            cluster.logs["g0"].append("T", 0, b"%d" % number)
+
+        def pull() -> list[bytes]:
+            with BlockingPullConsumer("g", cluster.namesrv) as consumer:
+                (queue,) = consumer.queues("T")
+                got = consumer.fetch(queue, 4)
+                consumer.seek(queue, 2)
+                got += consumer.fetch(queue, 1)
+                consumer.commit(queue)
+                assert consumer.committed(queue) == 3
+            return [message.body for message in got]
+
+        def poll() -> list[bytes]:
+            config = LitePullConfig(pull=PullConfig(suspend_ms=200))
+            with BlockingLitePullConsumer("g", cluster.namesrv, config=config) as consumer:
+                consumer.assign(consumer.fetch_queues("T"))
+                (queue,) = consumer.assignment
+                got = consumer.poll(10_000, 3)
+                assert consumer.commit() == {queue: 6}
+                consumer.pause([queue])
+                consumer.seek(queue, 8)
+                assert consumer.poll(20) == []
+                consumer.resume([queue])
+                got += consumer.poll(10_000)
+                assert consumer.committed(queue) == 6
+            return [message.body for message in got]
+
+        assert await asyncio.to_thread(pull) == [b"0", b"1", b"2", b"3", b"2"]
+        assert await asyncio.to_thread(poll) == [b"3", b"4", b"5", b"8", b"9"]
+
+
+async def test_blocking_transactions_and_requests() -> None:
+    threads: list[str] = []
+
+    class Blocks:
+        def execute(self, message: Message, arg: object) -> TransactionState:
+            threads.append(threading.current_thread().name)
+            return TransactionState.COMMIT
+
+        def check(self, message: MessageExt) -> TransactionState:
+            threads.append(threading.current_thread().name)
+            return TransactionState.ROLLBACK
+
+    async with FakeCluster({"g0": 1}) as cluster:
+        broker = cluster.brokers["g0"][0]
+
+        def produce() -> None:
+            with BlockingTransactionProducer("tp", cluster.namesrv, Blocks()) as producer:
+                result = producer.send_in_transaction(Message("T", b"half"))
+                assert result.confirmed
+                loop.call_soon_threadsafe(lambda: broker.push(check_back(cluster)))
+                with pytest.raises(RequestTimedOut):
+                    producer.request(Message("T", b"ping"), 200)
+                assert asked.wait(10)
+
+        loop = asyncio.get_running_loop()
+        asked = threading.Event()
+        producing = asyncio.create_task(asyncio.to_thread(produce))
+        await until(lambda: broker.count(RequestCode.END_TRANSACTION) == 2)
+        asked.set()
+        await producing
+    assert len(threads) == 2 and all(name.startswith("transactions") for name in threads)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
+from dataclasses import replace
 
 import pytest
 
@@ -490,12 +491,21 @@ async def test_what_cannot_be_a_batch(messages: list[Message]) -> None:
             await producer.send_batch(messages)
 
 
-async def test_idempotent_sends_say_so() -> None:
-    async with FakeCluster({"g0": 1}) as cluster:
-        config = SendConfig(idempotent=True)
+async def test_idempotent_sends_say_so_and_stay_in_their_group() -> None:
+    config = replace(QUICK, idempotent=True)
+    async with FakeCluster({"g0": 1, "g1": 1}) as cluster:
         async with Producer("p", cluster.namesrv, config=config) as producer:
-            await producer.send(Message("T", b"x"), queue=queue(0))
-            await producer.send_batch([Message("T", b"x"), Message("T", b"y")], queue=queue(0))
-        one, batch = cluster.brokers["g0"][0].requests[-3:-1]
-        assert SendHeader.parse(one.ext).properties.endswith("\x02IDEMPOTENT\x01true\x02")
-        assert batch.body.count(b"IDEMPOTENT\x01true\x02") == 2
+            for name in ("g0", "g1"):  # both are known to lead
+                await producer.send(Message("T", b"x"), queue=queue(0, name))
+            one = cluster.brokers["g0"][0].received(RequestCode.SEND_MESSAGE_V2)[-1]
+            assert SendHeader.parse(one.ext).properties.endswith("\x02IDEMPOTENT\x01true\x02")
+            for number in range(4):
+                for name in ("g0", "g1"):
+                    cluster.brokers[name][0].script.append((1, "[OUTCOME_UNKNOWN]"))
+                result = await producer.send(Message("T", b"%d" % number))
+                assert result.attempts == 2
+                (other,) = {"g0", "g1"} - {result.queue.broker_name}
+                assert cluster.brokers[other][0].script, "nothing went to the other group"
+                cluster.brokers[other][0].script.clear()
+            with pytest.raises(InvalidMessage):
+                await producer.send_batch([Message("T", b"x")])

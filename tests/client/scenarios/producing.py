@@ -164,6 +164,24 @@ async def ordered_sends(cluster: Cluster) -> None:
         assert numbers == sorted(numbers), "an attempt twice at most, never out of order"
 
 
+async def idempotent_sends(cluster: Cluster) -> None:
+    """Sent again by the application, over a failover: stored once, answered as the first time."""
+    topic, seen = await topic_of(cluster), Seen()
+    config = SendConfig(idempotent=True)
+    async with Producer(fresh("P"), cluster.namesrv, config=config) as producer:
+        messages = [Message(topic, b"%d" % n) for n in range(10)]
+        first = [await producer.send(message, SEND_MS) for message in messages]
+        for message, result in zip(messages, first, strict=True):
+            message.unique_key = result.msg_id
+        await cluster.fail_over()
+        again = [await producer.send(message, SEND_MS) for message in messages]
+        await producer.send(Message(topic, b"end"), SEND_MS)
+        async with consumer_of(cluster, topic, seen):
+            await seen.has([b"end", *(message.body for message in messages)])
+    assert set(seen.bodies.values()) == {1}
+    assert [r.offset_msg_id for r in again] == [r.offset_msg_id for r in first]
+
+
 async def compressed_bodies(cluster: Cluster) -> None:
     topic, seen = await topic_of(cluster), Seen()
     bodies = []
@@ -272,6 +290,7 @@ SCENARIOS = (
     one_way_sends,
     batches,
     ordered_sends,
+    idempotent_sends,
     compressed_bodies,
     delayed_messages,
     transactions,

@@ -3,6 +3,7 @@
 # look at the compose file on any Debian machine. Needs root, apt and pip.
 #
 #   tools/compose-offline.sh up [SERVICE...]   from nothing to running containers; what took how long is in STATE/times
+#   tools/compose-offline.sh tools             the image of the profiles chaos and audit, once the engine is up
 #   tools/compose-offline.sh compose ARG...    docker compose in this project (ps, logs, kill, pause ...)
 #   tools/compose-offline.sh docker ARG...     the docker client against that engine
 #   tools/compose-offline.sh in COMMAND...     run COMMAND inside the engine's namespaces (published ports are there)
@@ -11,17 +12,20 @@
 #
 # The engine is Debian's, in a network, mount, pid and cgroup namespace of its own with no route out: the machine's
 # firewall and sysctls stay as they were, and all its processes end with it. The base image is a stand-in for
-# python:3.11-slim out of this machine's own files, with the wheels that the project needs (pyproject.toml, as requirements.txt
-# pins them) carried in; the project's own Dockerfile runs unchanged.
+# python:3.11-slim-bookworm out of this machine's own files, with the wheels that the project needs (pyproject.toml, as
+# requirements.txt pins them) carried in, and for the tools this machine's Java and Spark; the Dockerfiles run unchanged.
 #
 # Environment:
 #   STATE       working folder (default: ${TMPDIR:-/tmp}/raftmq-compose), kept between runs as a cache
-#   PYTHON      the interpreter, 3.11, that goes into the image, and whose pip gathers the wheels (default: python3)
-#   EXTRAS      optional dependencies of the project that are carried in, too, e.g. "audit" (default: none)
+#   PYTHON      the interpreter, 3.11, that goes into the image, and whose pip gathers the wheels (default: python3);
+#               for the tools, one that has the packages of the project's extras audit and report (.venv/bin/python)
 set -euo pipefail
 STATE=${STATE:-${TMPDIR:-/tmp}/raftmq-compose}; mkdir -p "$STATE"/{run,cfg,ctx/wheels}
-PYTHON=${PYTHON:-python3}; EXTRAS=${EXTRAS:-}
-PROJECT=$(cd "$(dirname "$0")/.." && pwd); IMAGE=raftmq:local; BASE=python:3.11-slim
+PYTHON=${PYTHON:-python3}
+PROJECT=$(cd "$(dirname "$0")/.." && pwd); IMAGE=raftmq:local; TOOLS=raftmq-tools:local; BASE=python:3.11-slim-bookworm
+# What the harness in a container is given is this engine, not the machine's.
+export RAFTMQ_ENGINE_SOCKET=$STATE/run/docker.sock RAFTMQ_ENGINE_VOLUMES=$STATE/data/volumes
+PROFILES=classic,chaos,audit,monitoring
 export COMPOSE_PROJECT_NAME=raftmq DOCKER_HOST=unix://$STATE/run/docker.sock DOCKER_CONFIG=$STATE/cfg
 
 T0=$(date +%s%N); LAST=$T0
@@ -38,6 +42,8 @@ compose() {
   if docker compose version >/dev/null 2>&1; then docker compose "$@"; else docker-compose "$@"; fi
 }
 
+empty() { COMPOSE_PROFILES=$PROFILES compose down -v --remove-orphans; }
+
 packages() {
   local want="docker.io docker-compose iptables tini"
   if ! dpkg -s $want >/dev/null 2>&1; then
@@ -51,13 +57,12 @@ packages() {
 
 wheels() { # the images have no way out, so what the project needs is carried in; in the background of the packages
   local need stamp
-  stamp=$(cat "$PROJECT/pyproject.toml" "$PROJECT/requirements.txt" <(echo "$EXTRAS") | sha256sum)
+  stamp=$(cat "$PROJECT/pyproject.toml" "$PROJECT/requirements.txt" | sha256sum)
   [ "$(cat "$STATE/wheels.stamp" 2>/dev/null)" != "$stamp" ] || return 0
-  mapfile -t need < <("$PYTHON" - "$PROJECT/pyproject.toml" $EXTRAS <<'P'
+  mapfile -t need < <("$PYTHON" - "$PROJECT/pyproject.toml" <<'P'
 import sys, tomllib
-t = tomllib.load(open(sys.argv[1], "rb")); extras = t["project"].get("optional-dependencies", {})
-need = [*t["project"]["dependencies"], *t["build-system"]["requires"], *(d for e in sys.argv[2:] for d in extras[e])]
-print("\n".join(dict.fromkeys(need)))
+t = tomllib.load(open(sys.argv[1], "rb"))
+print("\n".join(dict.fromkeys([*t["project"]["dependencies"], *t["build-system"]["requires"]])))
 P
 )
   "$PYTHON" -m pip wheel -q --disable-pip-version-check --prefer-binary -c "$PROJECT/requirements.txt" \
@@ -117,7 +122,11 @@ I
   setsid nohup unshare -m -n -C -p --fork --kill-child --mount-proc bash "$STATE/run/inside.sh" "$STATE" >"$STATE/dockerd.log" 2>&1 </dev/null &
   local outer=$!
   for _ in $(seq 100); do pgrep -P $outer >"$STATE/run/inner.pid" && break; sleep .02; done
-  for _ in $(seq 100); do docker version >/dev/null 2>&1 && { step "engine up (in its own namespaces)"; return; }; sleep .1; done
+  for _ in $(seq 100); do docker version >/dev/null 2>&1 && break; sleep .1; done
+  if docker version >/dev/null 2>&1; then
+    empty >"$STATE/down.log" 2>&1 || { tail -5 "$STATE/down.log"; die "what an engine that was cut off has left cannot be removed"; }
+    step "engine up (in its own namespaces)"; return
+  fi
   tail -5 "$STATE/dockerd.log"; die "dockerd did not come up"
 }
 
@@ -138,6 +147,50 @@ D
   step "image: $IMAGE, $(( $(docker image inspect -f '{{.Size}}' $IMAGE)/1000000 )) MB"
 }
 
+tools_base() { # this machine's Java, and the packages of the audit and the report as PYTHON has them: written once, never packed
+  local home container; home=$("$PROJECT/tools/find-java.sh"); container=$(docker create $BASE)
+  "$PYTHON" - "$home" "$PROJECT/pyproject.toml" <<'P' | docker cp - "$container:/"
+import os, re, subprocess, sys, tarfile, tomllib
+from importlib.metadata import distribution
+from pathlib import Path
+home = Path(sys.argv[1]).resolve(); merged = Path("/lib").is_symlink()
+def real(path): return re.sub(r"^/(lib\w*)/", r"/usr/\1/", path) if merged else path
+left_out = {"jmods", "legal", "man", "include", "demo", "src.zip"}
+files = {}
+for folder, folders, names in os.walk(home):
+    folders[:] = [f for f in folders if f not in left_out]
+    files |= {str(p): p for name in names if name not in left_out and (p := Path(folder, name)).exists()}
+elf = [str(p) for p in files.values() if p.open("rb").read(4) == b"\x7fELF"]
+found = subprocess.run(["ldd", *elf], capture_output=True, text=True).stdout
+files |= {real(p): Path(p) for p in re.findall(r"=> (/\S+) \(0x", found) if not Path(p).is_relative_to(home)}
+extras = tomllib.loads(Path(sys.argv[2]).read_text())["project"]["optional-dependencies"]
+wanted, seen = [*extras["audit"], *extras["report"]], set()
+while wanted:
+    need = wanted.pop()
+    if "extra ==" in need or (name := re.match(r"[\w.-]+", need)[0].lower()) in seen: continue
+    seen.add(name); package = distribution(name); wanted += package.requires or ()
+    inside = f"/usr/local/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
+    files |= {f"{inside}/{f}": Path(f.locate()) for f in package.files if not str(f).startswith("..") and f.locate().exists()}
+with tarfile.open(fileobj=sys.stdout.buffer, mode="w|", dereference=True) as tar:
+    for name, path in files.items(): tar.add(path, name.lstrip("/"))
+    link = tarfile.TarInfo("usr/local/bin/java"); link.type, link.linkname = tarfile.SYMTYPE, str(home / "bin" / "java"); tar.addfile(link)
+P
+  docker commit "$container" local/tools; docker rm "$container"
+}
+
+tools() {
+  alive || die "no engine running"
+  local stamp; stamp=$(cat "$PROJECT/pyproject.toml" "$PROJECT/requirements.txt" | sha256sum)
+  if [ "$(cat "$STATE/tools.stamp" 2>/dev/null)" != "$stamp" ] || ! docker image inspect local/tools >/dev/null 2>&1; then
+    tools_base >"$STATE/tools.log" 2>&1 || { tail -5 "$STATE/tools.log"; die "no base image of the tools (has $PYTHON what the project's extras audit and report name?)"; }
+    echo "$stamp" >"$STATE/tools.stamp"
+  fi
+  step "base image of the tools"
+  docker build -q -t $TOOLS --build-arg BASE=local/tools -f "$PROJECT/deploy/Dockerfile.tools" "$PROJECT" >"$STATE/tools-build.log" 2>&1 \
+    || { tail -20 "$STATE/tools-build.log"; die "the image of the tools does not build"; }
+  step "image: $TOOLS, $(( $(docker image inspect -f '{{.Size}}' $TOOLS)/1000000 )) MB"
+}
+
 case ${1:-} in
 up) shift; [ "$(id -u)" = 0 ] || die "needs root"; : >"$STATE/times"
     wheels & wheels_pid=$!
@@ -148,6 +201,7 @@ up) shift; [ "$(id -u)" = 0 ] || die "needs root"; : >"$STATE/times"
     for _ in $(seq 240); do # until no container says 'starting'
       docker ps --format '{{.Status}}' | grep -q 'health: starting' || break; sleep .25; done; step "no health check still starting"
     compose ps; LAST=$T0; step "total" ;;
+tools) tools ;;
 compose) shift; compose "$@" ;;
 docker) shift; docker "$@" ;;
 in) shift; ns "$@" ;;
@@ -175,7 +229,7 @@ ts = [threading.Thread(target=serve, args=x) for x in zip(outs, ports)]
 for t in ts: t.start()
 F
     echo $! >>"$STATE/run/forward.pids"; sleep .3; kill -0 $! && echo "forwarding $*" ;;
-down) alive && compose down -v --remove-orphans || true
+down) alive && empty || true
     for p in $(cat "$STATE/run/forward.pids" 2>/dev/null); do mine "$p" && kill "$p" || true; done; rm -f "$STATE/run/forward.pids"
     alive && kill "$(inner)" || true
     for _ in $(seq 300); do alive || break; sleep .1; done

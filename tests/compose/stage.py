@@ -39,6 +39,10 @@ class Stage:
         )
         return self.tool("up", timeout_s=UP_TIMEOUT_S)
 
+    def tools(self) -> str:
+        """The image of the profiles chaos and audit."""
+        return self.tool("tools", timeout_s=UP_TIMEOUT_S)
+
     def down(self) -> None:
         self.tool("down")
 
@@ -47,6 +51,12 @@ class Stage:
 
     def docker(self, *words: str) -> str:
         return self.tool("docker", *words)
+
+    def run_service(self, name: str, *command: str) -> subprocess.CompletedProcess[str]:
+        """`docker compose run` of a profile's service, or of another command in its place; its
+        status is the caller's to judge."""
+        words = ("--profile", name, "run", "--rm", "-T", name, *command)
+        return self._run("compose", *words, timeout_s=CALL_TIMEOUT_S)
 
     def within(self, *command: str) -> subprocess.CompletedProcess[str]:
         """Run a command where the published ports are; its status is the caller's to judge."""

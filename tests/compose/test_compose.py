@@ -1,5 +1,6 @@
 """`docker compose up`, for real: it comes up, takes messages from outside, survives its leader, and
-Spark finds nothing wrong in its volumes. The tests build on each other, in this order.
+Spark finds nothing wrong in its volumes; a classic pair beside it replicates. Faults and audit are
+inflicted and made by the profiles' own containers. The tests build on each other, in this order.
 """
 
 from __future__ import annotations
@@ -8,12 +9,10 @@ import json
 import subprocess
 import sys
 import time
-from pathlib import Path
 
-import orjson
 import pytest
 
-from tests.compose.stage import ROOT, Stage
+from tests.compose.stage import Stage
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -22,8 +21,13 @@ SERVICES = {
     "nameserver-1",
     *(f"broker-{group}{number}" for group in "ab" for number in range(3)),
 }
+PROFILES = ("classic", "chaos", "audit", "monitoring")
+OF_PROFILES = {"master-a", "slave-a", "master-b", "slave-b", "chaos", "audit"}
+OF_PROFILES |= {"prometheus", "grafana"}
 HEALTHY_TIMEOUT_S = 240.0
 FAULTS = "kill:leader cut-node:leader term:leader"
+NAMESRV = "127.0.0.1:9876;127.0.0.1:9877"
+MASTER, SLAVE = "127.0.0.1:11111", "127.0.0.1:11121"
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +42,23 @@ def stage():
     assert left.stdout == "", "the engine, or something in it, still runs"
 
 
-@pytest.fixture(scope="module")
-def run_directory(tmp_path_factory):
-    return tmp_path_factory.mktemp("compose") / "run"
+def mqadmin(stage: Stage, *words: str) -> subprocess.CompletedProcess[str]:
+    """From outside, where the published ports are."""
+    return stage.within(sys.executable, "-m", "mqadmin", words[0], "-n", NAMESRV, *words[1:])
+
+
+def wait_answer(stage: Stage, wanted: str, *words: str) -> None:
+    """Ask until the answer has `wanted` in it."""
+    deadline = time.monotonic() + HEALTHY_TIMEOUT_S
+    while wanted not in (done := mqadmin(stage, *words)).stdout:
+        assert time.monotonic() < deadline, (words, done.stdout, done.stderr)
+        time.sleep(0.5)
+
+
+def test_all_profiles_read(stage):
+    chosen = [word for profile in PROFILES for word in ("--profile", profile)]
+    services = stage.compose(*chosen, "config", "--services").split()
+    assert set(services) == SERVICES | OF_PROFILES
 
 
 def test_everything_comes_up_and_says_that_it_is_healthy(stage):
@@ -70,14 +88,14 @@ def test_nobody_is_root_and_the_tokens_are_the_brokers_own(stage):
     assert "Read-only file system" in refused
 
 
-def test_messages_from_outside_survive_the_leader(stage, run_directory: Path):
-    done = stage.within(
-        *(sys.executable, "-m", "chaos.cli", "run", FAULTS, "--on", "compose"),
-        *("--dir", str(run_directory), "--minutes", "0.2", "--repeats", "1"),
-        *("--rate", "200", "--producers", "2", "--seed", "4"),
+def test_messages_from_outside_survive_the_leader(stage):
+    print(stage.tools())
+    done = stage.run_service(
+        *("chaos", "mqchaos", "run", FAULTS, "--on", "compose", "--dir", "/runs/run"),
+        *("--minutes", "0.2", "--repeats", "1", "--rate", "200", "--producers", "2", "--seed", "4"),
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    verdict = orjson.loads((run_directory / "verdict.json").read_bytes())
+    verdict = json.loads((stage.volume("runs") / "run" / "verdict.json").read_bytes())
     assert verdict["verdict"] == "pass"
     assert verdict["faults"] == {"kill": 1, "cut-node": 1, "term": 1}
     assert verdict["skipped"] == [] and verdict["counts"]["lost"] == 0
@@ -85,20 +103,31 @@ def test_messages_from_outside_survive_the_leader(stage, run_directory: Path):
     assert recovered == 1, "no send was acknowledged behind the kill"
 
 
-def test_spark_finds_nothing_wrong_in_the_volumes(stage, run_directory: Path):
+def test_what_a_classic_master_took_its_slave_has(stage):
+    stage.compose("--profile", "classic", "up", "-d", "--no-build", "master-a", "slave-a")
+    for address in (MASTER, SLAVE):
+        wait_answer(stage, "brokerRole", "brokerStatus", "-b", address)
+    made = mqadmin(stage, "updateTopic", "-b", MASTER, "-t", "Pair", "-r", "1", "-w", "1")
+    assert made.returncode == 0, made.stderr
+    wait_answer(stage, "pair-a", "topicRoute", "-t", "Pair")
+    sent = mqadmin(stage, "sendMessage", "-t", "Pair", "-p", "for the slave, too")
+    assert sent.returncode == 0, sent.stderr
+    assert "offset 0 of queue 0 of pair-a" in sent.stdout
+    slave = stage.volume("slave-a") / "store" / "commitlog" / f"{0:020}"
+    deadline = time.monotonic() + HEALTHY_TIMEOUT_S
+    while b"for the slave, too" not in slave.read_bytes()[:4096]:
+        assert time.monotonic() < deadline, stage.compose("logs", "--tail", "20", "slave-a")
+        time.sleep(0.2)
+
+
+def test_spark_finds_nothing_wrong_in_the_volumes(stage):
     stage.compose("stop")
-    stores = [f"n{n}={stage.volume(f'broker-a{n}') / 'store'}" for n in range(3)]
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "audit.cli", "--topic", "Chaos", "--group", "broker-a"),
-            *("--history", str(run_directory / "history.jsonl")),
-            *(word for store in stores for word in ("--store", store)),
-        ],
-        cwd=ROOT,
-        env=stage.environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = stage.run_service("audit", "raftmq-audit", "broker-a")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "nothing is wrong" in done.stdout
+
+
+def test_an_audit_of_nothing_is_none(stage):
+    done = stage.run_service("audit", "raftmq-audit", "--run", "nothing")
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "no /runs/nothing/history.jsonl" in done.stderr

@@ -1,0 +1,50 @@
+"""deploy/prometheus/alerts_test.yml, which promtool runs, has every alert fire, and stay silent.
+
+promtool is no part of this project's environment: what it needs is checked here as far as it can be
+without it, so that no alert is added that nobody tries.
+"""
+
+import re
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.compose.stage import ROOT
+
+PROMETHEUS = ROOT / "deploy" / "prometheus"
+NAME = re.compile(r'alertname="(\w+)"')
+
+
+@pytest.fixture(scope="module")
+def cases() -> list[dict[str, Any]]:
+    text = yaml.safe_load((PROMETHEUS / "alerts_test.yml").read_text())
+    assert text["rule_files"] == ["alerts.yml"]
+    return list(text["tests"])
+
+
+@pytest.fixture(scope="module")
+def alerts() -> dict[str, str]:
+    groups = yaml.safe_load((PROMETHEUS / "alerts.yml").read_text())["groups"]
+    return {rule["alert"]: rule["expr"] for group in groups for rule in group["rules"]}
+
+
+def firing(check: dict[str, Any]) -> set[str]:
+    return {NAME.findall(sample["labels"])[0] for sample in check.get("exp_samples", ())}
+
+
+def test_every_alert_fires_in_a_case_in_which_it_does_not_fire_at_first(cases, alerts):
+    tried = set()
+    for case in cases:
+        begin, *later = [firing(check) for check in case["promql_expr_test"]]
+        tried |= {name for names in later for name in names - begin}
+    assert tried == set(alerts)
+
+
+def test_cases_give_what_the_alerts_ask_for(cases, alerts):
+    metric = re.compile(r"\b(?:up|(?:rocketmq|raft|process)_[a-z0-9_]+)\b")
+    asked = {name for expr in alerts.values() for name in metric.findall(expr)}
+    given = {one["series"].split("{")[0] for case in cases for one in case["input_series"]}
+    assert given == asked
+    for case in cases:
+        assert all("ALERTS" in check["expr"] for check in case["promql_expr_test"]), case["name"]

@@ -1,0 +1,67 @@
+"""deploy/audit_volumes.py: which groups there are, and when there is nothing to audit."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from tests.compose.stage import ROOT
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    found = importlib.util.spec_from_file_location("av", ROOT / "deploy" / "audit_volumes.py")
+    assert found is not None and found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    module.STORES, module.RUNS = tmp_path / "stores", tmp_path / "runs"
+    for node in ("a/n0", "a/n1", "b/n2"):
+        (module.STORES / node / "store" / "commitlog").mkdir(parents=True)
+    (module.STORES / "pair" / "m0").mkdir(parents=True)
+    for run in ("one", "two"):
+        (module.RUNS / run).mkdir(parents=True)
+        (module.RUNS / run / "history.jsonl").touch()
+    return module
+
+
+def run(script, monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr("sys.argv", ["raftmq-audit", *words])
+    return script.main()
+
+
+def test_groups_are_those_whose_nodes_hold_a_log(script):
+    found = script.stores_of(script.STORES)
+    names = {group: [node.name for node in nodes] for group, nodes in found.items()}
+    assert names == {"a": ["n0", "n1"], "b": ["n2"]}
+
+
+def test_all_groups_or_those_that_are_named(script, monkeypatch):
+    asked = []
+    monkeypatch.setattr(script, "audit", lambda *given: asked.append(given) or 0)
+    assert run(script, monkeypatch, "--run", "one", "--topic", "T") == 0
+    assert run(script, monkeypatch, "--run", "two", "b") == 0
+    assert [(path.parent.name, topic, list(groups)) for path, topic, groups in asked] == [
+        ("one", "T", ["a", "b"]),
+        ("two", "Chaos", ["b"]),
+    ]
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["--run", "three"], "no "),
+        (["--run", "one", "c"], "no stores of c; there are: a, b"),
+    ],
+)
+def test_nothing_to_audit(script, monkeypatch, capsys, words, said):
+    assert run(script, monkeypatch, *words) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_of_several_runs_the_first_is_to_be_audited(script, monkeypatch, capsys):
+    monkeypatch.setattr(script, "audit", lambda *given: 1)
+    assert run(script, monkeypatch, "--run", "two") == 1
+    assert "there were several runs" in capsys.readouterr().out
+    (script.RUNS / "one" / "history.jsonl").unlink()
+    assert run(script, monkeypatch, "--run", "two") == 1
+    assert capsys.readouterr().out == ""

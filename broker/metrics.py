@@ -31,6 +31,8 @@ LAG_QUEUES_MAX = 20_000  # looked at in one scrape: 6 ms of the loop; 2,000 seri
 ROLES = ("starting", "repairing", "follower", "pre_candidate", "candidate", "leader")
 DISK_STATES = ("ok", "stalled", "full", "unreadable", "failed")
 
+# There before the first one: Prometheus sees no increase in a series that begins at its new value.
+TOLD_AT_ZERO = {(int(ResponseCode.SYSTEM_ERROR), "OUTCOME_UNKNOWN"): 0}
 # Why leadership was lost, by what the core's reason says.
 REASONS = (
     ("no majority answers", "no_quorum"),
@@ -166,7 +168,10 @@ class BrokerMetrics:
             "rocketmq_sends_total",
             "Sends answered, by response code and the reason its remark begins with.",
             ("code", "reason"),
-            [((code_name(code), tag), n) for (code, tag), n in sorted(sends.results.items())],
+            [
+                ((code_name(code), tag), n)
+                for (code, tag), n in sorted((TOLD_AT_ZERO | sends.results).items())
+            ],
         )
         families.counters(
             "rocketmq_pulls_total",

@@ -52,6 +52,7 @@ async def test_a_leader_dies(tmp_path):
         assert seen.sum("raft_role", role="leader", node=name, broker="group-a") == 1
         assert seen.sum("rocketmq_leading") == 1
         assert seen.sum("rocketmq_sends_total", code="SUCCESS") == 3
+        assert seen.sum("rocketmq_sends_total", reason="OUTCOME_UNKNOWN") == 0
         assert seen.sum("rocketmq_append_duration_seconds_count") == 3  # one after the other
         assert seen.sum("rocketmq_commitlog_fsync_duration_seconds_count") >= 3
         assert seen.sum("rocketmq_messages_in_total") == 3

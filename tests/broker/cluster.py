@@ -53,8 +53,9 @@ class Group:
             "dLegerSelfId": name,
             "mappedFileSizeCommitLog": str(8 << 20),
             "mappedFileSizeConsumeQueue": "20000",
-            "electionTimeoutMinMs": "200",
-            "electionTimeoutMaxMs": "400",
+            # Several replicas are in no hurry: a busy machine must not cost a leader its office.
+            "electionTimeoutMinMs": "200" if len(self.names) == 1 else "500",
+            "electionTimeoutMaxMs": "400" if len(self.names) == 1 else "1000",
             "heartbeatIntervalMs": "40",
             "offsetCommitIntervalMs": "20",
             "diskSpaceWarningLevelRatio": "100",

@@ -540,16 +540,19 @@ class Broker:
         self.pulls.holds.release_all()
 
     def _role_changed(self, event: RoleEvent) -> None:
-        was_leading = self.roles.leading
+        was_leading, term_before = self.roles.leading, self.roles.term
         before = self.roles.identity
         self.metrics.role_changed(event)
         self.roles.change(event)
         self.http.role_changed(event)
         leading = self.roles.leading
-        self.operators.resets.leadership_changed()
-        self.delays.leadership_changed()
-        self.transactions.leadership_changed()
-        self.consuming.leadership_changed()
+        if not (was_leading and leading and term_before == event.term):
+            # Else nothing has ended (a transfer was given up, say), and what is under way still is:
+            # who began anew now would do it twice.
+            self.operators.resets.leadership_changed()
+            self.delays.leadership_changed()
+            self.transactions.leadership_changed()
+            self.consuming.leadership_changed()
         self.sends.leadership(event.term, leading, self._leader_is_awaited(event))
         if was_leading and not leading:
             self.commits.leadership_lost()

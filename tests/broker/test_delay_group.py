@@ -1,9 +1,12 @@
 """Delayed messages in a group of three whose leader dies in the middle, and in classic mode."""
 
+from dataclasses import replace
+
 import orjson
 import pytest
 
 import broker.delay
+from dledger.messages import Role, RoleEvent
 from remoting.codes import RequestCode
 from store.dispatch import SCHEDULE_TOPIC
 from store.properties import decode_properties
@@ -72,6 +75,22 @@ async def test_the_leader_dies_while_it_delivers(tmp_path, monkeypatch):
         rejoined = await group.start(first)  # from its snapshot and log: the same table
         await until(lambda: rejoined.state.delays.offsets == second.state.delays.offsets)
         assert keys_of(await everything(group, second)) == sorted(sent)
+
+
+async def test_a_leadership_that_goes_on_forgets_nothing_that_is_under_way(tmp_path, monkeypatch):
+    """A transfer that was given up is a role event, too."""
+    async with Group(tmp_path, messageDelayLevel=LEVELS) as group:
+        leader = await group.leading()
+        told = []
+        for part in (leader.delays, leader.transactions):
+            monkeypatch.setattr(part, "leadership_changed", lambda part=part: told.append(part))
+        term = leader.roles.term
+        event = RoleEvent(Role.LEADER, term, "n0", True, "transfer to n1 given up: no answer")
+        leader._role_changed(event)
+        assert not told
+        leader._role_changed(replace(event, leader_ready=False))
+        leader._role_changed(event)
+        assert told == [leader.delays, leader.transactions] * 2
 
 
 async def test_what_is_told_and_what_a_restart_knows(tmp_path):

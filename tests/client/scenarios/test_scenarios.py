@@ -12,8 +12,6 @@ from tests.client.scenarios.providers import ApacheCluster, Cluster, RaftCluster
 
 Scenario = Callable[[Cluster], Awaitable[None]]
 SCENARIOS: tuple[Scenario, ...] = (*producing.SCENARIOS, *consuming.SCENARIOS)
-# What our broker does not serve yet. When it does, a line goes from here.
-NOT_SERVED_BY_RAFT: frozenset[Scenario] = frozenset({producing.transactions})
 # What is ours only.
 NOT_SERVED_BY_APACHE: frozenset[Scenario] = frozenset({producing.idempotent_sends})
 
@@ -36,9 +34,7 @@ def name_of(scenario: Scenario) -> str:
     return scenario.__name__
 
 
-@pytest.mark.parametrize(
-    "scenario", [s for s in SCENARIOS if s not in NOT_SERVED_BY_RAFT], ids=name_of
-)
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=name_of)
 async def test_raft(raft: RaftCluster, scenario: Scenario) -> None:
     killed = raft.killed
     await scenario(raft)

@@ -8,10 +8,11 @@ import pytest
 import broker.delay
 from dledger.messages import Role, RoleEvent
 from remoting.codes import RequestCode
-from store.dispatch import SCHEDULE_TOPIC
+from store.dispatch import SCHEDULE_TOPIC, UNIT_SIZE_BYTES
 from store.properties import decode_properties
 from store.record import decode_record, walk_records
 from tests.broker.cluster import Group, until
+from tests.broker.ha.pair import Classic
 
 LEVELS = "50ms 400ms 1h"
 # Who leads is to change when a test says so, however busy the machine is; a killed leader's
@@ -153,3 +154,25 @@ async def test_a_classic_master_delivers_and_its_file_is_apaches(tmp_path, resta
             await until(lambda: master.state.delays.get(2) == 2)
         keys = [f"K{number}" for number in range(5 if restart else 3)]
         assert keys_of(await everything(group, master)) == keys
+
+
+async def test_a_classic_slave_follows_and_delivers_nothing(tmp_path):
+    async with Classic(tmp_path, messageDelayLevel=LEVELS) as pair:
+        await pair.followed()
+        master, slave = pair.master, pair.slave
+        await pair.create_topic(master, TOPIC)
+        await send_delayed(pair, master, range(3), 1)
+        await until(lambda: slave.state.delays.get(1) == 3)
+        await pair.caught_up()
+        assert keys_of(await everything(pair, slave)) == ["K0", "K1", "K2"]
+        units = [b.store.queues.queue(SCHEDULE_TOPIC, 0).units(0, 9) for b in (master, slave)]
+        assert units[0] == units[1]
+        assert len(units[0]) == 3 * UNIT_SIZE_BYTES
+        await send_delayed(pair, master, range(3, 5), 3)
+        await pair.caught_up()
+        await pair.kill("master")
+        end = slave.store.commitlog.max_offset
+        slave.delays._wall_ms = lambda: master.wall_ms() + 86_400_000  # all are due
+        slave.delays.tick()
+        assert slave.sends.held_bytes == 0
+        assert slave.store.commitlog.max_offset == end

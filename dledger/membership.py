@@ -121,13 +121,16 @@ class Membership(Standing):
 
     def _let_go(self) -> None:
         """Speak no more with removed replicas that know it, or that have had time to."""
-        leaving = [p for p in self._progress.values() if p.departs_ms is not None]
-        for progress in leaving:
-            assert progress.departs_ms is not None
-            knows = min(self.commit_index, progress.match_index) >= self.configurations.index
-            if knows or self._now_ms >= progress.departs_ms:
-                del self._progress[progress.peer]  # this round's heartbeat was its last word
-        if leaving:
+        gone = [p.peer for p in self._progress.values() if self._may_go(p)]
+        for peer in gone:
+            del self._progress[peer]  # this round's heartbeat was its last word
+        if gone:
             self._configure_leader()
             self._out_configuration = True
             self._dirty = True
+
+    def _may_go(self, progress: Progress) -> bool:
+        if progress.departs_ms is None:
+            return False
+        knows = min(self.commit_index, progress.match_index) >= self.configurations.index
+        return knows or self._now_ms >= progress.departs_ms

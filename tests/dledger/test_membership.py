@@ -80,3 +80,25 @@ def test_a_learner_does_not_count() -> None:
     before = core.commit_index
     group.settle()
     assert core.commit_index == before
+
+
+def test_a_removed_replica_that_is_away_is_told_for_a_while_and_let_go_once() -> None:
+    group = led()
+    group.dropped = {("a", "c"), ("b", "c"), ("c", "a"), ("c", "b")}
+    make(group["a"], REMOVE_C)
+    group.settle()
+    core = group["a"].core
+    assert core.configurations.index == core.commit_index
+    news = []
+    rounds = 0
+    begun_ms = group.now_ms
+    while "c" in core.progress:
+        rounds += 1
+        group.now_ms = group["a"].now_ms = core.next_deadline_ms
+        core.tick(group.now_ms)
+        news += [ready.configuration_changed for ready in group["a"].work()]
+        group.settle()
+    assert group.now_ms - begun_ms >= group.config.departure_ms
+    assert rounds > 50
+    assert news.count(True) == 1  # when it went, and not with each heartbeat
+    assert "c" not in core.peers

@@ -34,6 +34,7 @@ from broker.delay import delay_service
 from broker.engine import Engine, make_engine
 from broker.errors import EngineError, Refused
 from broker.filteredreads import FilteredReads
+from broker.followers import read_policy
 from broker.groups import SubscriptionGroup
 from broker.guard import Guard
 from broker.housekeeping import Chore, Housekeeper
@@ -48,7 +49,6 @@ from broker.processor import Processor
 from broker.pull import PullService
 from broker.queries import Queries, not_leader
 from broker.rates import SAMPLE_MS, Rates
-from broker.reads import ReadPolicy
 from broker.registeredtopics import RegisteredTopics
 from broker.registration import Registrar
 from broker.retention import Retention
@@ -309,10 +309,7 @@ class Broker:
             commit_offset=self.commits.commit,
             ensure_group=lambda name: self._ensure_group(name, retry=False),
             leading=self._is_leading,
-            reads=ReadPolicy(
-                config.is_classic and config.slave_read_enable,
-                lambda: config.is_slave and self.classic.slave.connected,
-            ),
+            reads=read_policy(self),
             on_read_failed=lambda error, again: self.engine.read_failed(error, again),
             clock_ms=self.clock_ms,
         )

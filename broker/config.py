@@ -221,7 +221,7 @@ class BrokerConfig:
 
     # [classic]
     slave_read_enable: bool = option("classic", "slaveReadEnable", False,
-        "A master sends consumers of cold data to a slave.")
+        "A master or Raft leader sends consumers of cold data to a slave or follower.")
     ha_listen_port: int = option("classic", "haListenPort", 0,
         "Where a master listens for slaves; 0: `listenPort` + 1.", low=0, high=65535)
     ha_master_address: str = option("classic", "haMasterAddress", "",
@@ -337,7 +337,6 @@ class BrokerConfig:
             ("brokerRole", self.broker_role, "ASYNC_MASTER"),
             ("haMasterAddress", self.ha_master_address, ""),
             ("haListenPort", self.ha_listen_port, 0),
-            ("slaveReadEnable", self.slave_read_enable, False),
         )
         keys = raft_only if self.is_classic else classic_only
         return tuple(name for name, value, unset in keys if value != unset)

@@ -42,7 +42,7 @@ from broker.hold import HoldTable
 from broker.reads import ReadPolicy
 from broker.resets import Wait
 from broker.state import BrokerState
-from broker.topics import RETRY_PREFIX
+from broker.topics import PERM_READ, RETRY_PREFIX
 from remoting.codec import encode_command
 from remoting.codes import ResponseCode
 from remoting.command import RemotingCommand
@@ -163,6 +163,11 @@ class PullService:
 
     def _check(self, header: PullHeader) -> Filter:
         """The order of remoting-protocol 4.2; returns what is wanted."""
+        if not self._config.broker_permission & PERM_READ:
+            raise Refused(
+                ResponseCode.NO_PERMISSION,
+                f"the broker[{self._config.broker_ip1}] pulling message is forbidden",
+            )
         group = self._state.groups.get(header.consumer_group)
         if group is None:
             if not self._config.auto_create_subscription_group:
@@ -308,7 +313,7 @@ class PullService:
             code = CODES[name]
         if code == ResponseCode.PULL_OFFSET_MOVED and not self._leading():
             code = ResponseCode.PULL_NOT_FOUND
-            if self._reads.redirects():
+            if self._reads.sends_back and self._reads.redirects():
                 code = ResponseCode.PULL_RETRY_IMMEDIATELY
             return int(code), header.queue_offset
         return int(code), result.next_offset

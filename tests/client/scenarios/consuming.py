@@ -10,6 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from client import (
+    Admin,
     AllocateByConsistentHash,
     BrokerRefused,
     ConsumeFrom,
@@ -301,6 +302,25 @@ async def where_to_begin(cluster: Cluster) -> None:
     assert set(first.bodies) == {b"in between"}
 
 
+async def resets(cluster: Cluster) -> None:
+    """An administrator moves a group that consumes: to the beginning, and it follows."""
+    topic, seen = await topic_of(cluster), Seen()
+    bodies = [b"%d" % n for n in range(12)]
+    consumer = consumer_of(cluster, topic, seen)
+    async with consumer, Admin(cluster.namesrv) as admin:
+        await send_all(cluster, topic, bodies)
+        await seen.has(bodies)
+        await consumer.commit()
+        await cluster.fail_over()
+        seen.messages.clear()
+        await send_all(cluster, topic, [b"found"])  # there is a leader
+        await seen.has([b"found"])
+        (address,) = (await admin.leaders_of(topic)).values()
+        moved = await admin.reset_offset(address, consumer.group, topic, 0)
+        assert {offset for queue, offset in moved.items() if queue.topic == topic} == {0}
+        await seen.has(bodies)
+
+
 async def sharing(cluster: Cluster) -> None:
     """Two members share the queues by the ring; what one leaves the other takes."""
     topic, group = await topic_of(cluster, 8), fresh("G")
@@ -340,5 +360,6 @@ SCENARIOS = (
     tags,
     sql_filters,
     where_to_begin,
+    resets,
     sharing,
 )

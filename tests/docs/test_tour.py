@@ -77,6 +77,7 @@ def test_the_page_can_be_followed(tmp_path: Path, terminal: dict[str, str]) -> N
 def here(command: str, directory: Path) -> str:
     """The page's command on this test's own cluster: its directory, and free ports."""
     command = command.replace("/tmp/c", str(directory)).replace(" --standard-ports", "")
+    command = command.replace("sleep 2", "sleep 1").replace("longest_gap.py 5", "longest_gap.py 3")
     if (directory / "cluster.json").exists():
         nodes = Cluster(directory).state()
         broker, server = nodes.brokers[0], nodes.name_servers[0]

@@ -1,5 +1,7 @@
 """Idempotent sends: what is known of them, for how long, and what a second try is answered."""
 
+import asyncio
+
 import orjson
 import pytest
 
@@ -7,6 +9,7 @@ from broker.sentonce import KEY_LENGTH_MAX, WAITING_MAX, Sent, SentOnce
 from broker.state import BrokerState, commit_offsets
 from remoting.codes import ResponseCode
 from remoting.command import BINARY
+from remoting.errors import RemotingError
 from remoting.headers import SendResponseHeader
 from store.properties import decode_properties
 from store.record import decode_record, pack_host, walk_records
@@ -252,6 +255,40 @@ async def test_tries_that_go_to_the_next_leader_are_not_stored_again(tmp_path):
         records = await everything(group, third, "T")
         keys = [decode_properties(record.properties)["UNIQ_KEY"] for record in records]
         assert sorted(keys) == [f"K{number}" for number in range(10)]
+
+
+async def test_tries_whose_answer_died_with_the_leader_are_stored_once(tmp_path):
+    """Sends are under way as the leader dies: nobody knows which of them are stored, and all are
+    tried again until they are answered."""
+    async with Group(tmp_path, 3, **PATIENT) as group:
+        first = await group.leader()
+        await group.create_topic(group.brokers[first], "T")
+
+        async def persist(number):
+            while True:
+                broker = await group.leading()
+                try:
+                    answer = await group.send(
+                        broker, "T", b"x", number % 4, once(f"K{number}"), timeout_ms=3_000
+                    )
+                except RemotingError:
+                    continue
+                if answer.code == 0:
+                    return int(answer.ext["queueId"]), int(answer.ext["queueOffset"])
+
+        senders = [asyncio.create_task(persist(number)) for number in range(60)]
+        await until(lambda: group.brokers[first].sends.put_count > 0)
+        more = [asyncio.create_task(persist(number)) for number in range(30)]  # and twice at once
+        await group.kill(first)
+        places = await asyncio.gather(*senders)
+        assert await asyncio.gather(*more) == places[:30]
+        records = await everything(group, await group.leading(), "T")
+        found = {
+            decode_properties(record.properties)["UNIQ_KEY"]: (record.queue_id, record.queue_offset)
+            for record in records
+        }
+        assert found == {f"K{number}": place for number, place in enumerate(places)}
+        assert len(records) == 60
 
 
 async def test_a_restart_and_a_classic_master_know_it_too(tmp_path):

@@ -296,9 +296,20 @@ class PushConsumer:
         if not self.config.orderly:
             policy = self.config.failure
             return ConcurrentDeliverer(self._listener, back, policy, self._sent_back)
-        self._locks = QueueLocks(self.group, self._instance, self.config.lock)
+        self._locks = QueueLocks(self.group, self._instance, self.config.lock, self._lock_lost)
         self._locks.start()
         return OrderlyDeliverer(self._listener, back, self.config.failure, self._locks)
+
+    def _lock_lost(self, queue: MessageQueue) -> None:
+        """Another member had the queue: forget it, commit nothing, and begin anew."""
+        worker = self._workers.pop(queue, None)
+        if worker is not None:
+            self._store().table.drop(queue)
+            self._instance.spawn(self._begin_anew(worker), f"begin anew {queue}")
+
+    async def _begin_anew(self, worker: QueueWorker) -> None:
+        await worker.stop(0)
+        self._rebalancer.ask()
 
     async def _check_expressions(self) -> None:
         """46, for what only brokers can judge. A cluster that is not there yet is no error."""

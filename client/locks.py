@@ -4,14 +4,16 @@ A broker's leader grants a queue to one client of a group (41) for 60 s, and aga
 client asks. They are asked for again every 20 s, and a lock is believed for 30 s from the moment of
 asking, so that there is no time at which two clients believe they have it. Brokers may keep locks
 in memory only: when a group's leader changes, its locks count for nothing until the new leader has
-granted them again, which is asked for at once.
+granted them again, which is asked for at once. A lock that is refused instead was another client's
+meanwhile, who went on from the committed offset: what is cached here is of no use any more, and
+`lost(queue)` is told so.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -42,8 +44,15 @@ class LockConfig:
 class QueueLocks:
     """The locks of one consumer."""
 
-    def __init__(self, group: str, instance: ClientInstance, config: LockConfig) -> None:
+    def __init__(
+        self,
+        group: str,
+        instance: ClientInstance,
+        config: LockConfig,
+        lost: Callable[[MessageQueue], None],
+    ) -> None:
         self._group = group
+        self._lost = lost
         self._instance = instance
         self._config = config
         self._asked_at: dict[MessageQueue, float] = {}  # granted: loop time of the asking, seconds
@@ -75,7 +84,8 @@ class QueueLocks:
         return False
 
     async def hold(self, queue: MessageQueue) -> None:
-        """Returns while the lock is valid; waits, and asks for it, as long as it is not."""
+        """Returns while the lock is valid; waits, and asks for it, as long as it is not. Whoever
+        is told that it is lost cancels this."""
         while not self.valid(queue):
             try:
                 await self._ask(queue.broker_name, [queue])
@@ -144,8 +154,12 @@ class QueueLocks:
         for queue in queues:
             if queue in granted:
                 self._asked_at[queue] = asked_at
-            elif self._asked_at.pop(queue, None) is not None:
+                continue
+            self._asked_at.pop(queue, None)
+            if queue in self._held:
                 logger.warning("lock_lost queue=%s", queue)
+                self._held.discard(queue)
+                self._lost(queue)
 
     def _body(self, queues: Sequence[MessageQueue]) -> bytes:
         return dumps(

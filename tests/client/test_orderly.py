@@ -63,22 +63,30 @@ async def test_a_queue_that_another_client_has_locked_is_waited_for() -> None:
             await until(lambda: len(seen.messages) == 2)
 
 
-async def test_no_work_is_begun_under_a_lock_that_is_lost() -> None:
+async def test_a_lock_that_is_lost_begins_anew_where_the_other_one_stopped() -> None:
     config = replace(ORDERLY, lock=replace(ORDERLY.lock, renew_interval_ms=10))
     async with FakeCluster({"g0": 1}, queues=1) as cluster:
-        broker = cluster.brokers["g0"][0]
-        seen = Seen()
-        async with orderly(cluster, seen, config) as consumer:
-            await until(lambda: queue(0) in consumer.queues)
+        broker, log = cluster.brokers["g0"][0], cluster.logs["g0"]
+        seen: list[int] = []
+        gate = asyncio.Event()
+
+        async def listen(messages: list[MessageExt]) -> None:
+            await gate.wait()
+            seen.extend(message.queue_offset for message in messages)
+
+        fill(cluster, 4, queues=1)
+        async with orderly(cluster, listen, config) as consumer:
+            await until(lambda: consumer.workers.get(queue(0)))
+            await until(lambda: consumer.workers[queue(0)].process_queue.cached_count == 4)
             broker.locks[("g", "T", 0)] = "somebody"
-            assert consumer.locks is not None
-            await until(lambda: not consumer.locks.valid(queue(0)))  # type: ignore[union-attr]
-            fill(cluster, 2, queues=1)
+            await until(lambda: queue(0) not in consumer.queues)
+            gate.set()
+            log.offsets[("g", "T", 0)] = 3  # somebody works
             asked = broker.count(LOCK)
             await until(lambda: broker.count(LOCK) > asked + 2)
-            assert seen.messages == []
+            assert seen == [] and log.offsets[("g", "T", 0)] == 3
             del broker.locks[("g", "T", 0)]
-            await until(lambda: len(seen.messages) == 2)
+            await until(lambda: seen == [3])
 
 
 async def test_an_old_lock_is_not_believed() -> None:
@@ -147,7 +155,7 @@ async def test_locks_by_themselves_count_from_the_asking() -> None:
     async with FakeCluster({"g0": 1}) as cluster:
         async with orderly(cluster, Seen()) as consumer:
             await until(lambda: len(consumer.queues) == 4)
-            locks = QueueLocks("other", consumer.instance, LockConfig())
+            locks = QueueLocks("other", consumer.instance, LockConfig(), lambda _queue: None)
             assert locks.age_ms(queue(0)) is None and not locks.valid(queue(0))
             assert await locks.acquire(queue(0))
             age_ms = locks.age_ms(queue(0))

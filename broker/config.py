@@ -160,7 +160,8 @@ class BrokerConfig:
         unit=MS, low=50, live=True)
     message_delay_level: str = option("messages", "messageDelayLevel", STANDARD_LEVELS,
         "How long the messages of delay levels 1, 2, … wait; units s, m, h, d and ms. The same on"
-        " all replicas: when a message is due is noted as it is stored.")
+        " all replicas: when a message is due is noted as it is stored. Each less than"
+        " `fileReservedTime`. With fewer levels than before what waits on the others stays there.")
     idempotent_window_ms: int = option("messages", "idempotentWindowMs", 600_000,
         "For so long a send with IDEMPOTENT=true is known and not stored again.",
         unit=MS, low=1, high=86_400_000, live=True)

@@ -94,7 +94,15 @@ class Sightings:
 class Level:
     """One delay level, as the leader of this term sees it."""
 
-    __slots__ = ("count_max", "delay_ms", "number", "pause_until_ms", "sightings", "under_way")
+    __slots__ = (
+        "begin",
+        "count_max",
+        "delay_ms",
+        "number",
+        "pause_until_ms",
+        "sightings",
+        "under_way",
+    )
 
     def __init__(self, number: int, delay_ms: int) -> None:
         self.number = number
@@ -103,6 +111,7 @@ class Level:
         self.under_way: int | None = None  # behind what is being delivered
         self.pause_until_ms = 0
         self.count_max = COUNT_MAX
+        self.begin = 0  # of its queue, as far as that was looked at
 
 
 class DelayService:
@@ -189,6 +198,7 @@ class DelayService:
 
     def _deliver(self, level: Level, queue: ConsumeQueue, count_max: int, now_ms: int) -> int:
         """Begin a delivery; returns of how many messages."""
+        self._look_at_begin(level, queue)
         offset = self._next(level, queue)
         count_max = min(count_max, level.count_max)
 
@@ -210,6 +220,14 @@ class DelayService:
         if end > offset:
             self._store(level, messages, end, now_ms)
         return len(messages)
+
+    def _look_at_begin(self, level: Level, queue: ConsumeQueue) -> None:
+        """Retention does not ask whether a message was delivered; say so when it was not."""
+        if queue.min_offset != level.begin:
+            level.begin = queue.min_offset
+            lost = level.begin - self._table.get(level.number)
+            if lost > 0:
+                log.error("delayed_lost level=%d count=%d: retention took them", level.number, lost)
 
     def _due(
         self, level: Level, queue: ConsumeQueue, offset: int, count_max: int, now_ms: int
@@ -289,9 +307,14 @@ def delay_service(
     broker: Broker, propose: Callable[[bytes, Callable[[Exception | None], None]], None]
 ) -> DelayService:
     """The one of a broker whose parts are built."""
-    store = broker.store
+    store, levels_ms = broker.store, broker.config.delay_levels_ms
+    kept_ms = 3_600_000 * broker.config.file_reserved_time
+    if kept_ms <= max(levels_ms):
+        log.warning(
+            "delay_longer_than_kept ms=%d kept=%d: fileReservedTime", max(levels_ms), kept_ms
+        )
     return DelayService(
-        broker.config.delay_levels_ms,
+        levels_ms,
         broker.state.delays,
         broker.sends,
         queue=store.queues.queue,

@@ -22,7 +22,7 @@ from broker.topics import PERM_WRITE, TopicConfig, retry_topic
 from remoting.codes import RequestCode, ResponseCode
 from remoting.command import RemotingCommand
 from remoting.connection import Connection, Handler
-from remoting.fields import integer, integer_or_none, text
+from remoting.headers import SendBackHeader
 from store.errors import StoreError
 from store.record import MessageRecord, RecordError, decode_record
 
@@ -49,9 +49,8 @@ class SendBack:
 
     async def send_back(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """Raises Refused, HeaderError, RaftError."""
-        ext = request.ext
-        offset, name = integer(ext, "offset"), text(ext, "group")
-        level = integer(ext, "delayLevel")
+        header = SendBackHeader.parse(request.ext)
+        name, level = header.group, header.delay_level
         if not self._roles.leading:
             raise not_leader()
         group = await self._group(name)
@@ -59,9 +58,9 @@ class SendBack:
             raise Refused(ResponseCode.NO_PERMISSION, "the broker is not writable")
         if group.retry_queue_count <= 0:
             return RemotingCommand.response_to(request)  # the group wants it dropped
-        record = self._record(offset)
+        record = self._record(header.commitlog_offset)
         times_max = group.retry_times_max
-        wanted = integer_or_none(ext, "maxReconsumeTimes")
+        wanted = header.max_reconsume_times
         if wanted is not None and request.version >= KNOWS_TIMES_MAX:
             times_max = wanted
         if is_exhausted(record, level, times_max):

@@ -250,13 +250,16 @@ def test_sightings_know_what_has_waited_and_are_bounded():
     assert len(day._marks) <= SIGHTINGS_MAX
 
 
-def test_what_retention_took_is_not_waited_for():
+def test_what_retention_took_is_not_waited_for(caplog):
     stage = Stage()
     stage.send(1, 3)
     stage.queues[SCHEDULE_TOPIC, 0].min_offset = 2
-    stage.passes(1_000)
+    stage.passes(500)
+    stage.passes(500)
     assert len(stage.commit()) == 1
     assert stage.progress(1) == 3
+    said = [record.getMessage() for record in caplog.records if record.name == "broker.delay"]
+    assert said == ["delayed_lost level=1 count=2: retention took them"]
 
 
 def test_progress_beyond_a_queue_that_lost_its_end_goes_on_with_what_comes():

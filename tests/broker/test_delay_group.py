@@ -94,9 +94,10 @@ async def test_a_leadership_that_goes_on_forgets_nothing_that_is_under_way(tmp_p
         assert told == [leader.delays, leader.transactions] * 2
 
 
-async def test_what_is_told_and_what_a_restart_knows(tmp_path):
-    async with Group(tmp_path, messageDelayLevel=LEVELS) as group:
+async def test_what_is_told_and_what_a_restart_knows(tmp_path, caplog):
+    async with Group(tmp_path, messageDelayLevel=LEVELS, fileReservedTime="1") as group:
         leader = await group.leading()
+        assert "delay_longer_than_kept ms=3600000 kept=3600000" in caplog.text
         await group.create_topic(leader, TOPIC)
         await send_delayed(group, leader, range(2), 1)
         await send_delayed(group, leader, range(2, 5), 3)

@@ -49,6 +49,8 @@ PRINTS = {
     "many.py": r"1000 acknowledged\nbatch OK \d+\n",
     "blocking.py": r"all of them \[b'letter 0', b'letter 1', b'letter 2'\]\n",
     "orderly.py": r"created paid packed shipped\n",
+    "broadcast.py": r"kitchen: 3 counter: 3\n",
+    "compressed.py": r"LZ4 True small\nZSTD True small\nZLIB True small\n",
     "sql92.py": r"\[b'cake', b'the end'\]\n",
     "retries.py": r"(b'42' time \d\n){3,}dead letter b'42'\n",
     "delayed.py": r"tea is ready\n",

@@ -22,8 +22,11 @@ CALL_TIMEOUT_S = 400.0
 class Stage:
     """The engine and what runs in it. `up` first, `down` in the end."""
 
-    def __init__(self) -> None:
-        self.state = Path(os.environ.get("TMPDIR", tempfile.gettempdir())) / "raftmq-compose"
+    def __init__(self, state: Path | None = None) -> None:
+        """`state`: the tool's folder, which keeps images and wheels between runs."""
+        self.command = [str(TOOL)]
+        temporary = Path(os.environ.get("TMPDIR", tempfile.gettempdir()))
+        self.state = state or temporary / "raftmq-compose"
         self.socket = self.state / "run" / "docker.sock"
         self.environment = os.environ | {
             "STATE": str(self.state),
@@ -72,7 +75,7 @@ class Stage:
 
     def _run(self, *words: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [str(TOOL), *words],
+            [*self.command, *words],
             env=self.environment,
             cwd=ROOT,
             capture_output=True,

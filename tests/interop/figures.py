@@ -16,7 +16,7 @@ from pathlib import Path
 from tests.interop.apache import ApacheBroker
 from tests.interop.matrix import drivers, pairs, wave
 from tests.interop.runs import PACE_S, Outcome
-from tests.interop.scenarios import APACHE_ALONE, TABLE
+from tests.interop.scenarios import TABLE
 from tests.interop.targets import UP_S, ApacheTarget, RaftGroup, Target, ask, name_server
 from tests.interop.toolchain import CLIENTS
 
@@ -32,7 +32,7 @@ OURS = {
     "transactionCheckInterval": "2000",
     "transactionTimeOut": "2000",
 }
-NAMES = [row.name for row in TABLE + APACHE_ALONE]
+NAMES = [row.name for row in TABLE]
 COUNTS = ("acknowledged", "unknown", "lost", "redelivered", "stored_twice", "offsets_lost")
 
 
@@ -102,13 +102,12 @@ def told(outcome: Outcome) -> None:
 
 def main() -> int:
     options = arguments()
-    table = TABLE + APACHE_ALONE if options.apache else TABLE
-    which = pairs(options.clients, options.scenarios, table)
+    which = pairs(options.clients, options.scenarios)
     if options.wave:
         size = options.wave
         waves = [which[first : first + size] for first in range(0, len(which), size)]
     else:
-        rows = [[pair for pair in which if pair[0] is row] for row in table]
+        rows = [[pair for pair in which if pair[0] is row] for row in TABLE]
         waves = [row for row in rows if row]
     outcomes: list[Outcome] = []
     with tempfile.TemporaryDirectory() as text:

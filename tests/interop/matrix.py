@@ -13,12 +13,10 @@ from tests.interop.targets import Target
 Pair = tuple[Scenario, str]  # and the client
 
 
-def pairs(
-    clients: Iterable[str], names: Iterable[str] = (), table: Iterable[Scenario] = TABLE
-) -> list[Pair]:
+def pairs(clients: Iterable[str], names: Iterable[str] = ()) -> list[Pair]:
     """The rows of the table (all, or those named) with those of the clients that they are for."""
     wanted, among = set(names), list(clients)
-    rows = [row for row in table if not wanted or row.name in wanted]
+    rows = [row for row in TABLE if not wanted or row.name in wanted]
     return [(row, client) for row in rows for client in among if client in row.clients]
 
 

@@ -517,9 +517,7 @@ TABLE = (
     Scenario("dead-letter", WITH_GO, dead_letters),
     Scenario("delay", ALL, delays),
     Scenario("transaction", WITH_GO, transactions),
+    Scenario("request-reply", WITH_GO, requests),
     Scenario("lookup", JAVA, lookups),
     Scenario("reset", WITH_GO, resets),
 )
-
-# What our brokers do not offer yet; against an Apache broker it is run, so that it is right.
-APACHE_ALONE = (Scenario("request-reply", WITH_GO, requests),)

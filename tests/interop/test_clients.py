@@ -25,6 +25,7 @@ GO = (
     "resume",
     "retry",
     "transaction",
+    "request-reply",
 )
 JAVA49 = ("send-async", "lite-pull", "consume-orderly", "dead-letter", "lookup", "reset")
 SELECTION = [

@@ -14,10 +14,12 @@ import java.util.Collections;
 import java.util.HashSet;
 import java.util.List;
 import java.util.Map;
+import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
+import java.util.concurrent.TimeUnit;
 import org.apache.rocketmq.client.QueryResult;
 import org.apache.rocketmq.client.consumer.AllocateMessageQueueStrategy;
 import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
@@ -36,6 +38,7 @@ import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueByConfi
 import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueConsistentHash;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.LocalTransactionState;
+import org.apache.rocketmq.client.producer.RequestCallback;
 import org.apache.rocketmq.client.producer.SendCallback;
 import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.client.producer.TransactionListener;
@@ -231,7 +234,7 @@ public final class Driver {
                         }
                     });
         }
-        if (!left.await(CALLBACK_S, java.util.concurrent.TimeUnit.SECONDS)) {
+        if (!left.await(CALLBACK_S, TimeUnit.SECONDS)) {
             throw new IllegalStateException("callbacks outstanding: " + left.getCount());
         }
         return Arrays.asList(results);
@@ -269,7 +272,27 @@ public final class Driver {
     private Object ask(JSONObject request) throws Exception {
         DefaultMQProducer producer = producers.get(request.getString("producer"));
         Message message = message(request.getString("topic"), request);
-        return described(producer.request(message, request.getLongValue("ttl_ms")));
+        long ttl = request.getLongValue("ttl_ms");
+        CompletableFuture<Message> answered = new CompletableFuture<>();
+        // Not the call that waits: 5.3.3 counts its latch down when the request is sent. It calls back
+        // then, too, with null, and once more with the answer.
+        producer.request(
+                message,
+                new RequestCallback() {
+                    @Override
+                    public void onSuccess(Message answer) {
+                        if (answer != null) {
+                            answered.complete(answer);
+                        }
+                    }
+
+                    @Override
+                    public void onException(Throwable error) {
+                        answered.completeExceptionally(error);
+                    }
+                },
+                ttl);
+        return described(answered.get(2 * ttl, TimeUnit.MILLISECONDS));
     }
 
     private static final class Decider implements TransactionListener {

@@ -14,7 +14,7 @@ from tests.broker.cluster import Group, until
 from tests.broker.lockworld import World
 
 STEPS = 1_500
-SEEDS = 40
+SEEDS = 24
 
 
 async def test_no_two_consumers_ever_hold_a_queue():

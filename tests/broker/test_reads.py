@@ -11,7 +11,13 @@ from remoting.codes import ResponseCode
 from tests.broker.cluster import Group, until
 from tests.broker.ha.test_consumer import Seen, consumer_of
 
-COLD = {"slaveReadEnable": "true", "accessMessageInMemoryMaxRatio": 0}
+COLD = {
+    "slaveReadEnable": "true",
+    "accessMessageInMemoryMaxRatio": 0,
+    # The leader stays, however busy the machine is.
+    "electionTimeoutMinMs": 2_000,
+    "electionTimeoutMaxMs": 4_000,
+}
 
 
 @pytest.mark.parametrize(
@@ -89,12 +95,12 @@ async def test_a_consumer_of_cold_data_reads_all_of_it_and_goes_on_at_the_leader
             async with Producer("pg", namesrv) as producer:
                 for body in bodies:
                     await producer.send(ClientMessage("T", body))
-                await until(lambda: all(b.queue_end("T", 0) == 100 for b in group.brokers.values()))
+                await until(lambda: all(b.queue_end("T", 0) >= 100 for b in group.brokers.values()))
                 async with consumer_of(namesrv, seen):
                     await until(lambda: set(seen.bodies) == set(bodies))
                     await producer.send(ClientMessage("T", b"new"))
                     await until(lambda: b"new" in seen.bodies)
-            assert len(seen.bodies) == 101
+            assert set(seen.bodies) == {*bodies, b"new"}
             served = [b.pulls.get_count for n, b in group.brokers.items() if n != name]
             assert sum(served) > 0
 

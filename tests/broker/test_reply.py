@@ -167,7 +167,8 @@ def test_requesters_are_bounded_and_go_with_their_connection(monkeypatch):
 
 
 async def test_after_a_hand_over_the_former_leader_is_asked(tmp_path):
-    async with Group(tmp_path, 3) as group:
+    slow = {"electionTimeoutMinMs": 2_000, "electionTimeoutMaxMs": 4_000}  # nobody else stands
+    async with Group(tmp_path, 3, **slow) as group:
         first = await group.leading()
         async with Requester() as requester:
             await requester.beat(first)

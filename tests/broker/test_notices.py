@@ -1,0 +1,126 @@
+"""Who is told (40) when a consumer group changes, and what a client can ask right then."""
+
+import orjson
+import pytest
+
+from broker.clients import ClientTable
+from remoting.client import RemotingClient
+from remoting.codes import RequestCode
+from remoting.command import RemotingCommand
+from tests.broker.cluster import Group, until
+from tests.broker.doubles import FakeConnection
+
+CHANGED = int(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
+
+
+def table(quiet=(), expiry_ms=100):
+    return ClientTable(
+        clients_max=10,
+        expiry_ms=expiry_ms,
+        notify_enabled=lambda group: group not in quiet,
+        on_consumer_group=lambda _: None,
+    )
+
+
+def beat(clients, connection, client, text="*", version=1, group="g", now_ms=0):
+    subscriptions = [{"topic": "T", "subString": text, "subVersion": version}]
+    consumer = {"groupName": group, "subscriptionDataSet": subscriptions}
+    fields = {"clientID": client, "consumerDataSet": [consumer]}
+    return clients.heartbeat(connection, fields, 0, 0, now_ms)
+
+
+def told(*connections):
+    """How often each was told since it was last asked."""
+    counts = []
+    for connection in connections:
+        assert all(command.code == CHANGED for command in connection.oneways)
+        counts.append(len(connection.oneways))
+        connection.oneways = []
+    return counts
+
+
+def test_members_are_told_of_every_change_and_of_nothing_else():
+    clients = table()
+    first, second = FakeConnection(), FakeConnection()
+    assert beat(clients, first, "a")
+    assert told(first) == [1], "the first heartbeat of a new group, too"
+    assert not beat(clients, first, "a")
+    assert told(first) == [0]
+    beat(clients, second, "b")
+    assert told(first, second) == [1, 1]
+    beat(clients, first, "a", version=2)  # the same text: Java's rebalance
+    assert told(first, second) == [0, 0]
+    beat(clients, first, "a", "A || B", version=3)
+    assert told(first, second) == [1, 1]
+    clients.unregister(second, "b", None, "g")
+    assert told(first, second) == [1, 0]
+    beat(clients, second, "b", "A || B", version=3)
+    assert told(first, second) == [1, 1]
+    clients.closed(second)
+    assert told(first, second) == [1, 0]
+    beat(clients, second, "b", "A || B", version=3, now_ms=200)
+    told(first, second)
+    clients.expire(250)
+    assert told(first, second) == [0, 1], "the silent one left"
+    clients.closed(second)
+    assert clients.consumers == {}
+
+
+def test_a_client_that_comes_back_over_another_connection_is_a_change():
+    clients = table()
+    first, second, again = FakeConnection(), FakeConnection(), FakeConnection()
+    beat(clients, first, "a")
+    beat(clients, second, "b")
+    told(first, second)
+    beat(clients, again, "a")
+    assert told(first, second, again) == [0, 1, 1]
+    clients.closed(first)  # it speaks over the other one
+    assert told(second, again) == [0, 0]
+    assert clients.client_ids("g") == ["a", "b"]
+
+
+def test_a_group_that_wants_no_notices_gets_none():
+    clients = table(quiet=("g",))
+    first, second = FakeConnection(), FakeConnection()
+    beat(clients, first, "a")
+    beat(clients, second, "b", "A")
+    clients.unregister(second, "b", None, "g")
+    clients.notify_all()
+    assert told(first, second) == [0, 0]
+    beat(clients, first, "a", group="h")
+    assert told(first) == [1]
+
+
+@pytest.mark.parametrize("notified", [True, False])
+async def test_whoever_is_told_finds_the_members(tmp_path, notified):
+    """A client rebalances as soon as it hears of a change: the list has to be right by then."""
+    async with Group(tmp_path) as group:
+        broker = await group.leading()
+        config = {"groupName": "cg", "notifyConsumerIdsChangedEnable": notified}
+        code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
+        assert (await group.ask(broker, code, None, orjson.dumps(config))).code == 0
+        lists = []
+
+        async def heard(connection, request):
+            ask = RemotingCommand.request(
+                RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "cg"}
+            )
+            answer = await connection.invoke(ask, 5_000)
+            lists.append(orjson.loads(answer.body)["consumerIdList"])
+
+        client = RemotingClient({CHANGED: heard})
+        try:
+            consumer = {"groupName": "cg", "subscriptionDataSet": []}
+            body = orjson.dumps({"clientID": "c1", "consumerDataSet": [consumer]})
+            command = RemotingCommand.request(RequestCode.HEART_BEAT, None, body)
+            assert (await client.invoke(broker.address, command)).code == 0
+            assert broker.clients.client_ids("cg") == ["c1"]
+            if notified:
+                await until(lambda: lists)
+                assert lists == [["c1"]]
+            else:
+                # What was sent before the answer to a later request would be here by now.
+                assert (await client.invoke(broker.address, command)).code == 0
+                assert lists == []
+        finally:
+            await client.close()

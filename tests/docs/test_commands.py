@@ -15,6 +15,8 @@ import click
 import pytest
 import yaml
 
+from chaos.run.scenario import find_scenario
+from chaos.workloads.catalogue import WORKLOADS
 from tests.docs.pages import PAGES, ROOT, Block, blocks, calls, command_lines, commands
 
 TARGET = re.compile(r"^([a-z][a-z-]*):", re.MULTILINE)
@@ -192,6 +194,18 @@ def test_what_is_wrong_within_a_sentence_is_found(code: str, why: str) -> None:
 )
 def test_what_a_curl_calls(line: str, found: list[tuple[str, str]]) -> None:
     assert [call for words in commands(line) for call in calls(words)] == found
+
+
+def test_workloads_and_scenarios_that_the_pages_name_are_there() -> None:
+    chaos = (ROOT / "docs" / "chaos.md").read_text()
+    workloads = set(re.findall(r"^\| `([a-z]+)` \|", chaos, re.MULTILINE))
+    assert {"log", "ordered"} <= workloads <= set(WORKLOADS)
+    lines = [line for page in PAGES for block in blocks(page) for line in command_lines(block)]
+    runs = [words for line in lines for words in commands(line) if words[:2] == ["mqchaos", "run"]]
+    asked = {words[2] for words in runs} - {"SCENARIO", "$RAFTMQ_SCENARIO"}
+    assert len(asked) > 5
+    for wishes in asked:
+        assert find_scenario(wishes).wants()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

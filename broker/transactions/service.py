@@ -107,7 +107,7 @@ class Transactions:
 
     # ---- half messages ----------------------------------------------------------------------
 
-    def admit(self, group: str, connection: ClientConnection) -> None:
+    def admit(self, group: str, connection: object) -> None:
         """Before a half message of this producer group is stored. Raises Refused."""
         if self._config.reject_transaction_message:
             raise Refused(ResponseCode.NO_PERMISSION, "this broker takes no transactional messages")
@@ -117,6 +117,8 @@ class Transactions:
                 f"[BUSY] {self.open_count} transactions are open already",
                 retriable=True,
             )
+        if not isinstance(connection, Connection):
+            return  # it came by HTTP, or as a reply: whoever sent it cannot be asked
         self._senders[group] = connection
         self._senders.move_to_end(group)
         if len(self._senders) > SENDERS_MAX:

@@ -2,6 +2,7 @@
 
 import asyncio
 
+from broker import catcher
 from broker.transactions import service
 from broker.transactions.book import COMMIT, ROLLBACK
 from broker.transactions.conversion import GIVEN_UP_TOPIC, GROUP, HALF_TOPIC, OP_TOPIC
@@ -16,9 +17,11 @@ from remoting.headers import (
 )
 from store.dispatch import SCHEDULE_TOPIC
 from store.properties import decode_properties
-from store.record import decode_offset_message_id, decode_record, walk_records
+from store.record import decode_offset_message_id, decode_record, pack_host, walk_records
 from tests.broker.cluster import Group, until
 from tests.broker.ha.pair import Classic
+
+HALF_BY_HTTP = "TRAN_MSG\x01true\x02PGROUP\x01pg\x02UNIQ_KEY\x01H\x02"
 
 
 class Sent:
@@ -106,6 +109,10 @@ async def test_what_is_no_half_message_is_refused(tmp_path):
         ]
         assert all(answer.code != 0 for answer in answers)
         assert bodies(broker) == []
+        unreachable = SendHeader("pg", "Orders", "TBW102", 4, 1, 0x4, 5, 0, HALF_BY_HTTP)
+        answer = await catcher.send(broker.sends, unreachable, b"H", pack_host(("10.0.0.9", 1)))
+        assert answer.code == 0
+        assert broker.transactions._producer_of("pg") is not None  # who sent the first one
         nobody = await group.send(broker, "Orders", properties="TRAN_MSG\x01true\x02")
         assert (nobody.code, "PGROUP" in nobody.remark) == (ResponseCode.MESSAGE_ILLEGAL, True)
 

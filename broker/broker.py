@@ -581,7 +581,8 @@ class Broker:
 
     def _notify_enabled(self, group: str) -> bool:
         config = self.state.groups.get(group)
-        return config is None or config.notify_enable
+        wanted = config is None or config.notify_enable
+        return wanted and self.config.notify_consumer_ids_changed_enable
 
     def _ensure_group(self, name: str, retry: bool = True) -> None:
         """A consumer group is used: have it, and its retry topic, created if that is allowed."""

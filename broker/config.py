@@ -192,6 +192,12 @@ class BrokerConfig:
         "Filter by SQL92 expressions over properties.", live=True)
     filter_support_retry: bool = option("messages", "filterSupportRetry", False,
         "Filter a group's retries by its expression for their original topic.", live=True)
+    lite_pull_message_enable: bool = option("messages", "litePullMessageEnable", True,
+        "Serve pulls of LitePullConsumers (code 361).", live=True)
+    notify_consumer_ids_changed_enable: bool = option(
+        "messages", "notifyConsumerIdsChangedEnable", True,
+        "Tell a consumer group's members of changes (code 40), unless the group's own"
+        " configuration says not to.", live=True)
     store_reply_message_enable: bool = option("messages", "storeReplyMessageEnable", True,
         "Store replies to requests in `<cluster>_REPLY_TOPIC` besides passing them on.", live=True)
     rebalance_lock_max_live_ms: int = option("messages", "rebalanceLockMaxLiveMs", 60_000,

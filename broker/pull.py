@@ -44,7 +44,7 @@ from broker.resets import Wait
 from broker.state import BrokerState
 from broker.topics import PERM_READ, RETRY_PREFIX
 from remoting.codec import encode_command
-from remoting.codes import ResponseCode
+from remoting.codes import RequestCode, ResponseCode
 from remoting.command import RemotingCommand
 from remoting.headers import (
     PULL_COMMIT_OFFSET,
@@ -151,6 +151,12 @@ class PullService:
     def _handle(
         self, connection: PullConnection, request: RemotingCommand
     ) -> RemotingCommand | None:
+        lite = request.code == RequestCode.LITE_PULL_MESSAGE
+        if lite and not self._config.lite_pull_message_enable:
+            raise Refused(
+                ResponseCode.NO_PERMISSION,
+                f"the broker[{self._config.broker_ip1}] for lite pull consumer is forbidden",
+            )
         header = PullHeader.parse(request.ext)
         pull = Pull(connection, request, header, self._check(header))
         if header.sys_flag & PULL_COMMIT_OFFSET:

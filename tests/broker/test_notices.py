@@ -92,11 +92,13 @@ def test_a_group_that_wants_no_notices_gets_none():
 
 
 @pytest.mark.parametrize("notified", [True, False])
-async def test_whoever_is_told_finds_the_members(tmp_path, notified):
+@pytest.mark.parametrize("switch", ["group", "broker"])
+async def test_whoever_is_told_finds_the_members(tmp_path, notified, switch):
     """A client rebalances as soon as it hears of a change: the list has to be right by then."""
-    async with Group(tmp_path) as group:
+    key = "notifyConsumerIdsChangedEnable"
+    async with Group(tmp_path, **{key: notified or switch == "group"}) as group:
         broker = await group.leading()
-        config = {"groupName": "cg", "notifyConsumerIdsChangedEnable": notified}
+        config = {"groupName": "cg", key: notified or switch == "broker"}
         code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
         assert (await group.ask(broker, code, None, orjson.dumps(config))).code == 0
         lists = []

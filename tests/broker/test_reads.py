@@ -2,12 +2,14 @@
 
 import pytest
 
+from broker.config import change_live
 from broker.groups import SubscriptionGroup
 from broker.reads import ClassicReads, RaftReads
 from client import Message as ClientMessage
 from client import Producer
 from namesrv.server import NameServer, NameServerConfig
-from remoting.codes import ResponseCode
+from remoting.codes import RequestCode, ResponseCode
+from remoting.headers import PullHeader
 from tests.broker.cluster import Group, until
 from tests.broker.ha.test_consumer import Seen, consumer_of
 
@@ -112,3 +114,18 @@ async def test_a_broker_that_may_not_be_read(tmp_path):
         refused = await group.pull(broker, "T", 0)
         assert refused.code == ResponseCode.NO_PERMISSION
         assert "pulling message is forbidden" in refused.remark
+
+
+async def test_lite_pulls_may_be_switched_off(tmp_path):
+    async with Group(tmp_path) as group:
+        broker = await group.leading()
+        await group.create_topic(broker, "T")
+        ext = PullHeader("cg", "T", 0, 0, 32, 0x14, 0, 1_000, "*", 0).to_ext()
+        lite = RequestCode.LITE_PULL_MESSAGE
+        assert (await group.ask(broker, lite, ext)).code == ResponseCode.PULL_NOT_FOUND
+        change_live(broker.config, {"litePullMessageEnable": False})
+        refused = await group.ask(broker, lite, ext)
+        assert refused.code == ResponseCode.NO_PERMISSION
+        assert "lite pull consumer is forbidden" in refused.remark
+        plain = await group.ask(broker, RequestCode.PULL_MESSAGE, ext)
+        assert plain.code == ResponseCode.PULL_NOT_FOUND

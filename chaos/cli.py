@@ -32,7 +32,7 @@ from chaos.run.judge import RunResult, judge
 from chaos.run.runner import RunConfig, run_scenario
 from chaos.run.scenario import MINUTES_MIN, SCENARIOS
 from chaos.run.watch import MARKS, check_table, watch
-from chaos.workloads.catalogue import WORKLOADS, make_workloads
+from chaos.workloads.catalogue import WORKLOADS, make_workloads, settings_for
 from chaos.workloads.log import WINDOW_MAX
 from chaos.workloads.messages import LOG, MessagesConfig
 from client import ClientError
@@ -211,7 +211,7 @@ def run(
         minutes,
         repeats,
         Shape(mode, groups, replicas),
-        DEFAULT_SETTINGS | parse_settings(settings),
+        DEFAULT_SETTINGS | settings_for(workloads) | parse_settings(settings),
         existing,
         on,
         project,
@@ -310,7 +310,7 @@ def compare(
         minutes or None,
         repeats or 1,
         calm_s,
-        DEFAULT_SETTINGS | parse_settings(settings),
+        DEFAULT_SETTINGS | settings_for(workloads) | parse_settings(settings),
     )
     log_to(directory)
     console = make_console()

@@ -14,7 +14,15 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from chaos.checks.delayed import (
+    DelayBook,
+    DelayedCopies,
+    DelayedEarly,
+    DelayedLate,
+    DelayedLost,
+)
 from chaos.checks.ledger import Ledger
+from chaos.checks.locks import Skipped, TwoAtOnce
 from chaos.checks.messages import (
     SETTLE_NS,
     BrokerDuplicates,
@@ -37,6 +45,14 @@ from chaos.checks.replicas import (
     ReplicasDiffer,
     TwoLeaders,
 )
+from chaos.checks.retries import RetriesLost, RetriesOutOfTurn, RetryBook, RetryCopies
+from chaos.checks.transactions import (
+    CommittedLost,
+    HalvesAtEnd,
+    TransactionBook,
+    TransactionCopies,
+    WithoutCommit,
+)
 from chaos.checks.verdict import Check, Checker, Handlers, LostMessage, Verdict, merge
 from chaos.history.assembly import Assembler, Record
 from chaos.history.events import History, HistoryError, Kind
@@ -56,6 +72,7 @@ class Suite:
         self.ledger = Ledger()
         ledger = self.ledger
         self._lost = Lost(ledger, settle_ns)
+        transactions, delays, retries = TransactionBook(), DelayBook(), RetryBook()
         self.checkers: tuple[Checker, ...] = (
             self._lost,
             Phantoms(ledger),
@@ -65,6 +82,18 @@ class Suite:
             OrderPerQueue(ledger),
             OrderPerKey(ledger),
             OrderConsumed(ledger),
+            TwoAtOnce(),
+            Skipped(),
+            CommittedLost(transactions),
+            WithoutCommit(transactions),
+            TransactionCopies(transactions),
+            HalvesAtEnd(transactions),
+            DelayedLost(delays),
+            DelayedEarly(delays),
+            DelayedCopies(delays),
+            RetriesLost(retries),
+            RetriesOutOfTurn(retries),
+            RetryCopies(retries),
             OffsetsBack(),
             MetadataBack(),
             TwoLeaders(),
@@ -74,6 +103,7 @@ class Suite:
             UnknownDelivered(ledger),
             StoredWithLess(ledger),
             Redeliveries(ledger),
+            DelayedLate(delays),
         )
         unknown = set(expected) - set(self.names())
         if unknown:
@@ -81,7 +111,12 @@ class Suite:
         self._expected = frozenset(expected)
         self._assembler = Assembler()
         self._table: list[tuple[Any, ...]] = [()] * len(Kind)
-        for handlers in (ledger_handlers(ledger), *(c.handlers() for c in self.checkers)):
+        shared = (transactions, delays, retries)
+        for handlers in (
+            ledger_handlers(ledger),
+            *(book.handlers() for book in shared),
+            *(checker.handlers() for checker in self.checkers),
+        ):
             self._listen(handlers)
         self.records = 0
 
@@ -115,11 +150,21 @@ class Suite:
             handler(event)
 
     def results(self) -> tuple[Check, ...]:
-        """Every check that was asked for or has something to look at, in a fixed order."""
+        """Every check that was asked for or has something to look at, in a fixed order.
+
+        The essential ones are asked of every history in which messages were promised in no other
+        way than theirs: as transactions, delayed ones or retries."""
+        elsewhere = any(
+            checker.applies
+            for checker in self.checkers
+            if isinstance(checker, CommittedLost | DelayedLost | RetriesLost)
+        )
         return tuple(
             checker.result()
             for checker in self.checkers
-            if checker.essential or checker.applies or checker.name in self._expected
+            if (checker.essential and not elsewhere)
+            or checker.applies
+            or checker.name in self._expected
         )
 
     def verdict(self) -> Verdict:

@@ -29,6 +29,7 @@ from chaos.history.events import (
     Replicas,
     Send,
 )
+from chaos.history.later import TAKERS
 
 VERSION = 1
 FAULTS_OPEN_MAX = 10_000  # injected and not healed at once; a nemesis has a handful
@@ -65,6 +66,7 @@ class Assembler:
             "log_line": self._log_line,
             "logs": self._logs,
             "replicas": self._replicas,
+            **TAKERS,
             "note": _nothing,  # anything a person may want to know; no check asks
         }
 
@@ -355,6 +357,8 @@ def assemble(records: Iterable[Record]) -> History:
             target = lists.get(kind)
             if target is not None:
                 target.append(found)
+            elif kind >= Kind.POSTED:
+                history.later.append((kind, found))
     if assembler.meta is None:
         raise HistoryError("a history begins with a meta line")
     history.meta = assembler.meta

@@ -53,6 +53,13 @@ class Kind(IntEnum):
     LOG_LINE = 16
     LOGS = 17
     REPLICAS = 18
+    POSTED = 19  # this and what follows: chaos.history.later
+    DECIDED = 20
+    DELIVERED = 21
+    GIVEN_BACK = 22
+    STORED = 23
+    SCANNED = 24
+    WORKED = 25
 
 
 @dataclass(slots=True)
@@ -259,6 +266,7 @@ class History:
     log_lines: list[LogLine] = field(default_factory=list)
     logs: list[Logs] = field(default_factory=list)
     replicas: list[Replicas] = field(default_factory=list)
+    later: list[tuple[Kind, Any]] = field(default_factory=list)  # chaos.history.later
     torn: bool = False  # the file's last line was not finished: the writer was killed
 
     @property
@@ -307,6 +315,7 @@ class History:
             (Kind.REPLICAS, self.replicas),
         ):
             moments += [(event.t_ns, 2, kind, event) for event in events]
+        moments += [(event.t_ns, 2, kind, event) for kind, event in self.later]
         moments.sort(key=lambda moment: moment[:2])
         for _, _, kind, event in moments:
             yield kind, event

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from chaos.history.events import History, Outcome
+from chaos.history.later import all_sends
 from chaos.report.recovery import percentile
 
 NS_PER_S = 1_000_000_000
@@ -48,7 +49,7 @@ class Load:
 
 def load_of(history: History) -> Load:
     """The load of a history."""
-    sends = history.sends
+    sends = all_sends(history)
     counts = {outcome: 0 for outcome in Outcome}
     for send in sends:
         counts[send.outcome] += 1

@@ -18,6 +18,7 @@ from plotly.subplots import make_subplots
 
 from chaos.checks.verdict import Check, Verdict, merge
 from chaos.history.events import History, Outcome
+from chaos.history.later import all_sends
 from chaos.report.recovery import Recovery, Spread, by_kind, recoveries, spread
 from chaos.report.series import Series, series_of
 
@@ -117,11 +118,12 @@ def chaos_page(history: History, checks: Sequence[Check]) -> Page:
 def send_tiles(history: History) -> tuple[tuple[str, str], ...]:
     """How many sends ended how."""
     counts = {outcome: 0 for outcome in Outcome}
-    for send in history.sends:
+    sends = all_sends(history)
+    for send in sends:
         counts[send.outcome] += 1
     vague = counts[Outcome.UNKNOWN] + counts[Outcome.OPEN]
     return (
-        (f"{len(history.sends):,}", "sent"),
+        (f"{len(sends):,}", "sent"),
         (f"{counts[Outcome.OK]:,}", "acknowledged"),
         (f"{vague:,}", "outcome unknown"),
         (f"{counts[Outcome.FAIL]:,}", "failed for certain"),

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from chaos.history.events import Fault, History, Outcome, Send
+from chaos.history.later import all_sends
 
 NS_PER_MS = 1_000_000
 NORMAL_SHARE = 0.99  # of the acknowledgements a second of before
@@ -65,12 +66,13 @@ class Spread:
 
 def recoveries(history: History) -> list[Recovery]:
     """One Recovery for each fault, in the order of their injection; starts are no faults."""
+    sends = all_sends(history)
     acknowledged = sorted(
-        (send for send in history.sends if send.outcome is Outcome.OK),
+        (send for send in sends if send.outcome is Outcome.OK),
         key=lambda send: send.done_ns,
     )
     done = [send.done_ns for send in acknowledged]
-    clients = sorted({send.process for send in history.sends})
+    clients = sorted({send.process for send in sends})
     faults = sorted(inflicted(history), key=lambda fault: fault.invoked_ns)
     found = []
     for number, fault in enumerate(faults):

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from chaos.history.events import Fault, History, Outcome, Send
+from chaos.history.events import Fault, History, Kind, Outcome, Send
+from chaos.history.later import all_sends
 from chaos.report.recovery import inflicted, percentile
 
 BUCKETS_MAX = 400
@@ -87,7 +88,8 @@ def series_of(history: History) -> Series:
     zero = history.start_ns
     end_s = (_last_ns(history) - zero) / NS_PER_S
     bucket_s = bucket_size(end_s)
-    done = [s for s in history.sends if s.outcome is not Outcome.OPEN]
+    sends = all_sends(history)
+    done = [s for s in sends if s.outcome is not Outcome.OPEN]
     by_outcome = {
         outcome: [s for s in done if s.outcome is outcome]
         for outcome in (Outcome.OK, Outcome.UNKNOWN, Outcome.FAIL)
@@ -96,16 +98,25 @@ def series_of(history: History) -> Series:
         bucket_s,
         end_s,
         {
-            outcome: _rate(((s.done_ns - zero, 1) for s in sends), bucket_s, end_s)
-            for outcome, sends in by_outcome.items()
+            outcome: _rate(((s.done_ns - zero, 1) for s in of_one), bucket_s, end_s)
+            for outcome, of_one in by_outcome.items()
         },
-        _rate(((c.t_ns - zero, len(c.offsets)) for c in history.consumes), bucket_s, end_s),
+        _rate(_consumed(history, zero), bucket_s, end_s),
         _latency(by_outcome[Outcome.OK], zero, bucket_s),
-        {outcome: _dots(sends, zero, bucket_s) for outcome, sends in by_outcome.items()},
-        _strips(history.sends, zero, bucket_s, end_s),
+        {outcome: _dots(of_one, zero, bucket_s) for outcome, of_one in by_outcome.items()},
+        _strips(sends, zero, bucket_s, end_s),
         _bands(history, end_s),
         [((x.t_ns - zero) / NS_PER_S, x.node, x.term) for x in history.leaders],
     )
+
+
+def _consumed(history: History, zero: int) -> Iterator[tuple[int, int]]:
+    """When, and how many at once."""
+    for batch in history.consumes:
+        yield batch.t_ns - zero, len(batch.offsets)
+    for kind, event in history.later:
+        if kind is Kind.DELIVERED:
+            yield event.t_ns - zero, 1
 
 
 def bucket_size(end_s: float) -> float:
@@ -120,6 +131,7 @@ def _last_ns(history: History) -> int:
     times = [history.start_ns]
     times += [max(send.done_ns, send.invoked_ns) for send in history.sends]
     times += [consume.t_ns for consume in history.consumes]
+    times += [event.t_ns for _, event in history.later]
     times += [max(fault.done_ns, fault.healed_ns) for fault in history.faults]
     times += [drain.t_ns for drain in history.drains]
     return max(times)

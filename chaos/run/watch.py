@@ -55,10 +55,12 @@ class Scene:
         self.now_ns = max(self.now_ns, t_ns)
         self.begin_ns = self.begin_ns or t_ns
         function, type_ = record.get("f"), record.get("type")
-        if function == "send":
+        if function in ("send", "post"):
             self._send(record, t_ns)
         elif function == "consume":
             self.consumed += len(record["offsets"])
+        elif function == "deliver":
+            self.consumed += 1
         elif function == "leader":
             self.leaders[record.get("group", "")] = (record["node"], record["term"])
         elif function == "inject" and type_ == "ok":

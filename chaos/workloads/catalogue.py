@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from chaos.cluster.clusterfile import ClusterError
+from chaos.workloads import delayed, retries, transactions
 from chaos.workloads.base import Workload
+from chaos.workloads.delayed import DelayedWorkload
+from chaos.workloads.locks import LocksWorkload
 from chaos.workloads.messages import LOG, ORDERED, GroupWorkload, MessagesConfig, MessagesWorkload
 from chaos.workloads.metadata import MetadataWorkload
+from chaos.workloads.retries import RetriesWorkload
+from chaos.workloads.transactions import TransactionsWorkload
 
 WORKLOADS: dict[str, tuple[str, Callable[[], Workload]]] = {
     "log": ("ordered sends at a constant rate, one group consumes", MessagesWorkload),
@@ -17,7 +22,25 @@ WORKLOADS: dict[str, tuple[str, Callable[[], Workload]]] = {
     ),
     "group": ("consumers that leave and come back, offsets committed and read", GroupWorkload),
     "metadata": ("topics and groups created, changed and read back", MetadataWorkload),
+    "transactions": ("committed, rolled back, or decided when a broker asks", TransactionsWorkload),
+    "delayed": ("messages that come after their delay, never before", DelayedWorkload),
+    "retries": ("consumers that fail: comes again, in the end a dead letter", RetriesWorkload),
+    "locks": ("orderly consumers that take their time, leave and come back", LocksWorkload),
 }
+# What clusters that are started for a workload are set to: hours are not waited for.
+SETTINGS: Mapping[str, Mapping[str, str]] = {
+    "transactions": transactions.SETTINGS,
+    "delayed": delayed.SETTINGS,
+    "retries": retries.SETTINGS,
+}
+
+
+def settings_for(names: Sequence[str]) -> dict[str, str]:
+    """broker.conf keys that these workloads want."""
+    wanted: dict[str, str] = {}
+    for name in names:
+        wanted |= SETTINGS.get(name, {})
+    return wanted
 
 
 def make_workloads(names: Sequence[str], log: MessagesConfig = LOG) -> list[Workload]:

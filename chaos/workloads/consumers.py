@@ -47,14 +47,25 @@ class ConsumerGroup:
     """
 
     def __init__(
-        self, namesrv: str, history: HistoryWriter, topic: str, group: str, *, orderly: bool = False
+        self,
+        namesrv: str,
+        history: HistoryWriter,
+        topic: str,
+        group: str,
+        *,
+        orderly: bool = False,
+        consumption: Consumption | None = None,
+        config: ConsumerConfig | None = None,
+        kind: type[PushConsumer] = PushConsumer,
     ) -> None:
+        """`consumption` has the listeners; `config` and `kind` are the consumers'."""
         self.topic = topic
         self.group = group
-        self.consumption = Consumption(history, group, orderly=orderly)
+        self.consumption = consumption or Consumption(history, group, orderly=orderly)
         self._namesrv = namesrv
         self._history = history
-        self._config = consumer_config(orderly=orderly)
+        self._config = config or consumer_config(orderly=orderly)
+        self._kind = kind
         self._members: dict[str, PushConsumer] = {}
 
     @property
@@ -72,7 +83,7 @@ class ConsumerGroup:
         """A consumer of that new name joins. Does not wait for any server."""
         assert name not in self._members, f"{name} is in already"
         seen = self.consumption
-        consumer = PushConsumer(
+        consumer = self._kind(
             self.group,
             self._namesrv,
             seen.listener(name),

@@ -35,6 +35,7 @@ from client import (
     SendStatus,
 )
 from client.instance import local_address
+from client.listen import Listener
 from client.message import process_unique_keys
 from store.properties import java_string_hash
 
@@ -327,31 +328,35 @@ class Consumption:
         """Positions consumed at least once."""
         return sum(counts.distinct for counts in self._seen.values())
 
-    def listener(self, process: str) -> Callable[[list[MessageExt]], ConsumeResult]:
+    def listener(self, process: str) -> Listener:
         """A listener for the consumer called `process`; accepts everything."""
 
         def listen(messages: list[MessageExt]) -> ConsumeResult:
-            first = messages[0]
-            offsets = [message.queue_offset for message in messages]
-            self._history.event(
-                "ok",
-                "consume",
-                process,
-                self._history.next_op(),
-                topic=first.topic,
-                broker=first.broker_name,
-                queue=first.queue_id,
-                offsets=offsets,
-                ids=[message.msg_id for message in messages],
-                **self._more,
-            )
-            counts = self._seen[first.broker_name, first.queue_id]
-            for offset in offsets:
-                counts.add(offset)
-            self.deliveries += len(offsets)
+            self.accept(process, messages)
             return ConsumeResult.SUCCESS
 
         return listen
+
+    def accept(self, process: str, messages: list[MessageExt]) -> None:
+        """Write down that `process` is done with these, and count them."""
+        first = messages[0]
+        offsets = [message.queue_offset for message in messages]
+        self._history.event(
+            "ok",
+            "consume",
+            process,
+            self._history.next_op(),
+            topic=first.topic,
+            broker=first.broker_name,
+            queue=first.queue_id,
+            offsets=offsets,
+            ids=[message.msg_id for message in messages],
+            **self._more,
+        )
+        counts = self._seen[first.broker_name, first.queue_id]
+        for offset in offsets:
+            counts.add(offset)
+        self.deliveries += len(offsets)
 
     def committing(self, process: str, group: str) -> Callable[[MessageQueue, int], None]:
         """A PushConsumer's `on_committing` for the consumer called `process`."""

@@ -97,16 +97,19 @@ class MessagesWorkload:
         """Consumers join, then the load begins."""
         config, env = self.config, self.env
         self._admin = await stack.enter_async_context(Admin(env.namesrv))
-        group = ConsumerGroup(
-            env.namesrv, env.history, config.topic, config.group, orderly=config.orderly
-        )
-        self.consumers = await stack.enter_async_context(group)
+        self.consumers = group = await stack.enter_async_context(self._group())
         for number in range(config.consumers):
             await group.join(f"{config.name}-consumer-{number}")
         await group.wait_shared_out(self.queues, env.join_timeout_s)
         stack.push_async_callback(self._loads.cancel)
         for number in range(config.producers):
             await self._start_sender(stack, f"{config.name}-producer-{number}")
+
+    def _group(self) -> ConsumerGroup:
+        config, env = self.config, self.env
+        return ConsumerGroup(
+            env.namesrv, env.history, config.topic, config.group, orderly=config.orderly
+        )
 
     async def _start_sender(self, stack: AsyncExitStack, name: str) -> None:
         config, env = self.config, self.env

@@ -126,6 +126,56 @@ class HistoryBuilder:
     def drained(self, complete: bool = True) -> None:
         self.add("ok", "drain", "runner", topic="T", group="G", complete=complete)
 
+    # ---- messages that come later
+
+    def posted(self, name: str, outcome: str = "ok", attempts: int = 1, **more: Any) -> None:
+        """A message of a workload `work`, sent with that outcome ("": none)."""
+        fields = {"work": "delayed", "id": name, "topic": "T", "delay_ms": 0} | more
+        op = self.add("invoke", "post", "producer-0", **fields)
+        if outcome:
+            self.add(outcome, "post", "producer-0", op, **fields, attempts=attempts)
+
+    def decided(self, name: str, decision: str, outcome: str = "ok") -> None:
+        """A producer ends a transaction by itself."""
+        op = self.add("invoke", "decide", "producer-0", id=name, decision=decision)
+        self.add(outcome, "decide", "producer-0", op, id=name, decision=decision)
+
+    def checked(self, name: str, decision: str) -> None:
+        """A check-back's answer."""
+        self.add("invoke", "decide", "check", id=name, decision=decision, check=True)
+
+    def delivered(self, name: str, offset: int, queue: int = 0, **more: Any) -> None:
+        place = {"topic": "T", "broker": "b", "queue": queue, "offset": offset, "id": name}
+        fields = {"work": "delayed", "group": "G", "store_ms": 0, "times": 0, "accepted": True}
+        self.add("ok", "deliver", "consumer-0", **(fields | place | more))
+
+    def given_back(
+        self, name: str, times: int, outcome: str = "ok", *, tries: int = 1, seen: int = -1,
+        dead: bool = False,
+    ) -> None:  # fmt: skip
+        fields = {"work": "retries", "id": name, "times": times, "dead": dead}
+        fields["seen"] = times if seen < 0 else seen
+        op = self.add("invoke", "give_back", "consumer", **fields)
+        if outcome:
+            self.add(outcome, "give_back", "consumer", op, **fields, tries=tries)
+
+    def stored(self, name: str, store_ms: int = 0, work: str = "delayed") -> None:
+        place = {"broker": "b", "queue": 0, "offset": 0, "store_ms": store_ms}
+        self.add("ok", "stored", "scanner", work=work, id=name, **place)
+
+    def scanned(self, work: str = "delayed") -> None:
+        self.add("ok", "scan", "scanner", work=work, records=7)
+
+    def worked(
+        self, first: int, last: int, ms: float, process: str = "consumer-0", queue: int = 0,
+        done: bool = True,
+    ) -> None:  # fmt: skip
+        """A piece of work that began `ms` before now."""
+        began_ns = len(self.records) * 1_000_000 + self.waited_ns - int(ms * 1e6)
+        place = {"group": "G", "topic": "T", "broker": "b", "queue": queue}
+        span = {"began_ns": began_ns, "first": first, "last": last, "done": done}
+        self.add("ok", "work", process, **place, **span)
+
     def kill(self, node: str = "n0") -> None:
         op = self.add("invoke", "kill", "nemesis", node=node, pid=7, role="leader")
         self.add("ok", "kill", "nemesis", op, node=node, pid=7, role="leader")

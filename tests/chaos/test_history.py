@@ -15,6 +15,8 @@ from chaos.history import files as module
 from chaos.history.assembly import assemble
 from chaos.history.events import HistoryError, Kind, Outcome
 from chaos.history.files import Follower, HistoryWriter, follow, read_history, read_records
+from chaos.history.later import all_sends
+from chaos.report.figures import load_of
 from tests.chaos.builder import HistoryBuilder, clean
 
 
@@ -149,8 +151,32 @@ def test_round_trip_of_offsets_metadata_faults_and_what_the_observer_finds(tmp_p
     assert history.replicas[0].parts == {"n0": {0: "aa"}, "n1": {0: "bb"}}
     kinds = [kind for kind, _ in history.timeline()]
     assert sorted(set(kinds)) == sorted(
-        set(Kind) - {Kind.SEND_INVOKED, Kind.SEND_DECIDED, Kind.CONSUMED, Kind.DRAINED}
+        {kind for kind in Kind if kind < Kind.POSTED}
+        - {Kind.SEND_INVOKED, Kind.SEND_DECIDED, Kind.CONSUMED, Kind.DRAINED}
     )
+
+
+def test_what_comes_later_is_read_in_the_order_in_which_it_was_written(tmp_path: Path) -> None:
+    plant = HistoryBuilder()
+    plant.posted("a", "unknown", 2, delay_ms=1000)
+    plant.decided("t", "commit", "unknown")
+    plant.checked("t", "rollback")
+    plant.delivered("a", 4, store_ms=9, times=1, accepted=False)
+    plant.given_back("a", 1, seen=2, tries=3, dead=True)
+    plant.stored("a", 5)
+    plant.scanned()
+    plant.worked(2, 3, 1, done=False)
+    plant.posted("b")
+    history = plant.build()
+    kinds = [kind for kind, _ in history.timeline()]
+    assert kinds == [kind for kind, _ in history.later]
+    assert set(kinds) == {kind for kind in Kind if kind >= Kind.POSTED}
+    begun, ended = (event for kind, event in history.later[:2])
+    assert (begun.outcome, ended.outcome, ended.attempts) == (Outcome.OPEN, Outcome.UNKNOWN, 2)
+    first, second = all_sends(history)
+    assert (first.id, first.outcome, first.attempts) == ("a", Outcome.UNKNOWN, 2)
+    assert (second.outcome, second.done_ns > second.invoked_ns) == (Outcome.OK, True)
+    assert (load_of(history).sent, load_of(history).ok) == (2, 1)
 
 
 def test_an_old_kill_is_healed_by_the_start_of_its_node(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from chaos.cluster.clusterfile import ClusterError
 from chaos.history.files import HistoryWriter, follow, read_history
 from chaos.workloads import consumers
 from chaos.workloads.base import Environment, Tally, Tasks, sum_tallies
-from chaos.workloads.catalogue import WORKLOADS, make_workloads
+from chaos.workloads.catalogue import WORKLOADS, make_workloads, settings_for
 from chaos.workloads.consumers import fairly_shared, wait_until
 from chaos.workloads.messages import GROUP, LOG, ORDERED, GroupWorkload, MessagesWorkload
 from chaos.workloads.metadata import MetadataWorkload, MetaObject, write_request
@@ -154,16 +154,24 @@ def test_tallies_add_up() -> None:
 
 
 def test_workloads_by_name() -> None:
-    made = make_workloads(["metadata", "log", "log", "group", "ordered"], replace(LOG, queues=3))
-    assert [workload.name for workload in made] == ["metadata", "log", "group", "ordered"]
+    names = ["metadata", "log", "log", "group", "ordered"]
+    later = ["transactions", "delayed", "retries", "locks"]
+    made = make_workloads([*names, *later], replace(LOG, queues=3))
+    assert [w.name for w in made] == ["metadata", "log", "group", "ordered", *later]
     assert made[1].config.queues == 3
     assert sorted(w.name for w in made) == sorted(WORKLOADS)
     topics = [topic for workload in made for topic in workload.topics]
-    assert len(set(topics)) == len(topics) == 3
+    assert len(set(topics)) == len(topics) == 7
     assert [workload.groups for workload in made][1] == (("Chaos", "chaos-consumers"),)
     for names in ([], ["nonsense"]):
         with pytest.raises(ClusterError, match="there are log, ordered, group, metadata"):
             make_workloads(names)
+
+
+def test_what_clusters_are_set_to_for_a_workload() -> None:
+    assert settings_for(["log", "locks", "metadata"]) == {}
+    assert settings_for(["log", "delayed"]) == {"messageDelayLevel": "1s 2s 3s"}
+    assert settings_for(["transactions"])["transactionCheckInterval"] == "2000"
 
 
 def test_a_version_is_written_where_it_can_be_read() -> None:

@@ -1,0 +1,220 @@
+"""Checks of delayed messages: early, lost, stored twice; and how late they were. Pure.
+
+What counts as wrong:
+- early, by the brokers' clocks: stored for consumers (its store time) before it was stored to wait
+  plus its delay, where the broker's own topic was read at the end and says when that was.
+- early, by the harness's clock: consumed before its send began plus its delay. What comes after a
+  send that began is never before it, so this holds whatever brokers think the time is.
+Either with `tolerance_ms`, for what the clocks of two leaders may differ: TOLERANCE_MS on one
+machine, whose processes read one clock. Where clocks were moved (a fault clock-…), what is early is
+reported as UNKNOWN: it may be the clock.
+- lost: acknowledged, and not delivered although the topic was drained completely afterwards.
+- stored more than once: delivered at more positions than its client tried to send it.
+Late is not wrong; it is measured: store time for consumers less the time it was due.
+Memory: about 0.4 KB a message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from chaos.checks.verdict import Check, Checker, Handlers, Offenders, Verdict, at, judge
+from chaos.history.events import Drain, Fault, HistoryError, Kind, Outcome, Position
+from chaos.history.later import Delivery, Post, Stored
+
+WORK = "delayed"
+TOLERANCE_MS = 10  # two looks at one machine's clock, while NTP slews it
+NS_PER_MS = 1_000_000
+
+
+class Delayed:
+    """One message. Times in milliseconds by the brokers, in nanoseconds by the harness."""
+
+    __slots__ = (
+        "acked_ns", "attempts", "delay_ms", "invoked_ns", "outcome", "places", "topic", "waits_ms",
+    )  # fmt: skip
+
+    def __init__(self, post: Post) -> None:
+        self.topic = post.topic
+        self.delay_ms = post.delay_ms
+        self.invoked_ns = post.t_ns
+        self.acked_ns = 0
+        self.outcome = Outcome.OPEN
+        self.attempts = 0
+        self.waits_ms = 0  # first store time in the broker's own topic; 0: not known
+        self.places: dict[Position, int] = {}  # → store time for consumers
+
+
+class DelayBook:
+    """What all checks of delayed messages share; a suite feeds it once."""
+
+    def __init__(self, tolerance_ms: int = TOLERANCE_MS) -> None:
+        self.tolerance_ms = tolerance_ms
+        self.found: dict[str, Delayed] = {}
+        self.early = Offenders()  # by the harness's clock
+        self.strangers = Offenders()  # delivered, and nobody sent it
+        self.drains: dict[str, int] = {}
+        self.deliveries = 0
+        self.clocks_moved = False
+
+    def handlers(self) -> Handlers:
+        return {
+            Kind.POSTED: self.posted,
+            Kind.DELIVERED: self.delivered,
+            Kind.STORED: self.stored,
+            Kind.DRAINED: self.drained,
+            Kind.FAULT: self.fault,
+        }
+
+    def posted(self, post: Post) -> None:
+        if post.work != WORK:
+            return
+        if post.outcome is Outcome.OPEN:
+            if post.id in self.found:
+                raise HistoryError(f"two delayed messages have the id {post.id}")
+            self.found[post.id] = Delayed(post)
+            return
+        entry = self.found[post.id]
+        entry.outcome, entry.attempts = post.outcome, post.attempts
+        if post.outcome is Outcome.OK:
+            entry.acked_ns = post.t_ns
+
+    def delivered(self, found: Delivery) -> None:
+        if found.work != WORK:
+            return
+        self.deliveries += 1
+        entry = self.found.get(found.id)
+        if entry is None or entry.outcome is Outcome.FAIL:
+            why = "nobody sent it" if entry is None else "its send had failed for certain"
+            self.strangers.add(f"{found.id} at {at(found.place)}: {why}")
+            return
+        passed_ms = (found.t_ns - entry.invoked_ns) / NS_PER_MS
+        if not entry.places and passed_ms < entry.delay_ms - self.tolerance_ms:
+            self.early.add(f"{found.id} came {passed_ms:.0f} ms after its send began, "
+                           f"not {entry.delay_ms}")  # fmt: skip
+        entry.places.setdefault(found.place, found.store_ms)
+
+    def stored(self, found: Stored) -> None:
+        entry = self.found.get(found.id) if found.work == WORK else None
+        if entry is not None:
+            entry.waits_ms = min(entry.waits_ms or found.store_ms, found.store_ms)
+
+    def drained(self, drain: Drain) -> None:
+        if drain.complete:
+            self.drains[drain.topic] = drain.t_ns
+
+    def fault(self, fault: Fault) -> None:
+        self.clocks_moved = self.clocks_moved or fault.kind.startswith("clock")
+
+    def lateness_ms(self) -> list[int]:
+        """Of every message whose waiting is known: first store time for consumers less due time,
+        ascending. Below zero: early."""
+        return sorted(
+            min(entry.places.values()) - entry.waits_ms - entry.delay_ms
+            for entry in self.found.values()
+            if entry.places and entry.waits_ms
+        )
+
+
+class DelayChecker(Checker):
+    """What the checks have in common."""
+
+    def __init__(self, book: DelayBook | None = None) -> None:
+        self.book = book or DelayBook()
+        self._own = book is None
+
+    def handlers(self) -> Handlers:
+        return self.book.handlers() if self._own else {}
+
+    @property
+    def applies(self) -> bool:
+        return bool(self.book.found) or self.book.deliveries > 0
+
+
+class DelayedEarly(DelayChecker):
+    """See the module."""
+
+    name = "delayed but early"
+
+    def result(self) -> Check:
+        book = self.book
+        known = sum(1 for entry in book.found.values() if entry.waits_ms)
+        detail = f"{book.deliveries} deliveries, {known} waiting times, {book.tolerance_ms} ms off"
+        found = Offenders()
+        found.count, found.examples = book.early.count, list(book.early.examples)
+        for words in self._by_brokers():
+            found.add(words)
+        check = found.check(self.name, detail, book.deliveries)
+        if check.verdict is Verdict.FAIL and book.clocks_moved:
+            words = f"{detail}; clocks were moved, so this is not decided"
+            return Check(self.name, Verdict.UNKNOWN, check.count, words, check.examples)
+        return check
+
+    def _by_brokers(self) -> Iterator[str]:
+        for name, entry in self.book.found.items():
+            if not entry.waits_ms or not entry.places:
+                continue
+            waited_ms = min(entry.places.values()) - entry.waits_ms
+            if waited_ms < entry.delay_ms - self.book.tolerance_ms:
+                yield f"{name} waited {waited_ms} ms by the brokers' clocks, not {entry.delay_ms}"
+
+
+class DelayedLost(DelayChecker):
+    """See the module."""
+
+    name = "delayed and lost"
+
+    def result(self) -> Check:
+        book = self.book
+        acked = [(name, e) for name, e in book.found.items() if e.outcome is Outcome.OK]
+        missing = [(name, e) for name, e in acked if not e.places]
+        lost = [
+            f"{name} was acknowledged, and due {entry.delay_ms} ms later"
+            for name, entry in missing
+            if entry.acked_ns <= book.drains.get(entry.topic, -1)
+        ]
+        detail = f"{len(acked)} acknowledged"
+        if lost:
+            return judge(self.name, iter(lost), detail, 1)
+        if missing or not acked:
+            detail += f"; {len(missing)} not consumed yet and no complete drain to say why"
+            return Check(self.name, Verdict.UNKNOWN, len(missing), detail)
+        return Check(self.name, Verdict.PASS, 0, detail)
+
+
+class DelayedCopies(DelayChecker):
+    """See the module; what nobody sent is among them."""
+
+    name = "delayed and stored more than once"
+
+    def result(self) -> Check:
+        found = Offenders()
+        found.count, found.examples = self.book.strangers.count, list(self.book.strangers.examples)
+        for words in self._wrong():
+            found.add(words)
+        retried = sum(1 for e in self.book.found.values() if 1 < len(e.places) <= e.attempts)
+        detail = f"{self.book.deliveries} deliveries; {retried} twice by a client's own retry"
+        return found.check(self.name, detail, self.book.deliveries)
+
+    def _wrong(self) -> Iterator[str]:
+        for name, entry in self.book.found.items():
+            if entry.outcome is not Outcome.OPEN and len(entry.places) > max(1, entry.attempts):
+                places = ", ".join(map(at, sorted(entry.places)))
+                yield f"{name} lies at {places} after {entry.attempts} attempt(s)"
+
+
+class DelayedLate(DelayChecker):
+    """How late they were; allowed, measured."""
+
+    name = "lateness of delayed messages"
+
+    def result(self) -> Check:
+        late = self.book.lateness_ms()
+        if not late:
+            return Check(self.name, Verdict.PASS, 0, "no waiting time is known")
+        shares = " ".join(
+            f"p{share:g} {late[min(len(late) - 1, int(len(late) * share / 100))]}"
+            for share in (50, 90, 99, 99.9)
+        )
+        detail = f"ms, by the brokers' clocks: {shares} max {late[-1]} (allowed)"
+        return Check(self.name, Verdict.PASS, sum(1 for ms in late if ms > 1000), detail)

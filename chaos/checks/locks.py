@@ -1,0 +1,89 @@
+"""Checks of orderly consumption under locks: nobody beside, nothing skipped. Pure.
+
+Each piece of work on a queue is an interval of the machine's one monotonic clock. Wrong is:
+- two at once: work on a queue that begins before another piece of work on it has ended, whoever
+  does either, and whether or not it succeeds.
+- skipped: work that begins behind a message of its queue with which nobody has come to an end.
+Work that is done again after somebody left is allowed (at least once). Memory: a queue each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from chaos.checks.verdict import Check, Checker, Handlers, Offenders, at
+from chaos.history.events import Kind
+from chaos.history.later import Worked
+
+
+@dataclass(slots=True)
+class _Queue:
+    latest_ns: int = -1  # when work on it last ended
+    worker: str = ""  # whose that was
+    next: int = -1  # everything before it is done; -1: nothing is known of it
+
+
+class _WorkChecker(Checker):
+    def __init__(self) -> None:
+        self._queues: dict[tuple[str, str, str, int], _Queue] = {}
+        self._wrong = Offenders()
+        self._pieces = 0
+
+    def handlers(self) -> Handlers:
+        return {Kind.WORKED: self._worked}
+
+    @property
+    def applies(self) -> bool:
+        return self._pieces > 0
+
+    def result(self) -> Check:
+        detail = f"{self._pieces} pieces of work on {len(self._queues)} queues"
+        return self._wrong.check(self.name, detail, self._pieces)
+
+    def _worked(self, work: Worked) -> None:
+        self._pieces += 1
+        key = (work.group, work.broker, work.topic, work.queue)
+        queue = self._queues.get(key)
+        if queue is None:
+            queue = self._queues[key] = _Queue()
+        self._judge(queue, work)
+
+    def _judge(self, queue: _Queue, work: Worked) -> None:
+        raise NotImplementedError
+
+
+class TwoAtOnce(_WorkChecker):
+    """No two consumers work on one queue at the same time."""
+
+    name = "two consumers in one queue"
+
+    def _judge(self, queue: _Queue, work: Worked) -> None:
+        # Records come in the order in which work ended, so only what ended last can overlap.
+        if work.began_ns < queue.latest_ns:
+            shared_ms = (queue.latest_ns - work.began_ns) / 1_000_000
+            self._wrong.add(
+                f"{_where(work)}: {work.process} began {shared_ms:.1f} ms before {queue.worker} "
+                "had ended"
+            )
+        if work.t_ns >= queue.latest_ns:
+            queue.latest_ns, queue.worker = work.t_ns, work.process
+
+
+class Skipped(_WorkChecker):
+    """Nothing is worked on before everything in front of it is done."""
+
+    name = "skipped in an orderly queue"
+
+    def _judge(self, queue: _Queue, work: Worked) -> None:
+        if queue.next < 0:
+            queue.next = (
+                work.first
+            )  # a topic that was there before; the checks of messages see more
+        if work.first > queue.next:
+            self._wrong.add(f"{_where(work)}: {work.process} began, {queue.next} is not done")
+        if work.done:
+            queue.next = max(queue.next, work.last + 1)
+
+
+def _where(work: Worked) -> str:
+    return at((work.broker, work.topic, work.queue, work.first))

@@ -1,0 +1,215 @@
+"""Checks of retries: what was given back comes again, once, and ends as a dead letter. Pure.
+
+What counts as wrong:
+- lost: a message that was acknowledged and is neither consumed nor a dead letter, or one that a
+  consumer gave back, with the broker's answer that it has it, and that did not come again with one
+  reconsumption more (as a dead letter, where it had been tried often enough), although the topic
+  was drained completely afterwards.
+- out of turn: a retry, or a dead letter, that nobody had given back so often.
+- stored more than once: at more positions than requests that can have put it there.
+A client that delivers again by itself, since no broker took the message back, counts further than
+what is stored; so a range of counts is right for what it gives back then. Memory: 0.6 KB a message.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from chaos.checks.verdict import Check, Checker, Handlers, Offenders, Verdict, at, judge
+from chaos.history.events import Drain, HistoryError, Kind, Outcome, Position
+from chaos.history.later import Delivery, GivenBack, Post
+
+WORK = "retries"
+DLQ_PREFIX = "%DLQ%"
+RETRY_PREFIX = "%RETRY%"
+
+
+@dataclass(slots=True)
+class Retried:
+    """One message; `backs` are the times it was given back, each with its outcome."""
+
+    topic: str
+    outcome: Outcome = Outcome.OPEN
+    attempts: int = 0
+    acked_ns: int = 0
+    accepted: bool = False
+    backs: list[GivenBack] = field(default_factory=list)
+    began: list[tuple[int, int, bool]] = field(default_factory=list)  # times, seen, dead
+    first: set[Position] = field(default_factory=set)  # where it lies in its own topic
+    again: dict[int, set[Position]] = field(default_factory=lambda: defaultdict(set))  # by times
+    dead: set[Position] = field(default_factory=set)
+
+
+class RetryBook:
+    """What all checks of retries share; a suite feeds it once."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, Retried] = {}
+        self.out_of_turn = Offenders()
+        self.drains: dict[str, int] = {}
+        self.deliveries = 0
+        self.given_back = 0
+
+    def handlers(self) -> Handlers:
+        return {
+            Kind.POSTED: self.posted,
+            Kind.DELIVERED: self.delivered,
+            Kind.GIVEN_BACK: self.back,
+            Kind.DRAINED: self.drained,
+        }
+
+    def posted(self, post: Post) -> None:
+        if post.work != WORK:
+            return
+        if post.outcome is Outcome.OPEN:
+            if post.id in self.found:
+                raise HistoryError(f"two messages have the id {post.id}")
+            self.found[post.id] = Retried(post.topic)
+            return
+        entry = self.found[post.id]
+        entry.outcome, entry.attempts = post.outcome, post.attempts
+        if post.outcome is Outcome.OK:
+            entry.acked_ns = post.t_ns
+
+    def back(self, back: GivenBack) -> None:
+        if back.work != WORK:
+            return
+        entry = self.found.get(back.id)
+        if entry is None:
+            raise HistoryError(f"{back.id} was given back and never sent")
+        if back.outcome is Outcome.OPEN:
+            entry.began.append((back.times, back.seen, back.dead))
+        else:
+            entry.backs.append(back)
+            self.given_back += back.outcome is Outcome.OK
+
+    def delivered(self, found: Delivery) -> None:
+        if found.work != WORK:
+            return
+        self.deliveries += 1
+        entry = self.found.get(found.id)
+        where = f"{found.id} at {at(found.place)}"
+        if entry is None or entry.outcome is Outcome.FAIL:
+            why = "nobody sent it" if entry is None else "its send had failed for certain"
+            self.out_of_turn.add(f"{where}: {why}")
+        elif found.topic.startswith(DLQ_PREFIX):
+            if not any(dead for _, _, dead in entry.began):
+                self.out_of_turn.add(f"{where}: a dead letter that was not tried often enough")
+            entry.dead.add(found.place)
+        else:
+            entry.accepted = entry.accepted or found.accepted
+            if found.topic.startswith(RETRY_PREFIX):
+                self._again(entry, found, where)
+            else:
+                entry.first.add(found.place)
+
+    def _again(self, entry: Retried, found: Delivery, where: str) -> None:
+        times = found.times
+        if not any(low < times <= high + 1 for low, high, _ in entry.began):
+            self.out_of_turn.add(f"{where}: time {times}, which nobody had given back")
+        entry.again[times].add(found.place)
+
+    def drained(self, drain: Drain) -> None:
+        if drain.complete:
+            self.drains[drain.topic] = drain.t_ns
+
+
+def came_again(entry: Retried, back: GivenBack) -> bool:
+    """What was given back is there again."""
+    if back.dead and entry.dead:
+        return True
+    return any(entry.again.get(times) for times in range(back.times + 1, back.seen + 2))
+
+
+class RetryChecker(Checker):
+    """What the checks have in common."""
+
+    def __init__(self, book: RetryBook | None = None) -> None:
+        self.book = book or RetryBook()
+        self._own = book is None
+
+    def handlers(self) -> Handlers:
+        return self.book.handlers() if self._own else {}
+
+    @property
+    def applies(self) -> bool:
+        return bool(self.book.found) or self.book.deliveries > 0
+
+
+class RetriesLost(RetryChecker):
+    """See the module."""
+
+    name = "given back and lost"
+
+    def result(self) -> Check:
+        book = self.book
+        acked = sum(1 for entry in book.found.values() if entry.outcome is Outcome.OK)
+        dead = sum(1 for entry in book.found.values() if entry.dead)
+        missing = list(self._missing())
+        lost = [words for words, known_ns, drained_ns in missing if known_ns <= drained_ns]
+        detail = (
+            f"{acked} acknowledged, {book.given_back} times given back, {dead} dead letters in the "
+            "end"
+        )
+        if lost:
+            return judge(self.name, iter(lost), detail, 1)
+        if missing or not acked:
+            detail += f"; {len(missing)} not consumed yet and no complete drain to say why"
+            return Check(self.name, Verdict.UNKNOWN, len(missing), detail)
+        return Check(self.name, Verdict.PASS, 0, detail)
+
+    def _missing(self) -> Iterator[tuple[str, int, int]]:
+        """What is not there: words, since when it should be, when its topic was drained."""
+        for name, entry in self.book.found.items():
+            drained_ns = self.book.drains.get(entry.topic, -1)
+            if entry.outcome is Outcome.OK and not entry.accepted and not entry.dead:
+                seen = "given back" if entry.began else "never delivered"
+                yield (
+                    f"{name}: neither consumed nor a dead letter ({seen})",
+                    entry.acked_ns,
+                    drained_ns,
+                )
+            for back in entry.backs:
+                if back.outcome is Outcome.OK and not came_again(entry, back):
+                    what = "it is no dead letter" if back.dead else "it did not come again"
+                    yield f"{name}: given back at time {back.times}, {what}", back.t_ns, drained_ns
+
+
+class RetriesOutOfTurn(RetryChecker):
+    """See the module."""
+
+    name = "retries out of turn"
+
+    def result(self) -> Check:
+        detail = f"{self.book.deliveries} deliveries"
+        return self.book.out_of_turn.check(self.name, detail, self.book.deliveries)
+
+
+class RetryCopies(RetryChecker):
+    """See the module."""
+
+    name = "retries stored more than once"
+
+    def result(self) -> Check:
+        detail = f"{self.book.given_back} times given back"
+        return judge(self.name, self._wrong(), detail, self.book.deliveries)
+
+    def _wrong(self) -> Iterator[str]:
+        for name, entry in self.book.found.items():
+            if len(entry.began) > len(entry.backs) or entry.outcome is Outcome.OPEN:
+                continue  # how often it was tried is not known
+            if len(entry.first) > max(1, entry.attempts):
+                yield f"{name} lies at {_places(entry.first)} after {entry.attempts} attempt(s)"
+            for times, places in entry.again.items():
+                tries = sum(b.tries for b in entry.backs if b.times < times <= b.seen + 1)
+                if len(places) > max(1, tries):
+                    yield f"{name} time {times} lies at {_places(places)} after {tries} request(s)"
+            tries = sum(back.tries for back in entry.backs if back.dead)
+            if len(entry.dead) > max(1, tries):
+                yield f"{name} is a dead letter at {_places(entry.dead)} after {tries} request(s)"
+
+
+def _places(places: set[Position]) -> str:
+    return ", ".join(map(at, sorted(places)))

@@ -1,0 +1,200 @@
+"""Checks of transactions: lost, shown without a commit, stored twice, left open, forgotten. Pure.
+
+What counts as wrong:
+- committed and lost: a producer said commit (END_TRANSACTION, or its answer to a check-back), and
+  the topic was drained completely afterwards without the message. An answer that got lost does not
+  excuse it: the broker asks again.
+- delivered without a commit: by then nobody had said commit of that message, be it rolled back,
+  undecided, not certainly stored or never sent.
+- stored more than once: delivered at more positions than the producer tried to store half messages.
+- halves at the end (of the broker's own topics, read once everything had settled): one that is open
+  although it was decided, and an undecided one that is gone.
+Memory: about 0.4 KB a message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from chaos.checks.verdict import Check, Checker, Handlers, Offenders, Verdict, at, judge
+from chaos.history.events import Drain, HistoryError, Kind, Outcome, Position
+from chaos.history.later import COMMIT, UNDECIDED, Decision, Delivery, Post, Scanned, Stored
+
+WORK = "transactions"
+
+
+class Transaction:
+    """One message, as its producer and the consumers know it."""
+
+    __slots__ = ("attempts", "commit_ns", "confirmed", "decided", "half", "places", "topic")
+
+    def __init__(self, topic: str) -> None:
+        self.topic = topic
+        self.half = Outcome.OPEN
+        self.attempts = 0
+        self.commit_ns = 0  # when commit was said first; 0: never
+        self.confirmed = False  # the broker answered that it has the commit
+        self.decided = False  # commit or rollback was said
+        self.places: set[Position] = set()
+
+
+class TransactionBook:
+    """What all checks of transactions share; a suite feeds it once."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, Transaction] = {}
+        self.too_early = Offenders()  # delivered without a commit
+        self.open_at_end: set[str] = set()
+        self.scanned = False
+        self.drains: dict[str, int] = {}
+        self.deliveries = 0
+
+    def handlers(self) -> Handlers:
+        return {
+            Kind.POSTED: self.posted,
+            Kind.DECIDED: self.decided,
+            Kind.DELIVERED: self.delivered,
+            Kind.STORED: self.stored,
+            Kind.SCANNED: self.scan,
+            Kind.DRAINED: self.drained,
+        }
+
+    def posted(self, post: Post) -> None:
+        if post.work != WORK:
+            return
+        if post.outcome is Outcome.OPEN:
+            if post.id in self.found:
+                raise HistoryError(f"two transactions have the id {post.id}")
+            self.found[post.id] = Transaction(post.topic)
+            return
+        entry = self.found[post.id]
+        entry.half, entry.attempts = post.outcome, post.attempts
+
+    def decided(self, decision: Decision) -> None:
+        entry = self.found.get(decision.id)
+        if entry is None:
+            raise HistoryError(f"transaction {decision.id} was decided before it began")
+        if decision.decision == UNDECIDED:
+            return
+        entry.decided = True
+        if decision.decision == COMMIT:
+            entry.commit_ns = entry.commit_ns or decision.t_ns
+            entry.confirmed = entry.confirmed or decision.outcome is Outcome.OK
+
+    def delivered(self, found: Delivery) -> None:
+        if found.work != WORK:
+            return
+        self.deliveries += 1
+        entry = self.found.get(found.id)
+        if entry is None:
+            self.too_early.add(f"{found.id} at {at(found.place)}: nobody sent it")
+            return
+        if not entry.commit_ns and not entry.places:
+            said = "rolled back" if entry.decided else "not decided"
+            self.too_early.add(f"{found.id} at {at(found.place)}: it was {said}")
+        entry.places.add(found.place)
+
+    def stored(self, found: Stored) -> None:
+        if found.work == WORK:
+            self.open_at_end.add(found.id)
+
+    def scan(self, scanned: Scanned) -> None:
+        self.scanned = self.scanned or scanned.work == WORK
+
+    def drained(self, drain: Drain) -> None:
+        if drain.complete:
+            self.drains[drain.topic] = drain.t_ns
+
+
+class TransactionChecker(Checker):
+    """What the checks have in common."""
+
+    def __init__(self, book: TransactionBook | None = None) -> None:
+        self.book = book or TransactionBook()
+        self._own = book is None
+
+    def handlers(self) -> Handlers:
+        return self.book.handlers() if self._own else {}
+
+    @property
+    def applies(self) -> bool:
+        return bool(self.book.found) or self.book.deliveries > 0
+
+
+class CommittedLost(TransactionChecker):
+    """See the module."""
+
+    name = "committed but lost"
+
+    def result(self) -> Check:
+        book = self.book
+        committed = [(name, t) for name, t in book.found.items() if t.commit_ns]
+        missing = [(name, t) for name, t in committed if not t.places]
+        lost = [
+            f"{name}: commit was said{' and confirmed' if entry.confirmed else ''}"
+            for name, entry in missing
+            if entry.commit_ns <= book.drains.get(entry.topic, -1)
+        ]
+        detail = f"{len(committed)} committed of {len(book.found)} transactions"
+        if lost:
+            return judge(self.name, iter(lost), detail, 1)
+        if missing or not committed:
+            detail += f"; {len(missing)} not consumed yet and no complete drain to say why"
+            return Check(self.name, Verdict.UNKNOWN, len(missing), detail)
+        return Check(self.name, Verdict.PASS, 0, detail)
+
+
+class WithoutCommit(TransactionChecker):
+    """See the module."""
+
+    name = "delivered without a commit"
+
+    def result(self) -> Check:
+        silent = sum(1 for entry in self.book.found.values() if not entry.commit_ns)
+        detail = f"{self.book.deliveries} deliveries; {silent} transactions without a commit"
+        return self.book.too_early.check(self.name, detail, self.book.deliveries)
+
+
+class TransactionCopies(TransactionChecker):
+    """See the module."""
+
+    name = "transactions stored more than once"
+
+    def result(self) -> Check:
+        detail = f"{sum(1 for t in self.book.found.values() if t.places)} transactions delivered"
+        return judge(self.name, self._wrong(), detail, self.book.deliveries)
+
+    def _wrong(self) -> Iterator[str]:
+        for name, entry in self.book.found.items():
+            if entry.half is not Outcome.OPEN and len(entry.places) > max(1, entry.attempts):
+                places = ", ".join(map(at, sorted(entry.places)))
+                yield f"{name} lies at {places} after {entry.attempts} attempt(s)"
+
+
+class HalvesAtEnd(TransactionChecker):
+    """See the module. Without a look into the broker's topics it is left out."""
+
+    name = "half messages at the end"
+
+    @property
+    def applies(self) -> bool:
+        return self.book.scanned
+
+    def result(self) -> Check:
+        book = self.book
+        kept = sum(1 for name in book.open_at_end if name in book.found)
+        detail = f"{len(book.found)} transactions, {kept} half messages left open"
+        return judge(self.name, self._wrong(), detail, len(book.found) if book.scanned else 0)
+
+    def _wrong(self) -> Iterator[str]:
+        book = self.book
+        for name in sorted(book.open_at_end):
+            entry = book.found.get(name)
+            if entry is None:
+                yield f"{name} is open: nobody sent it"
+            elif entry.decided:
+                yield f"{name} is open although it was decided"
+        for name, entry in book.found.items():
+            undecided = entry.half is Outcome.OK and not entry.decided
+            if undecided and name not in book.open_at_end and not entry.places:
+                yield f"{name} was acknowledged, not decided, and its half message is gone"

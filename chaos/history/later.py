@@ -1,0 +1,242 @@
+"""What a history says of messages that consumers get later, or perhaps never. Pure.
+
+Transactions, delayed messages, retries: where such a message is acknowledged is not where it is
+consumed, so it is no `Send`. Each record is an event by itself; those of one operation share its
+number. `work` is the workload it belongs to. Format: docs/history.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from chaos.history.events import History, Kind, Outcome, Send
+
+Record = Mapping[str, Any]
+COMMIT = "commit"
+ROLLBACK = "rollback"
+UNDECIDED = "undecided"
+_OUTCOMES = {outcome.value: outcome for outcome in Outcome} | {"invoke": Outcome.OPEN}
+
+
+@dataclass(frozen=True, slots=True)
+class Post:
+    """A message was sent (`outcome` OPEN: that begins now) or its send was decided."""
+
+    t_ns: int
+    outcome: Outcome
+    work: str
+    id: str
+    topic: str
+    delay_ms: int  # how long consumers have to wait for it; 0: not at all
+    attempts: int  # stored at most so often; 0 while open
+    error: str = ""
+    process: str = ""
+    op: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A producer says what becomes of a half message: by itself (OPEN: begins to, OK: the broker
+    has it, UNKNOWN: that is not certain), or asked by a broker (`check`: what it will answer)."""
+
+    t_ns: int
+    outcome: Outcome
+    id: str
+    decision: str  # COMMIT, ROLLBACK, UNDECIDED
+    check: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A listener was given a message that lies at this position. `times`: how often it had been
+    given back when it was stored; `accepted`: it was not given back this time."""
+
+    t_ns: int
+    process: str
+    work: str
+    group: str
+    topic: str  # the real one: %RETRY%…, %DLQ%…
+    broker: str
+    queue: int
+    offset: int
+    id: str
+    store_ms: int  # by the wall clock of the broker that stored it
+    times: int
+    accepted: bool
+
+    @property
+    def place(self) -> tuple[str, str, int, int]:
+        return (self.broker, self.topic, self.queue, self.offset)
+
+
+@dataclass(frozen=True, slots=True)
+class GivenBack:
+    """A consumer gives a message back (OPEN), and the broker has it (OK) or perhaps (UNKNOWN).
+
+    `times`: as stored; `seen`: as the client counts, which is more where it delivered it again by
+    itself. `tries`: requests sent, each of which may have stored it once. `dead`: it was tried
+    often enough, and becomes a dead letter."""
+
+    t_ns: int
+    outcome: Outcome
+    work: str
+    id: str
+    times: int
+    seen: int
+    tries: int
+    dead: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A record found in a topic of the broker's own, when that was read at the end."""
+
+    t_ns: int
+    work: str
+    id: str
+    broker: str
+    queue: int
+    offset: int
+    store_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scanned:
+    """The broker's own topic was read to its end: what was found came before this."""
+
+    t_ns: int
+    work: str
+    records: int
+
+
+@dataclass(frozen=True, slots=True)
+class Worked:
+    """An orderly consumer worked on messages [first, last] of a queue, from `began_ns` to `t_ns`;
+    `done`: it came to an end with them."""
+
+    t_ns: int
+    process: str
+    group: str
+    topic: str
+    broker: str
+    queue: int
+    began_ns: int
+    first: int
+    last: int
+    done: bool
+
+
+def post(record: Record) -> tuple[Kind, Post]:
+    return Kind.POSTED, Post(
+        record["t_ns"],
+        _OUTCOMES[record["type"]],
+        record["work"],
+        record["id"],
+        record["topic"],
+        record.get("delay_ms", 0),
+        record.get("attempts", 0),
+        record.get("error", ""),
+        record["p"],
+        record["op"],
+    )
+
+
+def decide(record: Record) -> tuple[Kind, Decision]:
+    return Kind.DECIDED, Decision(
+        record["t_ns"],
+        _OUTCOMES[record["type"]],
+        record["id"],
+        record["decision"],
+        record.get("check", False),
+    )
+
+
+def deliver(record: Record) -> tuple[Kind, Delivery]:
+    return Kind.DELIVERED, Delivery(
+        record["t_ns"],
+        record["p"],
+        record["work"],
+        record["group"],
+        record["topic"],
+        record["broker"],
+        record["queue"],
+        record["offset"],
+        record["id"],
+        record["store_ms"],
+        record["times"],
+        record["accepted"],
+    )
+
+
+def give_back(record: Record) -> tuple[Kind, GivenBack]:
+    return Kind.GIVEN_BACK, GivenBack(
+        record["t_ns"],
+        _OUTCOMES[record["type"]],
+        record["work"],
+        record["id"],
+        record["times"],
+        record["seen"],
+        record.get("tries", 0),
+        record["dead"],
+    )
+
+
+def stored(record: Record) -> tuple[Kind, Stored]:
+    return Kind.STORED, Stored(
+        record["t_ns"],
+        record["work"],
+        record["id"],
+        record["broker"],
+        record["queue"],
+        record["offset"],
+        record["store_ms"],
+    )
+
+
+def scan(record: Record) -> tuple[Kind, Scanned]:
+    return Kind.SCANNED, Scanned(record["t_ns"], record["work"], record["records"])
+
+
+def work(record: Record) -> tuple[Kind, Worked]:
+    return Kind.WORKED, Worked(
+        record["t_ns"],
+        record["p"],
+        record["group"],
+        record["topic"],
+        record["broker"],
+        record["queue"],
+        record["began_ns"],
+        record["first"],
+        record["last"],
+        record["done"],
+    )
+
+
+def all_sends(history: History) -> list[Send]:
+    """Everything that was sent, for figures and charts: sends, and posts as if they were some."""
+    posts: dict[int, Send] = {}
+    for kind, event in history.later:
+        if kind is not Kind.POSTED:
+            continue
+        send = posts.get(event.op)
+        if send is None:
+            posts[event.op] = Send(
+                event.op, event.process, event.id, event.topic, event.id, "", 0,
+                event.t_ns, event.t_ns,
+            )  # fmt: skip
+        else:
+            send.outcome, send.done_ns, send.attempts = event.outcome, event.t_ns, event.attempts
+    return [*history.sends, *posts.values()]
+
+
+TAKERS: dict[str, Callable[[Record], tuple[Kind, Any]]] = {
+    "post": post,
+    "decide": decide,
+    "deliver": deliver,
+    "give_back": give_back,
+    "stored": stored,
+    "scan": scan,
+    "work": work,
+}

@@ -1,0 +1,90 @@
+"""The workload `locks`: orderly consumers that take their time, and leave and come back.
+
+As `group`, but the order of each queue is promised, and each piece of work is written down from its
+beginning to its end, whatever ends it. A queue changes hands when a consumer leaves, when one comes
+back, and whoever leads the brokers then: that is when two could work on it at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from dataclasses import replace
+
+from chaos.history.files import HistoryWriter
+from chaos.workloads.consumers import ConsumerGroup, consumer_config
+from chaos.workloads.log import Consumption
+from chaos.workloads.messages import GroupWorkload, MessagesConfig
+from client import MessageExt
+from client.listen import Listener
+
+LOCKS = MessagesConfig(
+    "locks", "ChaosLocks", "chaos-locks", producers=2, consumers=3, rate_per_s=200.0, keys=50,
+    orderly=True,
+)  # fmt: skip
+BATCH = 8  # messages at once, so that there is always somebody at work
+WORK_MS_MAX = 30.0
+LONG_WORK_MS = 400.0
+LONG_SHARE = 0.01
+
+
+class Work(Consumption):
+    """Consumption that takes time; see the module."""
+
+    def __init__(self, history: HistoryWriter, group: str, rng: random.Random) -> None:
+        super().__init__(history, group, orderly=True)
+        self._group = group
+        self._rng = rng
+
+    def listener(self, process: str) -> Listener:
+        async def listen(messages: list[MessageExt]) -> None:
+            began_ns = time.monotonic_ns()
+            done = False
+            try:
+                await asyncio.sleep(self._pause_s())
+                self.accept(process, messages)
+                done = True
+            finally:
+                self._worked(process, messages, began_ns, done)
+
+        return listen
+
+    def _pause_s(self) -> float:
+        if self._rng.random() < LONG_SHARE:
+            return LONG_WORK_MS / 1000
+        return self._rng.uniform(0, WORK_MS_MAX) / 1000
+
+    def _worked(self, process: str, messages: list[MessageExt], began_ns: int, done: bool) -> None:
+        first = messages[0]
+        self._history.event(
+            "ok",
+            "work",
+            process,
+            self._history.next_op(),
+            group=self._group,
+            topic=first.topic,
+            broker=first.broker_name,
+            queue=first.queue_id,
+            began_ns=began_ns,
+            first=first.queue_offset,
+            last=messages[-1].queue_offset,
+            done=done,
+        )
+
+
+class LocksWorkload(GroupWorkload):
+    """See the module."""
+
+    def __init__(self, config: MessagesConfig = LOCKS, *, restart_every_s: float = 4.0) -> None:
+        super().__init__(config, restart_every_s=restart_every_s)
+
+    def _group(self) -> ConsumerGroup:
+        config, env = self.config, self.env
+        base = consumer_config(orderly=True)
+        work = Work(env.history, config.group, random.Random(env.rng.random()))
+        return ConsumerGroup(
+            env.namesrv, env.history, config.topic, config.group,
+            consumption=work,
+            config=replace(base, pull=replace(base.pull, consume_batch_size=BATCH)),
+        )  # fmt: skip

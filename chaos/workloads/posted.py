@@ -1,0 +1,402 @@
+"""What the workloads of messages that come later have in common: transactions, delays, retries.
+
+An open loop of operations: each is due at its time, at most `window` at once; what could not begin
+within LATE_S is shed. One topic, one group whose deliveries are all written down with positions
+and store times. The end: operations decided, everything that is awaited has arrived (or nothing
+has for QUIET_S: it is lost, or as good as), the broker's own topics read, the group's lag gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from chaos.history.events import Outcome
+from chaos.history.files import HistoryWriter
+from chaos.workloads.base import Environment, Tally, Tasks
+from chaos.workloads.consumers import POLL_S, ConsumerGroup, drain_group
+from chaos.workloads.log import NS_PER_S, Consumption
+from chaos.workloads.messages import all_queues
+from client import (
+    Admin,
+    ClientError,
+    ConsumeResult,
+    Later,
+    MessageExt,
+    MessageQueue,
+    PullConsumer,
+    SendResult,
+    SendStatus,
+)
+from client.instance import local_address
+from client.listen import Listener
+from client.message import RETRY_PREFIX, process_unique_keys
+
+DLQ_PREFIX = "%DLQ%"
+LATE_S = 10.0
+QUIET_S = 30.0
+SCAN_BATCH = 512
+AGAIN_DELAY_LEVEL = 1  # for what a listener does not accept
+
+
+@dataclass(frozen=True, slots=True)
+class PostedConfig:
+    """One workload; `rate_per_s` of all producers together, `window` of each."""
+
+    name: str
+    topic: str
+    group: str
+    queues: int = 4  # in each broker group
+    producers: int = 2
+    consumers: int = 2
+    rate_per_s: float = 200.0
+    window: int = 128
+    body_bytes: int = 64
+    quiet_s: float = QUIET_S
+
+
+class Paced:
+    """`work(number)` so often a second, at most `window` at once; `run` ends after `stop`."""
+
+    def __init__(
+        self,
+        rate_per_s: float,
+        window: int,
+        tally: Tally,
+        work: Callable[[int], Awaitable[None]],
+    ) -> None:
+        self._pause_ns = NS_PER_S / rate_per_s
+        self._window = window
+        self._tally = tally
+        self._work = work
+        self._number = 0
+        self._begin_ns = 0
+        self._stopping = asyncio.Event()
+
+    async def run(self) -> None:
+        self._begin_ns = time.monotonic_ns()
+        async with asyncio.TaskGroup() as workers:
+            for _ in range(self._window):
+                workers.create_task(self._worker())
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    async def _worker(self) -> None:
+        while not self._stopping.is_set():
+            number = self._number
+            self._number += 1
+            due_ns = self._begin_ns + int(number * self._pause_ns)
+            early_s = (due_ns - time.monotonic_ns()) / NS_PER_S
+            if early_s < -LATE_S:
+                self._tally.invoked += 1
+                self._tally.shed += 1
+                continue
+            if early_s > 0:
+                try:
+                    async with asyncio.timeout(early_s):
+                        await self._stopping.wait()
+                    return
+                except TimeoutError:
+                    pass  # it is due
+            await self._work(number)
+
+
+class Deliveries(Consumption):
+    """What a group's consumers are given, written as `deliver`. `refuses(id, times)`: the listener
+    gives this one back. `news` is called with the id of each that was accepted."""
+
+    def __init__(
+        self,
+        history: HistoryWriter,
+        work: str,
+        group: str,
+        news: Callable[[str], None],
+        refuses: Callable[[str, int], bool] = lambda name, times: False,
+    ) -> None:
+        super().__init__(history, group)
+        self._work = work
+        self._group = group
+        self._news = news
+        self._refuses = refuses
+        self._stored_times: dict[tuple[str, str, int, int], int] = {}
+
+    def times_of(self, message: MessageExt) -> int:
+        """How often it had been given back when it was stored; a client counts on by itself."""
+        place = (*real_queue(message, self._group), message.queue_offset)
+        return self._stored_times.setdefault(place, message.reconsume_times)
+
+    def listener(self, process: str) -> Listener:
+        """A listener for the consumer called `process`."""
+
+        def listen(messages: list[MessageExt]) -> ConsumeResult | Later:
+            for done, message in enumerate(messages):
+                times = self.times_of(message)
+                accepted = not self._refuses(message.msg_id, times)
+                self._write(process, message, times, accepted)
+                if not accepted:
+                    return Later(done, AGAIN_DELAY_LEVEL)
+                self._news(message.msg_id)
+            return ConsumeResult.SUCCESS
+
+        return listen
+
+    def _write(self, process: str, message: MessageExt, times: int, accepted: bool) -> None:
+        topic, broker, queue = real_queue(message, self._group)
+        self.deliveries += 1
+        self._history.event(
+            "ok",
+            "deliver",
+            process,
+            self._history.next_op(),
+            work=self._work,
+            group=self._group,
+            topic=topic,
+            broker=broker,
+            queue=queue,
+            offset=message.queue_offset,
+            id=message.msg_id,
+            store_ms=message.store_timestamp_ms,
+            times=times,
+            accepted=accepted,
+        )
+
+
+def real_queue(message: MessageExt, group: str) -> MessageQueue:
+    """Where it lies: clients show the original topic of what lies in a retry topic."""
+    topic = message.topic
+    if "RETRY_TOPIC" in message.properties and not topic.startswith(DLQ_PREFIX):
+        topic = RETRY_PREFIX + group
+    return MessageQueue(topic, message.broker_name, message.queue_id)
+
+
+class PostedWorkload(ABC):
+    """See the module and chaos.workloads.base."""
+
+    def __init__(self, config: PostedConfig) -> None:
+        self.config = config
+        self.name = config.name
+        self.queues: tuple[MessageQueue, ...] = ()
+        self.awaited: set[str] = set()  # ids that have to arrive yet
+        self._last_news_s = 0.0
+        self._tally = Tally()
+        self._env: Environment | None = None
+        self._admin: Admin | None = None
+        self._consumers: ConsumerGroup | None = None
+        self._loops: list[Paced] = []
+        self._tasks = Tasks()
+        self._ids = process_unique_keys(local_address())
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        return (self.config.topic,)
+
+    @property
+    def groups(self) -> tuple[tuple[str, str], ...]:
+        return ((self.config.topic, self.config.group),)
+
+    @property
+    def tally(self) -> Tally:
+        return self._tally
+
+    @property
+    def env(self) -> Environment:
+        assert self._env is not None, "prepare comes first"
+        return self._env
+
+    @property
+    def history(self) -> HistoryWriter:
+        return self.env.history
+
+    async def prepare(self, env: Environment) -> None:
+        """Create the topic in every broker group."""
+        self._env = env
+        config = self.config
+        async with Admin(env.namesrv) as admin:
+            await admin.create_topic(config.topic, config.queues)
+            self.queues = await all_queues(admin, config.topic, config.queues, env.join_timeout_s)
+            await self._prepare(admin)
+
+    async def start(self, stack: AsyncExitStack) -> None:
+        """Consumers join, then the load begins."""
+        config, env = self.config, self.env
+        self._admin = await stack.enter_async_context(Admin(env.namesrv))
+        self._consumers = await stack.enter_async_context(self._group())
+        for number in range(config.consumers):
+            await self._consumers.join(f"{config.name}-consumer-{number}")
+        await self._consumers.wait_shared_out(self.queues, env.join_timeout_s)
+        stack.push_async_callback(self._tasks.cancel)
+        for number in range(config.producers):
+            name = f"{config.name}-producer-{number}"
+            work = await self._producer(stack, name, random.Random(env.rng.random()))
+            loop = Paced(config.rate_per_s / config.producers, config.window, self._tally, work)
+            self._loops.append(loop)
+            self._tasks.spawn(loop.run(), name)
+
+    def stop(self) -> None:
+        for loop in self._loops:
+            loop.stop()
+
+    async def drain(self) -> bool:
+        await self._tasks.finish()
+        env = self.env
+        deadline_s = time.monotonic() + env.drain_timeout_s
+        self._last_news_s = time.monotonic()
+        arrived = await self._wait_arrived(deadline_s)
+        if not arrived:
+            env.say(f"{self.name}: {len(self.awaited)} messages have not come")
+        await self._evidence(deadline_s)
+        assert self._admin is not None
+        assert self._consumers is not None
+        drained = await drain_group(
+            self._admin, env.history, self._consumers, self.queues, env.drain_timeout_s
+        )
+        return arrived and drained
+
+    def failure(self) -> BaseException | None:
+        return self._tasks.failure()
+
+    # ---- what a workload has of its own
+
+    @abstractmethod
+    async def _producer(
+        self, stack: AsyncExitStack, name: str, rng: random.Random
+    ) -> Callable[[int], Awaitable[None]]:
+        """Start a producer; what it does again and again."""
+
+    async def _prepare(self, admin: Admin) -> None:
+        """Anything more to know or to create."""
+        return None  # most need nothing
+
+    def _group(self) -> ConsumerGroup:
+        """The consumers."""
+        config, env = self.config, self.env
+        seen = Deliveries(env.history, self.name, config.group, self._news)
+        return ConsumerGroup(env.namesrv, env.history, config.topic, config.group, consumption=seen)
+
+    async def _evidence(self, deadline_s: float) -> None:
+        """What the broker's own topics say, into the history."""
+        return None  # not all keep something there
+
+    # ---- for workloads
+
+    def _news(self, name: str) -> None:
+        self._last_news_s = time.monotonic()
+        self.awaited.discard(name)
+
+    async def _wait_arrived(self, deadline_s: float) -> bool:
+        """Until nothing is awaited, or it has become quiet; which of them."""
+        while self.awaited:
+            if self._quiet(deadline_s):
+                return False
+            await asyncio.sleep(POLL_S)
+        return True
+
+    def _quiet(self, deadline_s: float) -> bool:
+        now_s = time.monotonic()
+        return now_s > deadline_s or now_s - self._last_news_s > self.config.quiet_s
+
+    def _body(self, name: str, rng: random.Random) -> bytes:
+        head = name.encode()
+        return head + rng.randbytes(max(0, self.config.body_bytes - len(head)))
+
+    def _post_begins(self, process: str, delay_ms: int = 0) -> tuple[int, str]:
+        """Write it down; operation number and message id."""
+        op, name = self.history.next_op(), self._ids.next()
+        self._tally.invoked += 1
+        self._post("invoke", process, op, name, delay_ms)
+        return op, name
+
+    def _post_ends(
+        self,
+        process: str,
+        op: int,
+        name: str,
+        answer: SendResult | ClientError,
+        delay_ms: int = 0,
+    ) -> Outcome:
+        """Write down how it ended. Stored with less than was promised counts as not known."""
+        if isinstance(answer, ClientError):
+            outcome = Outcome.UNKNOWN if answer.outcome_unknown else Outcome.FAIL
+            attempts, error = getattr(answer, "attempts", 0), str(answer)
+        else:
+            outcome = Outcome.OK if answer.status is SendStatus.OK else Outcome.UNKNOWN
+            attempts, error = answer.attempts, "" if outcome is Outcome.OK else str(answer.status)
+        if outcome is Outcome.OK:
+            self._tally.ok += 1
+        elif outcome is Outcome.UNKNOWN:
+            self._tally.unknown += 1
+        else:
+            self._tally.fail += 1
+        self._post(outcome.value, process, op, name, delay_ms, attempts, error)
+        return outcome
+
+    def _post(
+        self,
+        kind: str,
+        process: str,
+        op: int,
+        name: str,
+        delay_ms: int,
+        attempts: int = 0,
+        error: str = "",
+    ) -> None:
+        more = {"error": error} if error else {}
+        self.history.event(
+            kind,
+            "post",
+            process,
+            op,
+            work=self.name,
+            id=name,
+            topic=self.config.topic,
+            delay_ms=delay_ms,
+            attempts=attempts,
+            **more,
+        )
+
+    def _write_stored(self, message: MessageExt) -> None:
+        self.history.event(
+            "ok",
+            "stored",
+            "scanner",
+            self.history.next_op(),
+            work=self.name,
+            id=message.msg_id,
+            broker=message.broker_name,
+            queue=message.queue_id,
+            offset=message.queue_offset,
+            store_ms=message.store_timestamp_ms,
+        )
+
+    def _write_scanned(self, records: int) -> None:
+        history = self.history
+        history.event("ok", "scan", "scanner", history.next_op(), work=self.name, records=records)
+
+
+class Scanner:
+    """Reads queues of brokers' own topics from where it stopped the last time."""
+
+    def __init__(self, consumer: PullConsumer) -> None:
+        self._consumer = consumer
+        self._next: dict[MessageQueue, int] = {}
+
+    async def read(self, queue: MessageQueue) -> list[MessageExt]:
+        """What is new. Raises ClientError."""
+        found: list[MessageExt] = []
+        consumer = self._consumer
+        end = await consumer.max_offset(queue)
+        offset = self._next.get(queue, 0)
+        while offset < end:
+            result = await consumer.pull(queue, offset, SCAN_BATCH)
+            found += result.messages
+            if result.next_offset <= offset:
+                break
+            offset = result.next_offset
+            self._next[queue] = offset
+        return found

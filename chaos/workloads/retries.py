@@ -1,0 +1,145 @@
+"""The workload `retries`: consumers that fail a message so and so often, or always.
+
+How often is drawn when a message is sent. What fails is given back (36), each time written down
+before and after, with the number of requests it took; the hopeless ones become dead letters, which
+a second group consumes. Wants a short messageDelayLevel (SETTINGS).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from typing import Any
+
+from chaos.history.events import Outcome
+from chaos.history.files import HistoryWriter
+from chaos.workloads.consumers import ConsumerGroup, consumer_config
+from chaos.workloads.posted import DLQ_PREFIX, Deliveries, PostedConfig, PostedWorkload
+from client import ClientError, ConsumerConfig, FailurePolicy, Message, MessageExt, Producer
+from client.consumer import PushConsumer
+from client.listen import ConcurrentDeliverer, Deliverer
+from client.sendback import PATIENCE, SendBack
+from remoting.command import RemotingCommand
+
+RETRIES = PostedConfig("retries", "ChaosRetries", "chaos-retries", rate_per_s=100.0)
+SETTINGS = {"messageDelayLevel": "1s 2s 3s"}
+TIMES_MAX = 3  # then it is a dead letter
+HOPELESS = 1_000
+FAILURES = ((50, 0), (25, 1), (12, 2), (8, 3), (5, HOPELESS))  # out of a hundred, how often
+
+
+class RecordedSendBack(SendBack):
+    """Gives back as any consumer does, and writes it down."""
+
+    def __init__(self, history: HistoryWriter, work: str, seen: Deliveries, *more: Any) -> None:
+        super().__init__(*more)
+        self._history = history
+        self._work = work
+        self._seen = seen
+        self._tries: dict[int, int] = {}  # by the message's identity, while it is given back
+
+    async def send(self, message: MessageExt, delay_level: int, reconsume_times_max: int) -> bool:
+        op = self._history.next_op()
+        seen = message.reconsume_times
+        fields = {
+            "work": self._work,
+            "id": message.msg_id,
+            "times": self._seen.times_of(message),
+            "seen": seen,
+            "dead": seen >= reconsume_times_max,
+        }
+        self._history.event("invoke", "give_back", "consumer", op, **fields)
+        self._tries[id(message)] = 0
+        taken = await super().send(message, delay_level, reconsume_times_max)
+        tries = self._tries.pop(id(message))
+        kind = "ok" if taken else "unknown"
+        self._history.event(kind, "give_back", "consumer", op, **fields, tries=tries)
+        return taken
+
+    async def _ask(self, message: MessageExt, command: RemotingCommand) -> RemotingCommand | None:
+        """As it is there, with each request counted."""
+        ext, body = dict(command.ext or {}), command.body
+
+        def request() -> RemotingCommand:
+            self._tries[id(message)] += 1
+            return RemotingCommand.request(command.code, dict(ext), body)
+
+        try:
+            return await self._instance.invoke_leader(
+                message.broker_name, request, leader_only=True, policy=PATIENCE
+            )
+        except ClientError:
+            return None
+
+
+class RetriesWorkload(PostedWorkload):
+    """See the module."""
+
+    def __init__(self, config: PostedConfig = RETRIES) -> None:
+        super().__init__(config)
+        self._failures: dict[str, int] = {}
+
+    async def start(self, stack: AsyncExitStack) -> None:
+        """The dead letters have a consumer before there is one."""
+        config, env = self.config, self.env
+        group = f"{config.group}-dead"
+        topic = DLQ_PREFIX + config.group
+        seen = Deliveries(env.history, self.name, group, self._news)
+        dead = ConsumerGroup(env.namesrv, env.history, topic, group, consumption=seen)
+        await stack.enter_async_context(dead)
+        await dead.join(f"{config.name}-undertaker")
+        await super().start(stack)
+
+    def _group(self) -> ConsumerGroup:
+        config, env = self.config, self.env
+        seen = Deliveries(env.history, self.name, config.group, self._news, self._fails)
+
+        class Recorded(PushConsumer):
+            def _new_deliverer(self) -> Deliverer:
+                back = RecordedSendBack(env.history, config.name, seen, self.group, self._instance)
+                return ConcurrentDeliverer(
+                    self._listener, back, self.config.failure, self._sent_back
+                )
+
+        return ConsumerGroup(
+            env.namesrv, env.history, config.topic, config.group,
+            consumption=seen, config=retries_config(), kind=Recorded,
+        )  # fmt: skip
+
+    def _fails(self, name: str, times: int) -> bool:
+        return times < self._failures.get(name, 0)
+
+    async def _producer(
+        self, stack: AsyncExitStack, name: str, rng: random.Random
+    ) -> Callable[[int], Awaitable[None]]:
+        producer = Producer(f"{self.config.group}-producers", self.env.namesrv)
+        await stack.enter_async_context(producer)
+        weights, counts = zip(*FAILURES, strict=True)
+
+        async def one(number: int) -> None:
+            op, key = self._post_begins(name)
+            (self._failures[key],) = rng.choices(counts, weights)
+            self.awaited.add(key)
+            message = Message(self.config.topic, self._body(key, rng), keys=key, unique_key=key)
+            try:
+                result = await producer.send(message)
+            except ClientError as error:
+                self.awaited.discard(key)
+                self._post_ends(name, op, key, error)
+                return
+            if self._post_ends(name, op, key, result) is not Outcome.OK:
+                self.awaited.discard(key)
+
+        return one
+
+
+def retries_config() -> ConsumerConfig:
+    """One message at a time, so that each is accepted or given back by itself."""
+    base = consumer_config()
+    return replace(
+        base,
+        pull=replace(base.pull, consume_batch_size=1, consume_tasks=8),
+        failure=FailurePolicy(max_reconsume_times=TIMES_MAX),
+    )

@@ -1,0 +1,189 @@
+"""The workload `transactions`: producers that commit, roll back, or cannot say yet.
+
+What becomes of each transaction is drawn before it begins. Of those that are not decided at once,
+the producer answers the broker's check-backs: with commit, with rollback, at first that it does not
+know, and for a few for ever. So at the end exactly these are left open: the broker's half and op
+topics are read for it. Whoever was not told of an end (its answer was lost) asks, and gets the same
+decision. Wants transactionTimeOut and transactionCheckInterval of a few seconds, and a
+transactionCheckMax that is not reached (SETTINGS).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from chaos.history.events import Outcome
+from chaos.history.later import COMMIT, ROLLBACK, UNDECIDED
+from chaos.workloads.posted import PostedConfig, PostedWorkload, Scanner
+from client import (
+    ClientError,
+    Message,
+    MessageExt,
+    MessageQueue,
+    PullConsumer,
+    TransactionProducer,
+    TransactionState,
+)
+
+TRANSACTIONS = PostedConfig("transactions", "ChaosTransactions", "chaos-transactions")
+SETTINGS = {
+    "transactionTimeOut": "2000",
+    "transactionCheckInterval": "2000",
+    "transactionCheckMax": "10000",
+}
+HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
+OP_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+RESCAN_S = 1.0
+
+STATES = {
+    COMMIT: TransactionState.COMMIT,
+    ROLLBACK: TransactionState.ROLLBACK,
+    UNDECIDED: TransactionState.UNKNOWN,
+}
+
+
+@dataclass(slots=True)
+class Plan:
+    """What a producer will say: `first` by itself, `final` asked for the `asks`th time."""
+
+    first: str
+    final: str
+    asks: int = 1
+
+
+# Out of a hundred. The last are never decided.
+PLANS = (
+    (60, Plan(COMMIT, COMMIT)),
+    (18, Plan(ROLLBACK, ROLLBACK)),
+    (10, Plan(UNDECIDED, COMMIT)),
+    (8, Plan(UNDECIDED, ROLLBACK)),
+    (3, Plan(UNDECIDED, COMMIT, 3)),
+    (1, Plan(UNDECIDED, UNDECIDED)),
+)
+
+
+class TransactionsWorkload(PostedWorkload):
+    """See the module."""
+
+    def __init__(self, config: PostedConfig = TRANSACTIONS) -> None:
+        super().__init__(config)
+        self._plans: dict[str, Plan] = {}
+        self.checked = 0  # check-backs answered
+
+    async def execute(self, message: Message, process: str) -> TransactionState:
+        """The local transaction of a producer."""
+        name = str(message.unique_key)
+        plan = self._plans[name]
+        if plan.first != UNDECIDED:
+            self._decide("invoke", process, name, plan.first)
+        if plan.final == COMMIT:
+            self.awaited.add(name)
+        return STATES[plan.first]
+
+    async def check(self, message: MessageExt) -> TransactionState:
+        """A broker asks; whichever producer of the group it reaches."""
+        name = message.msg_id
+        plan = self._plans.get(name)
+        if plan is None:  # of another run on the same cluster
+            return TransactionState.UNKNOWN
+        self.checked += 1
+        plan.asks -= 1
+        decision = plan.final if plan.asks <= 0 else UNDECIDED
+        self._decide("invoke", "check", name, decision, check=True)
+        if decision == COMMIT:
+            self._last_news_s = time.monotonic()
+        return STATES[decision]
+
+    async def _producer(
+        self, stack: AsyncExitStack, name: str, rng: random.Random
+    ) -> Callable[[int], Awaitable[None]]:
+        group = f"{self.config.group}-producers"
+        producer = TransactionProducer(group, self.env.namesrv, self)
+        await stack.enter_async_context(producer)
+        weights = [weight for weight, _ in PLANS]
+
+        async def one(number: int) -> None:
+            (drawn,) = rng.choices([plan for _, plan in PLANS], weights)
+            op, key = self._post_begins(name)
+            self._plans[key] = plan = Plan(drawn.first, drawn.final, drawn.asks)
+            message = Message(self.config.topic, self._body(key, rng), keys=key, unique_key=key)
+            try:
+                result = await producer.send_in_transaction(message, name)
+            except ClientError as error:
+                self._post_ends(name, op, key, error)
+                return
+            outcome = self._post_ends(name, op, key, result.half)
+            if outcome is Outcome.OK and plan.first != UNDECIDED:
+                self._decide("ok" if result.confirmed else "unknown", name, key, plan.first)
+
+        return one
+
+    def _decide(
+        self, kind: str, process: str, name: str, decision: str, *, check: bool = False
+    ) -> None:
+        more = {"check": True} if check else {}
+        self.history.event(
+            kind, "decide", process, self.history.next_op(), id=name, decision=decision, **more
+        )
+
+    async def _evidence(self, deadline_s: float) -> None:
+        """Which half messages are open, once none is that was decided (or nothing changes)."""
+        env = self.env
+        halves = Halves()
+        async with PullConsumer(f"{self.config.group}-scanner", env.namesrv) as consumer:
+            await consumer.queues(self.config.topic)
+            scanner = Scanner(consumer)
+            self._last_news_s = time.monotonic()
+            before = -1
+            while True:
+                try:
+                    await halves.read(scanner, {queue.broker_name for queue in self.queues})
+                except ClientError as error:
+                    env.say(f"{self.name}: half messages could not be read: {error}")
+                    if self._quiet(deadline_s):
+                        return
+                    await asyncio.sleep(RESCAN_S)
+                    continue
+                mine = [m for m in halves.open() if m.msg_id in self._plans]
+                waiting = sum(self._plans[m.msg_id].final != UNDECIDED for m in mine)
+                if waiting != before:
+                    before, self._last_news_s = waiting, time.monotonic()
+                if not waiting or self._quiet(deadline_s):
+                    break
+                await asyncio.sleep(RESCAN_S)
+        for message in {message.msg_id: message for message in mine}.values():
+            self._write_stored(message)
+        self._write_scanned(halves.records)
+
+
+class Halves:
+    """Half messages and what the op topic says of them."""
+
+    def __init__(self) -> None:
+        self.records = 0
+        self._halves: dict[tuple[str, int], MessageExt] = {}
+        self._ended: set[tuple[str, int]] = set()
+
+    async def read(self, scanner: Scanner, brokers: set[str]) -> None:
+        """What is new. Raises ClientError.
+
+        Ops come first: a half that is stored again meanwhile is then found twice, and not, with
+        the end of the old one known and the new one not seen, nowhere."""
+        for broker in sorted(brokers):
+            for message in await scanner.read(MessageQueue(OP_TOPIC, broker, 0)):
+                self.records += 1
+                for number in message.body.decode("ascii").split(","):
+                    if number:
+                        self._ended.add((broker, int(number)))
+            for message in await scanner.read(MessageQueue(HALF_TOPIC, broker, 0)):
+                self._halves[broker, message.queue_offset] = message
+                self.records += 1
+
+    def open(self) -> list[MessageExt]:
+        """Half messages that nobody has ended."""
+        return [half for place, half in self._halves.items() if place not in self._ended]

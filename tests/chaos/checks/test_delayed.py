@@ -1,0 +1,137 @@
+"""Delayed messages: early, lost and doubled ones are found; lateness is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from chaos.checks.verdict import Verdict
+from chaos.history.events import HistoryError
+from tests.chaos.builder import HistoryBuilder
+from tests.chaos.checks.judging import check, failed, suite_of
+
+LOST = "delayed and lost"
+EARLY = "delayed but early"
+COPIES = "delayed and stored more than once"
+LATE = "lateness of delayed messages"
+
+
+def clean() -> HistoryBuilder:
+    """Two messages of 1 s and 2 s, stored at 5000 ms; the second comes 40 ms late."""
+    plant = HistoryBuilder()
+    plant.posted("a", delay_ms=1000)
+    plant.posted("b", delay_ms=2000)
+    plant.posted("unknown", "unknown", 2, delay_ms=1000)
+    plant.posted("failed", "fail", 0, delay_ms=1000)
+    plant.wait(1)
+    plant.delivered("a", 0, store_ms=6000)
+    plant.wait(1)
+    plant.delivered("b", 1, store_ms=7040)
+    plant.delivered("b", 1, store_ms=7040)  # again, at the same position
+    return plant
+
+
+def end(plant: HistoryBuilder) -> HistoryBuilder:
+    plant.stored("a", 5000)
+    plant.stored("b", 5000)
+    plant.scanned()
+    plant.drained()
+    return plant
+
+
+def test_a_clean_run_passes_and_says_how_late_messages_were() -> None:
+    plant = end(clean())
+    results = {check.name: check.verdict for check in suite_of(plant.records).results()}
+    assert results == dict.fromkeys((LOST, EARLY, COPIES, LATE), Verdict.PASS)
+    assert "p50 40" in check(plant, LATE).detail
+    assert check(clean(), LATE).detail == "no waiting time is known"
+
+
+def lost(plant: HistoryBuilder) -> None:
+    plant.posted("x", delay_ms=1000)
+
+
+def early_by_the_brokers_clocks(plant: HistoryBuilder) -> None:
+    plant.posted("x", delay_ms=1000)
+    plant.wait(2)
+    plant.delivered("x", 7, store_ms=8989)
+    plant.stored("x", 8000)
+
+
+def early_by_the_harness_clock(plant: HistoryBuilder) -> None:
+    plant.posted("x", delay_ms=1000)
+    plant.wait(0.98)
+    plant.delivered("x", 7, store_ms=20_000)
+    plant.stored("x", 8000)
+
+
+def stored_twice(plant: HistoryBuilder) -> None:
+    plant.delivered("a", 7, store_ms=6000)
+
+
+def failed_for_certain_and_delivered(plant: HistoryBuilder) -> None:
+    plant.delivered("failed", 7)
+
+
+def nobody_sent_it(plant: HistoryBuilder) -> None:
+    plant.delivered("ghost", 7)
+
+
+def unknown_three_times(plant: HistoryBuilder) -> None:
+    for offset in (7, 8, 9):
+        plant.delivered("unknown", offset, store_ms=9000)
+
+
+@pytest.mark.parametrize(
+    ("damage", "name"),
+    [
+        (lost, LOST),
+        (early_by_the_brokers_clocks, EARLY),
+        (early_by_the_harness_clock, EARLY),
+        (stored_twice, COPIES),
+        (failed_for_certain_and_delivered, COPIES),
+        (nobody_sent_it, COPIES),
+        (unknown_three_times, COPIES),
+    ],
+)
+def test_damage_is_found(damage: Callable[[HistoryBuilder], None], name: str) -> None:
+    plant = clean()
+    damage(plant)
+    assert failed(end(plant)) == {name}
+
+
+def test_what_may_be_is_no_fault() -> None:
+    plant = clean()
+    plant.delivered("unknown", 7, store_ms=9000)  # its client tried twice
+    plant.delivered("unknown", 8, store_ms=9000)
+    plant.posted("x", delay_ms=1000)
+    plant.wait(2)
+    plant.delivered("x", 9, store_ms=8990)  # within the tolerance
+    plant.stored("x", 8000)
+    assert failed(end(plant)) == set()
+
+
+def test_early_is_not_decided_where_clocks_were_moved() -> None:
+    plant = clean()
+    plant.fault("clock-forward", "n0")
+    early_by_the_brokers_clocks(plant)
+    found = check(end(plant), EARLY)
+    assert (found.verdict, found.count) == (Verdict.UNKNOWN, 1)
+    plant = clean()
+    plant.fault("clock-forward", "n0")
+    assert check(end(plant), EARLY).verdict is Verdict.PASS
+
+
+def test_without_a_complete_drain_nothing_is_called_lost() -> None:
+    plant = clean()
+    lost(plant)
+    plant.drained(complete=False)
+    assert check(plant, LOST).verdict is Verdict.UNKNOWN
+
+
+def test_an_id_is_used_once() -> None:
+    plant = clean()
+    plant.posted("a", delay_ms=1000)
+    with pytest.raises(HistoryError, match="two delayed messages"):
+        suite_of(plant.records)

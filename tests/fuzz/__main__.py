@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from tests.fuzz.cases import Case, Maker
-from tests.fuzz.victims import BrokerVictim, NameServerVictim
+from tests.fuzz.victims import BrokerVictim, NameServerVictim, Surprises
 
 ROUND = 2_000  # cases between two restarts of the broker
 
@@ -19,10 +19,11 @@ ROUND = 2_000  # cases between two restarts of the broker
 @click.option("--seed", type=int, default=1, show_default=True, help="Of the first round.")
 def main(minutes: float, seed: int) -> None:
     logging.disable(logging.WARNING)  # every damaged frame is one
-    asyncio.run(run(minutes, seed))
+    with Surprises() as surprises:
+        asyncio.run(run(minutes, seed, surprises))
 
 
-async def run(minutes: float, seed: int) -> None:
+async def run(minutes: float, seed: int, surprises: list[str]) -> None:
     deadline = time.monotonic() + 60 * minutes
     broker_cases = name_cases = records = 0
     while time.monotonic() < deadline:
@@ -41,6 +42,7 @@ async def run(minutes: float, seed: int) -> None:
                     await victim.read_back()
                     records += await victim.starts_again()
                     await victim.close()
+            assert not surprises, "\n".join(surprises)
             broker_cases += ROUND
             names = NameServerVictim()
             async with names.server_() as server:
@@ -52,6 +54,7 @@ async def run(minutes: float, seed: int) -> None:
                     if number % 50 == 49:
                         await names.others()
                 await names.close()
+            assert not surprises, "\n".join(surprises)
             name_cases += ROUND
         except BaseException:
             print(f"seed {seed}: after {last.what if last else 'nothing'}")

@@ -3,7 +3,7 @@
 from remoting.codec import FrameReader, RemotingProtocolError, decode_command
 from remoting.errors import RemotingError
 from tests.fuzz.cases import Maker, field_names
-from tests.fuzz.victims import BrokerVictim, NameServerVictim
+from tests.fuzz.victims import BrokerVictim, NameServerVictim, Surprises
 
 CASES = 1_500
 ALL_CODES = (10, 11, 12, 34, 36, 37, 41, 103, 105, 310, 320, 325)
@@ -36,6 +36,12 @@ def test_frames_of_any_bytes_are_read_or_refused():
 
 async def test_a_broker_goes_on_serving_the_others(tmp_path):
     victim = BrokerVictim(tmp_path)
+    with Surprises() as surprises:
+        await _feed_broker(victim)
+    assert surprises == []
+
+
+async def _feed_broker(victim):
     async with victim.group() as group:
         await victim.begin(group)
         maker = Maker(7, victim.codes)
@@ -52,6 +58,12 @@ async def test_a_broker_goes_on_serving_the_others(tmp_path):
 
 async def test_a_name_server_goes_on_serving_the_others():
     victim = NameServerVictim()
+    with Surprises() as surprises:
+        await _feed_name_server(victim)
+    assert surprises == []
+
+
+async def _feed_name_server(victim):
     async with victim.server_() as server:
         await victim.begin(server)
         maker = Maker(8, victim.codes)

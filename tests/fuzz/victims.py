@@ -4,6 +4,7 @@ that they store is broken, and they start again on what they stored."""
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,25 @@ from tests.fuzz.cases import Case
 
 PATIENCE_S = 30.0  # a server that has not answered for so long is stuck
 OWN = "Innocent"  # the topic of the others
+
+
+class Surprises(logging.Handler):
+    """Exceptions that nobody expected, as the servers log them: `with Surprises() as found:`."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.found: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if len(self.found) < 100:
+            self.found.append(logging.Formatter().format(record))
+
+    def __enter__(self) -> list[str]:
+        logging.getLogger().addHandler(self)
+        return self.found
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger().removeHandler(self)
 
 
 class Victim:

@@ -165,7 +165,7 @@ class BrokerConfig:
     idempotent_window_ms: int = option("messages", "idempotentWindowMs", 600_000,
         "For so long a send with IDEMPOTENT=true is known and not stored again.",
         unit=MS, low=1, high=86_400_000, live=True)
-    idempotent_window_max: int = option("messages", "idempotentWindowMax", 50_000,
+    idempotent_window_max: int = option("messages", "idempotentWindowMax", 20_000,
         "So many of them are known, the newest.", low=1, high=1_000_000, live=True)
     trace_on: bool = option("messages", "traceOn", True, "TRACE_ON in the answers to sends.")
     long_polling_enable: bool = option("messages", "longPollingEnable", True,

@@ -15,7 +15,7 @@ first is under way wait for the same answer. Pure.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -113,7 +113,10 @@ class SentOnce:
     """Key → Sent, oldest first. `applied_index` is the Raft index of the last frame reflected."""
 
     def __init__(self) -> None:
-        self.sent: OrderedDict[Key, Sent] = OrderedDict()
+        self.sent: dict[Key, Sent] = {}
+        # Their ages, oldest first; of a key that came again the older entry counts for nothing. A
+        # dict that loses its first entry again and again is slow to find the next one.
+        self._ages: deque[tuple[int, Key]] = deque()
         self.applied_index = 0
 
     def get(self, key: Key, since_ms: int) -> Sent | None:
@@ -130,27 +133,30 @@ class SentOnce:
             name = (str(topic), str(key))
             sent.pop(name, None)  # of before the window
             sent[name] = Sent(stamp_ms, records_at + int(behind), int(queue_id), int(offset), host)
-        while sent:
-            oldest = next(iter(sent.values()))
-            if len(sent) <= count_max and oldest.stamp_ms >= stamp_ms - window_ms:
-                break
-            sent.popitem(last=False)
+            self._ages.append((stamp_ms, name))
+        ages = self._ages
+        while ages and (len(sent) > count_max or ages[0][0] < stamp_ms - window_ms):
+            age_ms, name = ages.popleft()
+            if name in sent and sent[name].stamp_ms == age_ms:
+                del sent[name]
 
     def own(self) -> None:
         """Stop sharing anything with the table this one was copied from."""
-        self.sent = OrderedDict(self.sent)
+        self.sent = self.sent.copy()
+        self._ages = self._ages.copy()
 
     def to_json(self) -> dict[str, Any]:
         return {"sends": [[*key, *sent] for key, sent in self.sent.items()]}
 
     def load(self, value: Mapping[str, Any], applied_index: int) -> None:
         """Become what a snapshot says; unchanged when that raises."""
-        loaded: OrderedDict[Key, Sent] = OrderedDict()
+        loaded: dict[Key, Sent] = {}
         for topic, key, stamp, position, queue_id, offset, host in value["sends"]:
             loaded[str(topic), str(key)] = Sent(
                 int(stamp), int(position), int(queue_id), int(offset), str(host)
             )
         self.sent = loaded
+        self._ages = deque((sent.stamp_ms, key) for key, sent in loaded.items())
         self.applied_index = applied_index
 
 

@@ -19,11 +19,13 @@ scenarios, several at a time; it ends when its standard input does.
 import itertools
 import json
 import os
+import re
 import subprocess
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -82,9 +84,12 @@ class Driver:
             self._waiting[number] = future
         line = json.dumps({"id": number, "do": do, **fields}).encode() + b"\n"
         assert self._process.stdin is not None
-        with self._sending:
-            self._process.stdin.write(line)
-            self._process.stdin.flush()
+        try:
+            with self._sending:
+                self._process.stdin.write(line)
+                self._process.stdin.flush()
+        except OSError:
+            raise AssertionError(self._ended()) from None
         try:
             return future.result(timeout_s)
         except TimeoutError:
@@ -106,13 +111,15 @@ class Driver:
         return True
 
     def log_text(self) -> str:
+        """The end of what it complained of."""
         return self._log.read_text(errors="replace")[-LOG_TAIL:]
 
     def close(self) -> None:
         """Its input ends, and so does it."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.close()
+        with suppress(BrokenPipeError):  # it ended before: whoever called it was told
+            self._process.stdin.close()
         try:
             self._process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -138,4 +145,11 @@ class Driver:
         with self._changed:
             waiting, self._waiting = self._waiting, {}
         for future in waiting.values():
-            future.set_exception(AssertionError(f"{self.client} ended\n{self.log_text()}"))
+            future.set_exception(AssertionError(self._ended()))
+
+    def _ended(self) -> str:
+        """What it said last; a crash in Go begins with a line and goes on with all goroutines."""
+        said = self._log.read_text(errors="replace")
+        crash = re.search(r"(?m)^(panic|fatal error|FATAL ERROR): ", said)
+        text = said[crash.start() :][:LOG_TAIL] if crash else said[-LOG_TAIL:]
+        return f"{self.client} ended: {self._process.wait()}\n{text}"

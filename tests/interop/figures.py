@@ -28,6 +28,10 @@ APACHE = {
     "timerWheelEnable": "true",  # its reset of offsets asks for it
 }
 OURS = {
+    # A killed leader is missed when its connections close. Silence counts late: on a busy machine a
+    # leader that is alive would be deposed, and a figure would not be one of the kill alone.
+    "electionTimeoutMinMs": "3000",
+    "electionTimeoutMaxMs": "5000",
     "enablePropertyFilter": "true",
     "transactionCheckInterval": "2000",
     "transactionTimeOut": "2000",

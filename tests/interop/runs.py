@@ -332,3 +332,6 @@ class Run:
                 self.driver.call("stop", name=name)
             except ClientError:
                 pass  # it was stopped by the scenario, or never came up
+            except AssertionError as error:  # the whole client is gone
+                self.outcome.after = False
+                self.outcome.error = self.outcome.error or str(error)

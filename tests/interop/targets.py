@@ -112,7 +112,9 @@ class RaftGroup:
 
     def strike(self) -> None:
         async def work(cluster: Cluster) -> None:
-            node = await cluster.find("leader")
+            async with asyncio.timeout(OVER_S):
+                while (node := await cluster.leader()) is None:  # noqa: ASYNC110 (processes)
+                    await asyncio.sleep(POLL_S)
             process = cluster.signal(node.name, signal.SIGKILL)
             self._killed.append(node.name)
             await cluster.wait_dead(process)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -35,7 +36,10 @@ class Guard:
                 return self._refusal(request, error)
             if answer is None or isinstance(answer, RemotingCommand):
                 return answer
-            return self._slow(request, answer)
+            slow = self._slow(request, answer)
+            # A connection with too much in work closes it unbegun; then this has to be, too.
+            weakref.finalize(slow, answer.close).atexit = False
+            return slow
 
         return guarded
 

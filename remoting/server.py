@@ -99,6 +99,7 @@ class RemotingServer:
         """Stop listening, close every connection in order, abort those that take too long."""
         if self._server is None:
             return
+        await self._stop_accepting()
         self._stopping = True
         if self._idle_timer is not None:
             self._idle_timer.cancel()
@@ -117,6 +118,17 @@ class RemotingServer:
             await server.wait_closed()
         self._server = None
         self._more.clear()
+
+    async def _stop_accepting(self) -> None:
+        """Take no more connections, and wait for those that are taken already to be known: asyncio
+        (before 3.12) lets go of them, open, when the listening socket closes in between."""
+        assert self._server is not None
+        loop = asyncio.get_running_loop()
+        for server in (self._server, *self._more):
+            for listener in server.sockets:
+                loop.remove_reader(listener.fileno())
+        for _ in range(2):  # the transport is made, then its connection
+            await asyncio.sleep(0)
 
     def _accept(self) -> ServerConnection:
         return _Accepted(self, self._handlers, self._limits, self._on_raw)

@@ -91,11 +91,20 @@ class ConsumerGroup:
             newer = old is None or subscription.version >= old.version
             fresh[subscription.topic] = subscription if newer or old is None else old
         changed = fresh.keys() != self.subscriptions.keys() or any(
-            (fresh[topic].expression, fresh[topic].expression_type)
-            != (self.subscriptions[topic].expression, self.subscriptions[topic].expression_type)
-            for topic in fresh
+            _wish(fresh[topic]) != _wish(self.subscriptions[topic]) for topic in fresh
         )
         self.subscriptions = fresh
+        return changed
+
+    def renew(self, told: list[Any]) -> bool:
+        """Take over newer versions of subscriptions that there are; True when one changed."""
+        changed = False
+        for entry in told[:SUBSCRIPTIONS_PER_GROUP_MAX]:
+            fresh = subscription_from_json(entry)
+            old = self.subscriptions.get(fresh.topic)
+            if old is not None and fresh.version > old.version:
+                self.subscriptions[fresh.topic] = fresh
+                changed = changed or _wish(fresh) != _wish(old)
         return changed
 
     @property
@@ -272,6 +281,20 @@ class ClientTable:
         self._requesters[client_id] = connection
         self._requesters_by.setdefault(connection, set()).add(client_id)
 
+    def subscriptions_told(self, group_name: str, told: list[Any]) -> None:
+        """A consumer said, when it was asked, what it subscribes to. Raises BodyError."""
+        group = self.consumers.get(group_name)
+        if group is not None and isinstance(told, list) and group.renew(told):
+            self._notify(group_name)
+
+    def consumer(self, connection: ClientConnection, group_name: str) -> Member | None:
+        """The group's member that speaks over this connection."""
+        group = self.consumers.get(group_name)
+        for consumer, name, client_id in self._by_connection.get(connection, ()):
+            if group is not None and consumer and name == group_name:
+                return group.members.get(client_id)
+        return None
+
     def is_consumer(self, connection: ClientConnection, group: str) -> bool:
         """Whether a consumer of the group speaks over this connection."""
         memberships = self._by_connection.get(connection, ())
@@ -318,6 +341,10 @@ class ClientTable:
         if group is None or not self._notify_enabled(group_name):
             return
         _tell(group.members.values(), group_name)
+
+
+def _wish(subscription: Subscription) -> tuple[str, str]:
+    return subscription.expression_type, subscription.expression
 
 
 def _tell(members: Iterable[Member], group: str) -> None:

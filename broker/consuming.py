@@ -11,6 +11,7 @@ from broker.locks import LockService, local_propose
 from broker.locktable import LockTable
 from broker.queries import not_leader
 from broker.reply import ReplyService, reply_topic
+from broker.subscriptions import SubscriptionQuestions
 from remoting.codes import RequestCode
 from remoting.connection import Handler
 
@@ -55,6 +56,9 @@ class Consuming:
             wall_ms=broker.wall_ms,
         )
 
+        self.questions = SubscriptionQuestions(broker.clients)
+        broker.pulls.on_old_subscription = self.questions.ask
+
     def _other_leaders(self) -> list[str]:
         """Client addresses of other replicas that led."""
         own = self._broker.address
@@ -86,3 +90,4 @@ class Consuming:
         """When the engine has stopped."""
         await self.locks.stop()
         await self.replies.stop()
+        await self.questions.stop()

@@ -10,7 +10,8 @@ both go by tags: clients compare the tags themselves. Java's client gives its su
 version at each rebalance that changes something and tells with a heartbeat; but its first rebalance
 and its first timed heartbeat fall together, a second after its start, and the heartbeat that should
 tell is left out when the other is under way. Answered 25, such a consumer got nothing until its
-next one, 20 to 30 s later. Expressions are for the broker alone: there 25 it is.
+next one, 20 to 30 s later. Expressions are for the broker alone: there 25 it is, and the consumer
+is asked (broker.subscriptions).
 What cannot be read from the disk is answered 14, `[DISK_ERROR]`: the consumer asks again, and by
 then another replica may lead (`on_read_failed`).
 The records go out as the slices that were read, behind a header whose length counts them in.
@@ -25,7 +26,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from broker.clients import ClientTable
+from broker.clients import ClientConnection, ClientTable
 from broker.config import BrokerConfig
 from broker.errors import Refused
 from broker.filteredreads import FilteredReads
@@ -79,10 +80,7 @@ JudgeReset = Callable[[str, str, int, int, Callable[[], None]], int | Wait | Non
 EMPTY_QUEUE = ("NO_MESSAGE_IN_QUEUE", "NO_MATCHED_LOGIC_QUEUE")
 
 
-class PullConnection(Protocol):
-    @property
-    def is_open(self) -> bool: ...
-
+class PullConnection(ClientConnection, Protocol):
     def write_many(self, frames: list[bytes]) -> bool: ...
 
 
@@ -132,6 +130,8 @@ class PullService:
             config.held_pulls_max, self._again, filtered.properties_of
         )
         self.judge_reset: JudgeReset = lambda *_: None  # broker.resets
+        # (connection, group): told of a pull whose subscription is newer than the heartbeats said.
+        self.on_old_subscription: Callable[[PullConnection, str], None] = lambda *_: None
         self.get_count = 0  # messages
         self.results: dict[int, int] = {}  # pulls answered, by code
 
@@ -158,7 +158,7 @@ class PullService:
                 f"the broker[{self._config.broker_ip1}] for lite pull consumer is forbidden",
             )
         header = PullHeader.parse(request.ext)
-        pull = Pull(connection, request, header, self._check(header))
+        pull = Pull(connection, request, header, self._check(header, connection))
         if header.sys_flag & PULL_COMMIT_OFFSET:
             self._commit_offset(
                 header.topic, header.consumer_group, header.queue_id, header.commit_offset
@@ -167,7 +167,7 @@ class PullService:
 
     # ---- checks ---------------------------------------------------------------------------
 
-    def _check(self, header: PullHeader) -> Filter:
+    def _check(self, header: PullHeader, connection: PullConnection) -> Filter:
         """The order of remoting-protocol 4.2; returns what is wanted."""
         if not self._config.broker_permission & PERM_READ:
             raise Refused(
@@ -198,11 +198,11 @@ class PullService:
                 f"queueId {header.queue_id} is illegal: topic [{header.topic}] has "
                 f"{topic.read_queue_count} read queues",
             )
-        return self._filter(header)
+        return self._filter(header, connection)
 
-    def _filter(self, header: PullHeader) -> Filter:
+    def _filter(self, header: PullHeader, connection: PullConnection) -> Filter:
         if not header.sys_flag & PULL_SUBSCRIPTION:
-            return self._subscribed(header)
+            return self._subscribed(header, connection)
         kind = header.expression_type
         if is_tag(kind):
             return Filter(parse_tags(header.subscription))
@@ -210,7 +210,7 @@ class PullService:
             raise unsupported(kind)
         return Filter(matcher=parse_expression(kind, header.subscription))
 
-    def _subscribed(self, header: PullHeader) -> Filter:
+    def _subscribed(self, header: PullHeader, connection: PullConnection) -> Filter:
         """What the group's heartbeats say."""
         name, enabled = header.consumer_group, self._config.enable_property_filter
         group = self._clients.consumers.get(name)
@@ -233,6 +233,7 @@ class PullService:
         if subscription.version < header.subscription_version:
             if by_tag and is_tag(header.expression_type):
                 return Filter()  # see the module
+            self.on_old_subscription(connection, name)
             raise Refused(
                 ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest"
             )

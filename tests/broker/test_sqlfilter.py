@@ -10,7 +10,9 @@ from broker.filteredreads import WAKE_UNITS_MAX, FilteredReads, records_in
 from broker.filters import Filter, RetryMatcher, subscription_from_json
 from broker.hold import HoldTable
 from broker.sql92 import compile_expression
+from remoting.client import RemotingClient
 from remoting.codes import RequestCode, ResponseCode
+from remoting.command import RemotingCommand
 from remoting.headers import PullHeader, PullResponseHeader
 from store.record import MessageRecord, decode_record, encode_record, walk_records
 from tests.broker.cluster import Group, until
@@ -148,6 +150,100 @@ async def test_tags_newer_than_the_heartbeats_are_left_to_the_client(group):
     assert bodies(newer.body) == [b"A", b"B"]
     expression = await pull(group, broker, "", flags=0, version=2)
     assert expression.code == ResponseCode.SUBSCRIPTION_NOT_LATEST
+
+
+class Consumer:
+    """A consumer that is asked what it subscribes to (307)."""
+
+    def __init__(self, group, answer):
+        self.group, self.answer = group, answer
+        self.asked = 0
+        code = RequestCode.GET_CONSUMER_RUNNING_INFO
+        self.client = RemotingClient({code: self.running_info})
+
+    def running_info(self, _connection, request):
+        assert (request.ext["consumerGroup"], request.ext["clientId"]) == ("cg", "c1")
+        self.asked += 1
+        return RemotingCommand.response_to(request, *self.answer)
+
+    async def __aenter__(self):
+        broker = await self.group.leading()
+        told = {"topic": "T", "subString": "n > 2", "expressionType": "SQL92", "subVersion": 1}
+        consumer = {"groupName": "cg", "subscriptionDataSet": [told]}
+        body = orjson.dumps({"clientID": "c1", "consumerDataSet": [consumer]})
+        command = RemotingCommand.request(RequestCode.HEART_BEAT, None, body)
+        assert (await self.client.invoke(broker.address, command)).code == 0
+        return self
+
+    async def pull(self, broker, version):
+        header = PullHeader("cg", "T", 0, 0, 32, 0, 0, 0, "", version, "SQL92")
+        command = RemotingCommand.request(RequestCode.PULL_MESSAGE, header.to_ext())
+        return await self.client.invoke(broker.address, command)
+
+    async def __aexit__(self, *_):
+        await self.client.close()
+
+
+async def test_a_consumer_with_a_newer_expression_is_asked_for_it(group):
+    broker = await group.leading()
+    await group.create_topic(broker, "T")
+    for number in range(4):
+        await group.send(broker, "T", b"m%d" % number, properties=properties(n=number))
+    # As fastjson writes it, with a map that is no JSON.
+    told = (
+        b'{"mqTable":{{"brokerName":"b","queueId":0,"topic":"T"}:{"locked":false}},'
+        b'"subscriptionSet":[{"topic":"T","subString":"n < 2","expressionType":"SQL92",'
+        b'"subVersion":5},{"topic":"U","subString":"*","subVersion":5}]}'
+    )
+    async with Consumer(group, (0, None, None, told)) as consumer:
+        assert bodies((await consumer.pull(broker, 1)).body) == [b"m3"]
+        early = await consumer.pull(broker, 5)
+        assert early.code == ResponseCode.SUBSCRIPTION_NOT_LATEST
+        await until(lambda: broker.clients.subscription("cg", "T").version == 5)
+        assert bodies((await consumer.pull(broker, 5)).body) == [b"m0", b"m1"]
+        assert broker.clients.subscription("cg", "U") is None
+        assert consumer.asked == 1
+    await until(lambda: not broker.consuming.questions._asked)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        (ResponseCode.SYSTEM_ERROR, "no"),
+        (0, None, None, b"no JSON"),
+        (0, None, None, b'{"subscriptionSet":[{"topic":7}]}'),
+        (0, None, None, b'{"subscriptionSet":7}'),
+        (0, None, None, b"{}"),
+    ],
+)
+async def test_a_consumer_that_does_not_say_is_as_before(group, answer, monkeypatch):
+    monkeypatch.setattr("broker.subscriptions.AGAIN_S", 0)
+    broker = await group.leading()
+    await group.create_topic(broker, "T")
+    async with Consumer(group, answer) as consumer:
+        for asked in (1, 2):
+            late = await consumer.pull(broker, 5)
+            assert late.code == ResponseCode.SUBSCRIPTION_NOT_LATEST
+            await until(lambda: not broker.consuming.questions._asked)
+            assert consumer.asked == asked
+        assert broker.clients.subscription("cg", "T").version == 1
+
+
+async def test_questions_are_bounded_and_end_with_the_broker(group, monkeypatch):
+    broker = await group.leading()
+    await group.create_topic(broker, "T")
+    questions = broker.consuming.questions
+    async with Consumer(group, None) as consumer:
+        consumer.client.register(RequestCode.GET_CONSUMER_RUNNING_INFO, lambda *_: None)
+        monkeypatch.setattr("broker.subscriptions.ASKED_MAX", 0)
+        assert (await consumer.pull(broker, 5)).code == ResponseCode.SUBSCRIPTION_NOT_LATEST
+        assert not questions._asked
+        monkeypatch.setattr("broker.subscriptions.ASKED_MAX", 1)
+        for _ in range(3):
+            assert (await consumer.pull(broker, 5)).code == ResponseCode.SUBSCRIPTION_NOT_LATEST
+        assert len(questions._asked) == 1
+        await group.stop("n0")
+        assert not questions._asked
 
 
 async def test_a_group_that_may_not_broadcast_does_not(group):

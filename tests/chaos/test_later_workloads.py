@@ -1,0 +1,193 @@
+"""Workloads of messages that come later, on a real cluster through a leader's death; and alone."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import time
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from chaos.checks.suite import suite_of
+from chaos.checks.verdict import Verdict
+from chaos.cluster.cluster import Cluster
+from chaos.cluster.clusterfile import ClusterError
+from chaos.history.events import Kind, Outcome
+from chaos.history.files import HistoryWriter, read_history
+from chaos.workloads.base import Environment, Tally
+from chaos.workloads.catalogue import settings_for
+from chaos.workloads.delayed import DELAYED, DelayedWorkload, delay_levels
+from chaos.workloads.locks import LOCKS, LocksWorkload
+from chaos.workloads.posted import LATE_S, Deliveries, Paced, PostedWorkload
+from chaos.workloads.retries import FAILURES, RETRIES, RetriesWorkload
+from chaos.workloads.transactions import PLANS, TRANSACTIONS, TransactionsWorkload
+from client import Later, MessageExt
+from client.message import properties_text
+
+SETTINGS = settings_for(["transactions", "delayed", "retries"]) | {
+    "mappedFileSizeCommitLog": str(8 * 1024 * 1024),
+    "transactionTimeOut": "500",
+    "transactionCheckInterval": "500",
+    "messageDelayLevel": "500ms 1s 1500ms",
+}
+CHECKS = {
+    "committed but lost",
+    "delivered without a commit",
+    "transactions stored more than once",
+    "half messages at the end",
+    "delayed and lost",
+    "delayed but early",
+    "delayed and stored more than once",
+    "lateness of delayed messages",
+    "given back and lost",
+    "retries out of turn",
+    "retries stored more than once",
+    "two consumers in one queue",
+    "skipped in an orderly queue",
+    "acknowledged but lost",
+    "order as consumed",
+}
+
+
+async def test_all_at_once_through_a_leaders_death(tmp_path: Path) -> None:
+    transactions = TransactionsWorkload(replace(TRANSACTIONS, rate_per_s=80, window=32))
+    workloads = (
+        transactions,
+        DelayedWorkload(replace(DELAYED, rate_per_s=60, window=32)),
+        RetriesWorkload(replace(RETRIES, rate_per_s=40, window=32)),
+        LocksWorkload(replace(LOCKS, rate_per_s=60, queues=4), restart_every_s=0.8),
+    )
+    cluster = Cluster(tmp_path / "cluster")
+    path = tmp_path / "history.jsonl"
+    try:
+        state = await cluster.up(settings=SETTINGS)
+        with HistoryWriter(path) as history:
+            env = Environment(state.namesrv, history, random.Random(3))
+            async with AsyncExitStack() as stack:
+                for workload in workloads:
+                    await workload.prepare(env)
+                await asyncio.gather(*(workload.start(stack) for workload in workloads))
+                await asyncio.sleep(1.5)
+                leader = await cluster.find("leader")
+                await cluster.wait_dead(cluster.signal(leader.name, signal.SIGKILL))
+                await asyncio.sleep(1.5)
+                cluster.start(leader.name)
+                await cluster.wait_serving()
+                assert [workload.failure() for workload in workloads] == [None] * 4
+                for workload in workloads:
+                    workload.stop()
+                drained = await asyncio.gather(*(workload.drain() for workload in workloads))
+    finally:
+        await cluster.down()
+        await cluster.close()
+    assert drained == [True] * 4
+    found = read_history(path)
+    results = {check.name: check for check in suite_of(found).results()}
+    assert {*results} >= CHECKS
+    wrong = [check for check in results.values() if check.verdict is not Verdict.PASS]
+    assert wrong == []
+    posts = [event for kind, event in found.later if kind is Kind.POSTED]
+    sent = {work: 0 for work in ("transactions", "delayed", "retries")}
+    for post in posts:
+        sent[post.work] += post.outcome is Outcome.OK
+    assert all(count > 50 for count in sent.values()), sent
+    assert transactions.checked > 0
+    seen = [event for kind, event in found.later if kind is Kind.DELIVERED]
+    assert {event.topic for event in seen} >= {"%RETRY%chaos-retries", "%DLQ%chaos-retries"}
+    assert results["skipped in an orderly queue"].detail.endswith("4 queues")
+
+
+# ---- alone
+
+
+def test_plans_and_failures_are_hundreds() -> None:
+    assert sum(weight for weight, _ in PLANS) == sum(weight for weight, _ in FAILURES) == 100
+
+
+def test_delay_levels() -> None:
+    assert delay_levels("500ms 1s 2m") == {1: 500, 2: 1000, 3: 120_000}
+    with pytest.raises(ClusterError, match="has '1y'"):
+        delay_levels("1s 1y")
+
+
+async def test_an_open_loop_keeps_its_window_and_ends() -> None:
+    at_work = most = 0
+    numbers = []
+    loop = None
+
+    async def work(number: int) -> None:
+        nonlocal at_work, most
+        at_work += 1
+        most = max(most, at_work)
+        numbers.append(number)
+        await asyncio.sleep(0.005)
+        at_work -= 1
+        if len(numbers) >= 20:
+            assert loop is not None
+            loop.stop()
+
+    loop = Paced(10_000, 3, Tally(), work)
+    async with asyncio.timeout(30):
+        await loop.run()
+    assert (most, at_work) == (3, 0)
+    assert sorted(numbers) == list(range(len(numbers)))
+
+
+async def test_what_could_not_begin_in_time_is_shed() -> None:
+    tally = Tally()
+    loop = None
+
+    async def work(number: int) -> None:
+        assert loop is not None
+        loop.stop()
+
+    loop = Paced(100, 1, tally, work)
+    begin_ns = time.monotonic_ns()
+    loop._begin_ns = begin_ns - int((LATE_S + 1) * 1e9)  # as if it had stood still for so long
+    await loop._worker()
+    assert tally.shed == tally.invoked >= 100
+    assert tally.ok == 0
+
+
+def message(topic: str, times: int, offset: int = 5, **properties: str) -> MessageExt:
+    text = properties_text({"UNIQ_KEY": "U", **properties}).encode()
+    host = bytes(8)
+    return MessageExt(
+        topic, b"", text, "b", 2, offset, 0, 0, 0, 0, host, 77, host, times, 0, 100
+    )  # fmt: skip
+
+
+def test_a_delivery_is_where_the_message_lies(tmp_path: Path) -> None:
+    news: list[str] = []
+    with HistoryWriter(tmp_path / "h.jsonl") as history:
+        refused = Deliveries(history, "retries", "G", news.append, lambda name, times: times < 2)
+        listen = refused.listener("c")
+        again = message("T", 1, RETRY_TOPIC="T")  # shown under the topic it was sent to
+        assert listen([again]) == Later(0, 1)
+        again.reconsume_times = 2  # what a client does that delivers it again by itself
+        assert listen([again]) == Later(0, 1)
+        assert news == []
+        listen([message("T", 2, 6, RETRY_TOPIC="T")])
+        listen([message("%DLQ%G", 3, RETRY_TOPIC="T")])
+    assert news == ["U", "U"]
+    found = [event for _, event in read_history(tmp_path / "h.jsonl").later]
+    assert [(e.topic, e.offset, e.times, e.accepted) for e in found] == [
+        ("%RETRY%G", 5, 1, False),
+        ("%RETRY%G", 5, 1, False),
+        ("%RETRY%G", 6, 2, True),
+        ("%DLQ%G", 5, 3, True),
+    ]
+    assert {e.store_ms for e in found} == {77}
+
+
+async def test_nothing_new_for_long_ends_the_waiting(tmp_path: Path) -> None:
+    workload: PostedWorkload = DelayedWorkload(replace(DELAYED, quiet_s=0.05))
+    workload.awaited.add("lost")
+    async with asyncio.timeout(30):
+        assert not await workload._wait_arrived(time.monotonic() + 3600)
+    workload._news("lost")
+    assert await workload._wait_arrived(time.monotonic() + 3600)

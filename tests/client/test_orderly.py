@@ -80,10 +80,10 @@ async def test_a_lock_that_is_lost_begins_anew_where_the_other_one_stopped() -> 
             await until(lambda: consumer.workers[queue(0)].process_queue.cached_count == 4)
             broker.locks[("g", "T", 0)] = "somebody"
             await until(lambda: queue(0) not in consumer.queues)
-            gate.set()
             log.offsets[("g", "T", 0)] = 3  # somebody works
             asked = broker.count(LOCK)
-            await until(lambda: broker.count(LOCK) > asked + 2)
+            await until(lambda: broker.count(LOCK) > asked + 2)  # after all work has ended here
+            gate.set()
             assert seen == [] and log.offsets[("g", "T", 0)] == 3
             del broker.locks[("g", "T", 0)]
             await until(lambda: seen == [3])

@@ -63,7 +63,11 @@ class TransactionState(IntEnum):
 
 
 class TransactionListener(Protocol):
-    """The user's side; both may be coroutine functions or plain ones (on the event loop)."""
+    """The user's side; both may be coroutine functions or plain ones (on the event loop).
+
+    The transaction's id is `message.unique_key` in `execute` and `message.msg_id` in `check`, which
+    may be asked while `execute` is still at work, and on another producer of the group.
+    """
 
     def execute(
         self, message: Message, arg: Any

@@ -24,6 +24,7 @@ from client import (
     PullConsumer,
     PullStatus,
     PushConsumer,
+    pullconsumer,
 )
 from client.processqueue import CacheBudget, ProcessQueue
 from remoting.codes import RequestCode
@@ -110,6 +111,15 @@ async def test_a_waiting_pull_gets_past_a_leader_that_dies() -> None:
         await cluster.brokers["g0"][0].stop()
         fill(cluster, 1)
         assert [m.body for m in (await waiting).messages] == [b"0"]
+
+
+async def test_expressions_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pullconsumer, "SUBSCRIPTIONS_MAX", 2)
+    async with FakeCluster({"g0": 1}) as cluster, PullConsumer("g", cluster.namesrv) as consumer:
+        for tag in ("a", "b", "a"):
+            await consumer.pull(queue(0), 0, expression=tag)
+        with pytest.raises(ClientError):
+            await consumer.pull(queue(0), 0, expression="c")
 
 
 # ---- lite pull

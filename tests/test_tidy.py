@@ -137,6 +137,7 @@ CORE = [
     "chaos/history/assembly.py",
     "chaos/history/events.py",
     "chaos/history/later.py",
+    "chaos/report/lateness.py",
     "chaos/report/recovery.py",
     "chaos/report/series.py",
     "audit/layout.py",

@@ -18,6 +18,7 @@ from chaos.checks.verdict import Check, LostMessage, Verdict, merge
 from chaos.history.events import History
 from chaos.history.files import read_history
 from chaos.report.figures import Load, load_of
+from chaos.report.lateness import lateness_of
 from chaos.report.page import write_report
 from chaos.report.recovery import Recovery, inflicted, recoveries, summary
 
@@ -116,5 +117,6 @@ def verdict_data(
         "faults": Counter(fault.kind for fault in inflicted(history)),
         "skipped": list(skipped),
         "recovery": summary(found),
+        "lateness": lateness_of(history),
         "lost": [asdict(message) for message in lost],
     }

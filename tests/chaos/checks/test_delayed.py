@@ -8,6 +8,7 @@ import pytest
 
 from chaos.checks.verdict import Verdict
 from chaos.history.events import HistoryError
+from chaos.report.lateness import lateness_of
 from tests.chaos.builder import HistoryBuilder
 from tests.chaos.checks.judging import check, failed, suite_of
 
@@ -46,6 +47,20 @@ def test_a_clean_run_passes_and_says_how_late_messages_were() -> None:
     assert results == dict.fromkeys((LOST, EARLY, COPIES, LATE), Verdict.PASS)
     assert "p50 40" in check(plant, LATE).detail
     assert check(clean(), LATE).detail == "no waiting time is known"
+
+
+def test_lateness_over_time_and_as_percentiles() -> None:
+    plant = clean()
+    plant.wait(10)
+    plant.posted("x", delay_ms=1000)
+    plant.wait(1)
+    plant.delivered("x", 7, store_ms=9300)
+    plant.stored("x", 8000)
+    plant.delivered("not known when it began to wait", 8, store_ms=9300)
+    late = lateness_of(end(plant).build())
+    assert (late["count"], late["ms"]["p50"], late["ms"]["max"]) == (3, 40, 300)
+    assert late["series"] == {"at_s": [0, 10], "p50_ms": [0, 300], "max_ms": [40, 300]}
+    assert lateness_of(clean().build()) == {}
 
 
 def lost(plant: HistoryBuilder) -> None:

@@ -7,8 +7,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"runtime/debug"
 	"sync"
 
+	"github.com/apache/rocketmq-client-go/v2/primitive"
 	"github.com/apache/rocketmq-client-go/v2/rlog"
 )
 
@@ -105,6 +107,13 @@ func answer(line []byte) {
 	if err := json.Unmarshal(line, &request); err != nil {
 		panic(err)
 	}
+	// The client panics in its caller's goroutine where it takes an answer for granted.
+	defer func() {
+		if reason := recover(); reason != nil {
+			fmt.Fprintln(os.Stderr, "recovered:", reason, string(debug.Stack()))
+			write(Fields{"id": request.ID, "error": fmt.Sprint("panic: ", reason)})
+		}
+	}()
 	ok, err := perform(&request)
 	if err != nil {
 		write(Fields{"id": request.ID, "error": err.Error()})
@@ -115,6 +124,11 @@ func answer(line []byte) {
 
 func main() {
 	rlog.SetLogLevel("warn")
+	// An asynchronous send whose answer does not come ends the client's goroutine with a panic
+	// (producer.go of 2.1.2 goes on after its error); without a handler the process ends, too.
+	primitive.PanicHandler = func(reason interface{}) {
+		fmt.Fprintln(os.Stderr, "recovered:", reason)
+	}
 	lines := bufio.NewScanner(os.Stdin)
 	lines.Buffer(make([]byte, 1<<16), lineMax)
 	for lines.Scan() {

@@ -31,6 +31,7 @@ from remoting.fields import boolean_or
 
 logger = logging.getLogger(__name__)
 
+LEAVE_S = 1.0  # how long heartbeats that are on their way hold up a goodbye
 _instances = itertools.count()
 
 
@@ -60,6 +61,8 @@ class ClientInstance:
         self._name_servers: NameServers | None = None
         self._heartbeat: Callable[[], Mapping[str, Any]] | None = None
         self._greeted: set[str] = set()
+        self._beats: set[asyncio.Task[None]] = set()  # heartbeats that are not answered yet
+        self._leaving = False
 
     @property
     def running(self) -> bool:
@@ -98,6 +101,7 @@ class ClientInstance:
         self._directory = Directory(self._name_servers)
         self._remoting.register(int(RequestCode.ROUTE_CHANGED), self._route_changed)
         self._heartbeat = heartbeat
+        self._leaving = False
         self.spawn(self._refresh_routes(), "route refresh")
         if heartbeat is not None:
             self._directory.watch_replicas(self._greet)
@@ -191,10 +195,17 @@ class ClientInstance:
 
     async def heartbeat_all(self) -> None:
         """Send a heartbeat to every known replica, concurrently; failures are logged."""
-        await asyncio.gather(*(self._beat(address) for address in self.directory.addresses()))
+        beats = [self._start_beat(address) for address in self.directory.addresses()]
+        if beats:
+            await asyncio.wait(beats)
 
     async def unregister(self, producer_group: str | None, consumer_group: str | None) -> None:
-        """Tell every replica goodbye (35), so that the others rebalance at once."""
+        """Tell every replica goodbye (35), so that the others rebalance at once. Nothing is told
+        them after that: Apache's brokers work on heartbeats and goodbyes in different threads, and
+        a heartbeat that is overtaken would leave a ghost in the group, with queues of its own."""
+        self._leaving = True
+        if self._beats:
+            await asyncio.wait(self._beats, timeout=LEAVE_S)
         ext = {"clientID": self.client_id}
         if producer_group is not None:
             ext["producerGroup"] = producer_group
@@ -212,7 +223,14 @@ class ClientInstance:
     def _greet(self, addresses: tuple[str, ...]) -> None:
         self._greeted.update(addresses)
         for address in addresses:
-            self.spawn(self._beat(address), f"heartbeat {address}")
+            self._start_beat(address)
+
+    def _start_beat(self, address: str) -> asyncio.Task[None]:
+        """A task of its own: a heartbeat that was sent is waited for, whoever gave up on it."""
+        task = self.spawn(self._beat(address), f"heartbeat {address}")
+        self._beats.add(task)
+        task.add_done_callback(self._beats.discard)
+        return task
 
     def _greet_leader(self, group: ReplicaGroup) -> None:
         """A new leader may have been restarted and have forgotten us: it could not ask us back."""
@@ -220,7 +238,7 @@ class ClientInstance:
             self._greet((group.leader,))
 
     async def _beat(self, address: str) -> None:
-        if self._heartbeat is None:
+        if self._heartbeat is None or self._leaving:
             return
         body = {
             "clientID": self.client_id,

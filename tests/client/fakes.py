@@ -14,7 +14,7 @@ from typing import Any
 from client.message import MessageQueue
 from remoting.codes import RequestCode, ResponseCode
 from remoting.command import RemotingCommand
-from remoting.connection import Connection
+from remoting.connection import Answer, Connection
 from remoting.fastjson import dumps, loads_object
 from remoting.headers import (
     ConsumerOffsetHeader,
@@ -95,6 +95,7 @@ class FakeBroker:
         self.hint: str | None = None
         self.pull_refused = False
         self.pull_answers: deque[tuple[int, int, int, int]] = deque()  # code, next, min, max
+        self.heartbeat_s = 0.0  # what it takes to work on a heartbeat; other requests overtake it
         self.send_back_code = int(ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
         self.scripts: dict[int, deque[Script]] = defaultdict(deque)  # of other requests, by code
         self.locks: dict[tuple[str, str, int], str] = {}  # group, topic, queue → client
@@ -284,10 +285,18 @@ class FakeBroker:
             except TimeoutError:
                 return _pull_answer(request, ResponseCode.PULL_NOT_FOUND, at, first, end)
 
-    def _heartbeat(self, _c: Connection, request: RemotingCommand) -> RemotingCommand:
+    def _heartbeat(self, _c: Connection, request: RemotingCommand) -> Answer:
         self.requests.append(request)
         body = loads_object(request.body)
         self.connections[body["clientID"]] = _c
+        if not self.heartbeat_s:
+            return self._join(request, body)
+        # In another thread, as it were: also when the connection is gone by then.
+        loop = asyncio.get_running_loop()
+        loop.call_later(self.heartbeat_s, lambda: _c.reply(self._join(request, body)))
+        return None
+
+    def _join(self, request: RemotingCommand, body: dict[str, Any]) -> RemotingCommand:
         for data in body["consumerDataSet"]:
             self.members[data["groupName"]].add(body["clientID"])
         return RemotingCommand.response_to(request, ResponseCode.SUCCESS, None, {})

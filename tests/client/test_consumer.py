@@ -125,6 +125,22 @@ async def test_shutdown_commits_confirmed_and_says_goodbye() -> None:
         assert commits and not any(r.is_oneway for r in commits)
 
 
+async def test_a_heartbeat_on_its_way_does_not_outlive_the_goodbye() -> None:
+    async with FakeCluster({"g0": 1}) as cluster:
+        broker = cluster.brokers["g0"][0]
+        async with consumer_of(cluster, Seen()):
+            await until(lambda: broker.members["g"])
+            broker.heartbeat_s = 0.2
+            beats = broker.count(RequestCode.HEART_BEAT)
+            broker.pull_answers.extend([(25, 0, 0, 0)] * 4)  # "I do not know your subscription"
+            broker.appended()
+            fill(cluster, 4)
+            await until(lambda: broker.count(RequestCode.HEART_BEAT) > beats)
+        assert not broker.members["g"]
+        await asyncio.sleep(0.4)
+        assert not broker.members["g"], "no ghost came after it left"
+
+
 async def test_next_consumer_goes_on_where_the_last_one_stopped() -> None:
     async with FakeCluster({"g0": 1}) as cluster:
         fill(cluster, 20)

@@ -127,8 +127,10 @@ async function answer(line) {
   }
 }
 
-// The client leaves promises alone that fail while its broker is dead.
+// The client leaves promises alone that fail while its broker is dead, and tells of errors when a
+// producer is closed that nobody listens to any more.
 process.on('unhandledRejection', error => console.error('unhandled', error));
+process.on('uncaughtException', error => console.error('uncaught', error));
 console.warn = toStderr;
 console.log = toStderr;
 readline.createInterface({ input: process.stdin })

@@ -338,7 +338,7 @@ def dead_letters(run: Run) -> None:
     wanted = {sent.body for sent in run.sent}
     reader.wait_for(wanted)
     run.count_repeats(reader.deliveries)
-    # A client that cannot give a message back tries again itself, and counts: higher than the limit.
+    # A client that cannot give a message back tries again itself, and counts beyond the limit.
     assert {0, 1} <= {d["reconsumed"] for d in refusing.deliveries}
 
 

@@ -435,6 +435,13 @@ class _Dialled(_Connection):
         self.welcome.set_result(None)
         self._dialer.opened(self)
 
+    def give_up(self) -> None:
+        """Close it, and take it for lost at once: a dial that is cancelled while uvloop still tells
+        of the connection has its transport closed, and `connection_lost` is never called."""
+        self.welcome.cancel()
+        self.abort()
+        self.connection_lost(None)
+
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         if not self.welcome.done():
@@ -546,8 +553,7 @@ class _Dialer:
                 return connection
         except BaseException:
             if self.connection is not None:
-                self.connection.welcome.cancel()
-                self.connection.abort()
+                self.connection.give_up()
             raise
 
     def _failed(self, error: OSError | WireError) -> None:

@@ -314,6 +314,33 @@ async def test_a_peer_that_does_not_read_cannot_fill_our_memory(net: Net) -> Non
     server.close()
 
 
+async def test_a_dial_cut_short_as_it_succeeds_leaves_no_dead_link(
+    net: Net, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """uvloop closes the transport of a cancelled dial, and tells its protocol nothing."""
+    loop = asyncio.get_running_loop()
+    create, cut = loop.create_connection, []
+
+    async def cut_short(factory, host, port):
+        transport, protocol = await create(factory, host, port)
+        if port == net.peers["n1"].port and not cut:
+            await protocol.welcome
+            cut.append(transport)
+            transport.set_protocol(asyncio.Protocol())
+            transport.abort()
+            raise TimeoutError
+        return transport, protocol
+
+    await net.start("n1")
+    monkeypatch.setattr(loop, "create_connection", cut_short)
+    await net.start("n0")
+    seen = net.seen["n0"]
+    await seen.until(lambda: seen.opened.count("n1") == 2)
+    assert cut and "n1" in seen.closed
+    assert net.links["n0"].send("n1", encode_message(beat("n0", "n1")), droppable=False)
+    await net.seen["n1"].until(lambda: len(net.seen["n1"].messages) == 1)
+
+
 async def test_a_bug_in_the_dialler_is_reported(net: Net) -> None:
     await net.start("n0")
     dialer = net.links["n0"]._dialers["n1"]

@@ -151,7 +151,7 @@ tools_base() { # this machine's Java, and the packages of the audit and the repo
   local home container; home=$("$PROJECT/tools/find-java.sh"); container=$(docker create $BASE)
   "$PYTHON" - "$home" "$PROJECT/pyproject.toml" <<'P' | docker cp - "$container:/"
 import os, re, subprocess, sys, tarfile, tomllib
-from importlib.metadata import distribution
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 home = Path(sys.argv[1]).resolve(); merged = Path("/lib").is_symlink()
 def real(path): return re.sub(r"^/(lib\w*)/", r"/usr/\1/", path) if merged else path
@@ -168,7 +168,12 @@ wanted, seen = [*extras["audit"], *extras["report"]], set()
 while wanted:
     need = wanted.pop()
     if "extra ==" in need or (name := re.match(r"[\w.-]+", need)[0].lower()) in seen: continue
-    seen.add(name); package = distribution(name); wanted += package.requires or ()
+    seen.add(name)
+    try: package = distribution(name)
+    except PackageNotFoundError:
+        if ";" in need: continue  # of another system or Python
+        raise
+    wanted += package.requires or ()
     inside = f"/usr/local/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
     files |= {f"{inside}/{f}": Path(f.locate()) for f in package.files if not str(f).startswith("..") and f.locate().exists()}
 with tarfile.open(fileobj=sys.stdout.buffer, mode="w|", dereference=True) as tar:

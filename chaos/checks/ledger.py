@@ -167,7 +167,7 @@ class Ledger:
         self.open -= 1
         entry = self.entries[send.id]
         entry.outcome = outcome = send.outcome
-        entry.attempts = send.attempts
+        entry.attempts = min(send.attempts, 1) if send.once else send.attempts
         if outcome is Outcome.OK:
             self._acknowledged(send, entry)
             return

@@ -8,8 +8,9 @@ What counts as wrong:
 - two messages acknowledged at one queue offset; a queue offset that shows two messages, or a
   message that is seen only elsewhere than it was acknowledged.
 - duplicates, by cause: stored more often than its client tried is the brokers' doing and wrong; a
-  client's own retry stored again is allowed and counted. A send of unknown outcome that is
-  delivered is no duplicate; it is counted, too. So is a position handed out again.
+  client's own retry stored again is allowed and counted, unless it was sent idempotently. A send of
+  unknown outcome that is delivered is no duplicate; it is counted, too. So is a position handed out
+  again.
 What was answered FLUSH_DISK_TIMEOUT, FLUSH_SLAVE_TIMEOUT or SLAVE_NOT_AVAILABLE was stored with
 less than is promised: losing it breaks no promise, and is counted by itself.
 """

@@ -131,6 +131,7 @@ class Assembler:
                 record["seq"],
                 t_ns,
                 record.get("due_ns", t_ns),
+                once=record.get("once", False),
             )
             self._begin(op, send)
             return Kind.SEND_INVOKED, send

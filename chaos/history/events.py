@@ -85,6 +85,7 @@ class Send:
     error: str = ""
     status: str = SEND_OK  # of an `ok`; anything else: stored, but with less than was promised
     shed: bool = False  # never sent: the load's own backlog was full
+    once: bool = False  # idempotent: to be stored once, however often its client had to ask
 
     @property
     def promised(self) -> bool:

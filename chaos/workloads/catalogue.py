@@ -9,7 +9,14 @@ from chaos.workloads import delayed, retries, transactions
 from chaos.workloads.base import Workload
 from chaos.workloads.delayed import DelayedWorkload
 from chaos.workloads.locks import LocksWorkload
-from chaos.workloads.messages import LOG, ORDERED, GroupWorkload, MessagesConfig, MessagesWorkload
+from chaos.workloads.messages import (
+    LOG,
+    ONCE,
+    ORDERED,
+    GroupWorkload,
+    MessagesConfig,
+    MessagesWorkload,
+)
 from chaos.workloads.metadata import MetadataWorkload
 from chaos.workloads.retries import RetriesWorkload
 from chaos.workloads.transactions import TransactionsWorkload
@@ -22,6 +29,7 @@ WORKLOADS: dict[str, tuple[str, Callable[[], Workload]]] = {
     ),
     "group": ("consumers that leave and come back, offsets committed and read", GroupWorkload),
     "metadata": ("topics and groups created, changed and read back", MetadataWorkload),
+    "idempotent": ("idempotent sends: stored once, over retries", lambda: MessagesWorkload(ONCE)),
     "transactions": ("committed, rolled back, or decided when a broker asks", TransactionsWorkload),
     "delayed": ("messages that come after their delay, never before", DelayedWorkload),
     "retries": ("consumers that fail: comes again, in the end a dead letter", RetriesWorkload),

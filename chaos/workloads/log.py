@@ -76,8 +76,10 @@ class KeyedSender:
         timeout_ms: int = 30_000,
         rate_per_s: float | None = None,
         on_outcome: Callable[[Outcome], None] | None = None,
+        once: bool = False,
     ) -> None:
-        """`queues` must be the topic's final queues: an order key keeps its queue for good."""
+        """`queues` must be the topic's final queues: an order key keeps its queue for good.
+        `once`: the producer is idempotent, which checks are told."""
         if not 1 <= window <= WINDOW_MAX:
             raise ValueError(f"window must be 1 to {WINDOW_MAX}, not {window}")
         if not queues:
@@ -92,6 +94,7 @@ class KeyedSender:
         self._timeout_ms = timeout_ms
         self._rate_per_s = rate_per_s
         self._on_outcome = on_outcome
+        self._more = {"once": True} if once else {}
         self._ids = process_unique_keys(local_address())
         self._items: Iterator[Item] | None = None
         self._busy: dict[str, deque[Arrival]] = {}  # keys taken → what waits behind them
@@ -207,6 +210,7 @@ class KeyedSender:
             seq=sequence,
             crc=zlib.crc32(item.body) & 0x7FFFFFFF,
             **due,
+            **self._more,
         )
         return op, unique_key
 

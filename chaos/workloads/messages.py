@@ -1,8 +1,9 @@
-"""Workloads of messages: `log`, `ordered` and `group`. Each has a topic and a group of its own.
+"""Workloads of messages: `log`, `ordered`, `group`, `idempotent`. Each has a topic and a group.
 
-log      ordered sends of several producers, open loop; a group that consumes them
-ordered  many keys, several producers, consumers that promise the order of each queue
-group    a little traffic, consumers that leave and come back, commits, and reads of offsets
+log         ordered sends of several producers, open loop; a group that consumes them
+ordered     many keys, several producers, consumers that promise the order of each queue
+idempotent  as log, at a low rate; what is asked for again is stored once all the same
+group       a little traffic, consumers that leave and come back, commits, and reads of offsets
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from chaos.workloads.base import Environment, Tally, Tasks, sum_tallies
 from chaos.workloads.consumers import ConsumerGroup, drain_group
 from chaos.workloads.log import KeyedSender, random_items
-from client import Admin, ClientError, MessageQueue, Producer
+from client import Admin, ClientError, MessageQueue, Producer, SendConfig
 
 ROUTE_POLL_S = 0.05
 
@@ -37,6 +38,7 @@ class MessagesConfig:
     body_bytes: int = 128
     send_timeout_ms: int = 10_000
     orderly: bool = False
+    once: bool = False  # producers send idempotently
 
 
 LOG = MessagesConfig("log", "Chaos", "chaos-consumers")
@@ -44,6 +46,9 @@ ORDERED = MessagesConfig(
     "ordered", "ChaosOrdered", "chaos-ordered", producers=4, rate_per_s=1000.0, keys=2500,
     orderly=True,
 )  # fmt: skip
+ONCE = MessagesConfig(
+    "idempotent", "ChaosOnce", "chaos-once", rate_per_s=200.0, keys=100, once=True
+)
 GROUP = MessagesConfig(
     "group", "ChaosGroup", "chaos-group", producers=1, consumers=3, rate_per_s=200.0, keys=100
 )
@@ -113,7 +118,8 @@ class MessagesWorkload:
 
     async def _start_sender(self, stack: AsyncExitStack, name: str) -> None:
         config, env = self.config, self.env
-        producer = Producer(f"{config.name}-producers", env.namesrv)
+        send_config = SendConfig(idempotent=config.once)
+        producer = Producer(f"{config.name}-producers", env.namesrv, config=send_config)
         await stack.enter_async_context(producer)
         sender = KeyedSender(
             producer,
@@ -123,6 +129,7 @@ class MessagesWorkload:
             window=config.window,
             timeout_ms=config.send_timeout_ms,
             rate_per_s=config.rate_per_s / config.producers or None,
+            once=config.once,
         )
         self._senders.append(sender)
         rng = random.Random(env.rng.random())

@@ -30,10 +30,11 @@ class HistoryBuilder:
         )
         return op
 
-    def invoke(self, name: str, order: str = "", seq: int = 0, process: str = "producer-0") -> int:
-        return self.add(
-            "invoke", "send", process, id=name, topic="T", key=name, order=order, seq=seq, crc=1
-        )
+    def invoke(
+        self, name: str, order: str = "", seq: int = 0, process: str = "producer-0", **more: Any
+    ) -> int:
+        fields = {"id": name, "topic": "T", "key": name, "order": order, "seq": seq, "crc": 1}
+        return self.add("invoke", "send", process, **fields, **more)
 
     def ok(
         self,

@@ -364,3 +364,16 @@ def test_offsets_are_counted_near_and_far() -> None:
         assert counts.add(offset) == TIMES_MAX
     counts.add(DENSE_GAP_MAX)  # now what was far is near
     assert (counts.add(far), counts.add(far - 1), counts.distinct) == (TIMES_MAX, 0, 5)
+
+
+def test_an_idempotent_send_that_was_retried_lies_in_one_place() -> None:
+    plant = clean()
+    plant.sent("e", 0, 2, attempts=3, once=True)
+    plant.sent("f", 0, 3, attempts=2)
+    plant.consumed(0, (2, "e"), (3, "f"), (4, "f"))
+    plant.drained()
+    assert failed(plant) == set()
+    assert check(plant, BY_RETRY).count == 1
+    plant.consumed(0, (5, "e"))
+    assert failed(plant) == {BROKER_MADE}
+    assert check(plant, BY_RETRY).count == 1

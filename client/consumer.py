@@ -191,6 +191,8 @@ class PushConsumer:
         if self._retry_look is not None:
             self._retry_look.cancel()
         await self.give_up(list(self._workers))
+        if self._locks is not None:
+            await self._locks.release_all()
         await self._instance.unregister(None, self.group)
         await self._instance.stop()
 

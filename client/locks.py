@@ -57,6 +57,10 @@ class QueueLocks:
         self._config = config
         self._asked_at: dict[MessageQueue, float] = {}  # granted: loop time of the asking, seconds
         self._held: set[MessageQueue] = set()  # to be renewed
+        # What a broker may have granted, believed here or not: a leader that is new here knows it
+        # from its log, and nobody else gets it for a minute unless it is given back.
+        self._perhaps: set[MessageQueue] = set()
+        self._at_work: set[MessageQueue] = set()  # given up silently; never told of later, either
         self._changed = asyncio.Event()
         self._loop = asyncio.get_running_loop()
 
@@ -77,6 +81,7 @@ class QueueLocks:
 
     async def acquire(self, queue: MessageQueue) -> bool:
         """Ask for one lock; if granted, it is renewed from now on. Raises ClientError."""
+        self._at_work.discard(queue)
         await self._ask(queue.broker_name, [queue])
         if self.valid(queue):
             self._held.add(queue)
@@ -100,14 +105,22 @@ class QueueLocks:
         by_group: dict[str, list[MessageQueue]] = {}
         for queue in queues:
             self._held.discard(queue)
-            if self._asked_at.pop(queue, None) is not None and tell:
+            self._asked_at.pop(queue, None)
+            if queue in self._perhaps and tell:
                 by_group.setdefault(queue.broker_name, []).append(queue)
+            self._perhaps.discard(queue)
+            if not tell:
+                self._at_work.add(queue)
         for name, items in by_group.items():
             body = self._body(items)
             try:
                 await self._instance.invoke_leader(name, partial(_unlock, body), policy=UNLOCK)
             except ClientError as error:
                 logger.info("unlock_failed group=%s error=%s", name, error)
+
+    async def release_all(self) -> None:
+        """Give up whatever a broker may think is ours: also a lock whose grant was not heard."""
+        await self.release(self._perhaps - self._at_work)
 
     def leader_changed(self, broker_name: str) -> None:
         """Its locks may be forgotten: nothing is worked on until they are granted again."""
@@ -142,6 +155,7 @@ class QueueLocks:
             asked_at = self._loop.time()  # of the attempt that is answered: the last
             return RemotingCommand.request(RequestCode.LOCK_BATCH_MQ, {}, body)
 
+        self._perhaps.update(queues)
         response = await self._instance.invoke_leader(name, command, leader_only=True)
         if response.code != ResponseCode.SUCCESS:
             logger.warning("lock_refused code=%d remark=%s", response.code, response.remark)
@@ -156,6 +170,7 @@ class QueueLocks:
                 self._asked_at[queue] = asked_at
                 continue
             self._asked_at.pop(queue, None)
+            self._perhaps.discard(queue)
             if queue in self._held:
                 logger.warning("lock_lost queue=%s", queue)
                 self._held.discard(queue)

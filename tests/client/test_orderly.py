@@ -164,6 +164,39 @@ async def test_locks_by_themselves_count_from_the_asking() -> None:
             assert not locks.valid(queue(0))
 
 
+async def test_a_lock_that_is_not_believed_any_more_is_given_back_all_the_same() -> None:
+    """A new leader has it from its log. Found by mqchaos: a consumer that left in a failover kept
+    its queues from everybody for a minute."""
+    async with FakeCluster({"g0": 1}) as cluster:
+        broker = cluster.brokers["g0"][0]
+        async with orderly(cluster, Seen()) as consumer:
+            await until(lambda: len(consumer.queues) == 4)
+            locks = QueueLocks("other", consumer.instance, LockConfig(), lambda _queue: None)
+            for number in range(3):
+                assert await locks.acquire(queue(number))
+            locks.leader_changed("g0")
+            assert not locks.valid(queue(0))
+            await locks.release([queue(0)])
+            assert {key for key in broker.locks if key[0] == "other"} == {
+                ("other", "T", 1), ("other", "T", 2),
+            }  # fmt: skip
+            await locks.release([queue(1)], tell=False)  # somebody is still at work there
+            await locks.release_all()
+            assert {key for key in broker.locks if key[0] == "other"} == {("other", "T", 1)}
+
+
+async def test_a_lock_whose_grant_was_not_heard_is_given_back_at_the_end() -> None:
+    async with FakeCluster({"g0": 1}) as cluster:
+        broker = cluster.brokers["g0"][0]
+        async with orderly(cluster, Seen()) as consumer:
+            await until(lambda: len(consumer.queues) == 4)
+            locks = QueueLocks("other", consumer.instance, LockConfig(), lambda _queue: None)
+            broker.locks[("other", "T", 0)] = consumer.client_id  # the answer was lost
+            locks._perhaps.add(queue(0))
+            await locks.release_all()
+            assert ("other", "T", 0) not in broker.locks
+
+
 # ---- concurrent: what comes again
 
 

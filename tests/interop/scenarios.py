@@ -190,7 +190,7 @@ def pulls(run: Run) -> None:
                 assert time.monotonic() < deadline, error
                 time.sleep(PACE_S)
 
-    run.several(plain(run, producer))
+    run.several(lambda number: run.send(producer, "sync", {"body": f"first{number}"}))
     pull_to_the_end()
     run.traffic(plain(run, producer))
     pull_to_the_end()

@@ -4,16 +4,19 @@ Each piece of work on a queue is an interval of the machine's one monotonic cloc
 - two at once: work on a queue that begins before another piece of work on it has ended, whoever
   does either, and whether or not it succeeds.
 - skipped: work that begins behind a message of its queue with which nobody has come to an end.
-Work that is done again after somebody left is allowed (at least once). Memory: a queue each.
+Work that is done again after somebody left is allowed (at least once). How long queues stood still
+between two consumers is measured. Memory: a queue each, and a number a hand-over.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from chaos.checks.verdict import Check, Checker, Handlers, Offenders, at
+from chaos.checks.verdict import Check, Checker, Handlers, Offenders, Verdict, at
 from chaos.history.events import Kind
 from chaos.history.later import Worked
+
+LONG_MS = 30_000  # a queue that stands still for longer is counted
 
 
 @dataclass(slots=True)
@@ -83,6 +86,31 @@ class Skipped(_WorkChecker):
             self._wrong.add(f"{_where(work)}: {work.process} began, {queue.next} is not done")
         if work.done:
             queue.next = max(queue.next, work.last + 1)
+
+
+class StoodStill(_WorkChecker):
+    """How long nobody worked on a queue that went to another consumer: allowed, measured.
+
+    A lock of whoever left without giving it back ends by itself; that takes a minute or more."""
+
+    name = "orderly queues standing still"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._still_ms: list[float] = []
+
+    def _judge(self, queue: _Queue, work: Worked) -> None:
+        if queue.worker and queue.worker != work.process:
+            self._still_ms.append((work.began_ns - queue.latest_ns) / 1_000_000)
+        queue.latest_ns, queue.worker = work.t_ns, work.process
+
+    def result(self) -> Check:
+        still = sorted(self._still_ms)
+        detail = "no queue went to another consumer"
+        if still:
+            middle, last = still[len(still) // 2], still[-1]
+            detail = f"{len(still)} hand-overs: p50 {middle:,.0f} ms, max {last:,.0f} ms (allowed)"
+        return Check(self.name, Verdict.PASS, sum(ms > LONG_MS for ms in still), detail)
 
 
 def _where(work: Worked) -> str:

@@ -22,7 +22,7 @@ from chaos.checks.delayed import (
     DelayedLost,
 )
 from chaos.checks.ledger import Ledger
-from chaos.checks.locks import Skipped, TwoAtOnce
+from chaos.checks.locks import Skipped, StoodStill, TwoAtOnce
 from chaos.checks.messages import (
     SETTLE_NS,
     BrokerDuplicates,
@@ -104,6 +104,7 @@ class Suite:
             StoredWithLess(ledger),
             Redeliveries(ledger),
             DelayedLate(delays),
+            StoodStill(),
         )
         unknown = set(expected) - set(self.names())
         if unknown:

@@ -88,3 +88,15 @@ def test_queues_and_groups_are_apart() -> None:
     plant.worked(0, 0, 2, "consumer-0", queue=2)
     plant.worked(0, 0, 2, "consumer-1", queue=3)
     assert failed(plant) == set()
+
+
+def test_how_long_a_queue_stood_still_is_measured() -> None:
+    plant = handed_over()
+    plant.wait(40)
+    plant.worked(4, 4, 1, "consumer-2")
+    found = check(plant, "orderly queues standing still")
+    assert (found.verdict, found.count) == (Verdict.PASS, 1)  # longer than half a minute
+    assert found.detail.startswith("2 hand-overs: p50 40,00")
+    alone = HistoryBuilder()
+    alone.worked(0, 0, 1)
+    assert "no queue went" in check(alone, "orderly queues standing still").detail

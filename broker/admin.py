@@ -47,6 +47,7 @@ class Admin:
     runtime_info: Callable[[], dict[str, str]]
     ha_status: Callable[[], dict[str, object]]
     hand_over: Callable[[str], str]  # node id or "" → to whom leadership is being handed
+    spread: Callable[[], Awaitable[None]]  # returns when the name servers know the topics
 
     def handlers(self) -> dict[int, Handler]:
         code = RequestCode
@@ -99,6 +100,7 @@ class Admin:
                 ResponseCode.SYSTEM_BUSY, f"[BUSY] there are {self.config.topics_max} topics"
             )
         await self._propose_if(put_topic(topic, condition=condition))
+        await self.spread()
 
     async def delete_topic(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         await self.remove_topic(text(request.ext, "topic"))

@@ -413,6 +413,7 @@ class Broker:
             lambda: runtime_info(self),
             lambda: self.classic.ha_status(),
             self.hand_over,
+            lambda: self.registrar.spread(),
         )
         self.key_queries = KeyQueries(config, self.store)
         self.operators = Operators(self, self._propose, self._propose_then, self._barrier)

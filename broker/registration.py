@@ -42,6 +42,7 @@ log = logging.getLogger("broker.registration")
 RETRY_MS = 1_000  # a name server that comes back knows us a second later
 LOST_PAUSE_MS = 100  # one that closes every connection is not dialled more often than that
 UNREGISTER_TIMEOUT_MS = 500
+SPREAD_S = 1.0  # who created a topic is kept waiting for name servers no longer than that
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,8 @@ class Registrar:
         self._tasks: list[asyncio.Task[None]] = []
         self._body: tuple[DataVersion, bytes] | None = None  # of the last whole table
         self._taken: dict[str, DataVersion] = {}  # what name servers that take deltas have
+        self._told: dict[str, int] = {}  # counter of the version that a name server was told last
+        self._news = asyncio.Event()  # one of them was told
         self.body_bytes_sent = 0
         self.registered: dict[str, Identity] = {}  # name server → what it was told last
         # Told of each change there: the name server, the brokerId it lists this broker under now
@@ -119,6 +122,16 @@ class Registrar:
         """Something changed: tell every name server now."""
         for event in self._wanted.values():
             event.set()
+
+    async def spread(self) -> None:
+        """Return once every name server that lists this broker knows the topics of now, or after
+        SPREAD_S: whoever made a topic then finds it."""
+        wanted = self._topics.version.counter
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SPREAD_S):
+                while any(self._told.get(server, -1) < wanted for server in self.registered):
+                    self._news.clear()
+                    await self._news.wait()
 
     def _connection_lost(self, connection: Connection, reason: str) -> None:
         assert isinstance(connection, ClientConnection), connection
@@ -182,6 +195,8 @@ class Registrar:
             return await self._register(server) if base is not None else False
         if boolean_or(response.ext, "topicDelta", False):
             self._taken[server] = version
+        self._told[server] = version.counter
+        self._news.set()
         before = self.registered.get(server)
         self.registered[server] = identity
         if before is None or before.broker_id != identity.broker_id:

@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 SEEDS ?= 20000
 START ?= 1
 # Test files in turn to so many processes; 0: all in one, as a debugger wants it.
-WORKERS ?= 2
+WORKERS ?= 3
 
 .PHONY: venv demo test interop docs docs-serve screenshots lint bench simulate clean
 
@@ -40,7 +40,7 @@ docs: $(VENV)/.ready
 docs-serve: $(VENV)/.ready
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --dev-addr 127.0.0.1:8000
 
-# Every scenario of every foreign client, a leader killed in each row: figures as JSON, some fifteen minutes.
+# Every scenario of every foreign client, a leader killed in each row: figures as JSON, some twenty minutes.
 interop: $(VENV)/.interop-ready
 	@JAVA_HOME="$$(tools/find-java.sh)" && export JAVA_HOME && exec $(BIN)/python -m tests.interop.figures $(INTEROP_ARGS)
 

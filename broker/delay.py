@@ -24,9 +24,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from broker.errors import Refused
-from broker.parking import as_stored, delivered
+from broker.parking import delivered
 from broker.send import STORED_CODES
-from broker.sendrequest import Outgoing
+from broker.sendrequest import Outgoing, as_stored
 from broker.state import delay_progress
 from broker.waiting import Done
 from remoting.codes import ResponseCode

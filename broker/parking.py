@@ -30,7 +30,6 @@ from broker.transactions.conversion import (
 )
 from store.dispatch import SCHEDULE_TOPIC
 from store.properties import DELAY, decode_properties
-from store.record import MessageRecord, pack_host
 
 WAIT = "WAIT"
 _NUMBER = re.compile(r"\s*[+-]?\d{1,9}\s*")
@@ -107,22 +106,6 @@ def delivered(message: Outgoing) -> Outgoing:
         queue_id=int(queue_id),
         properties=joined(properties),
         anyhow=True,
-    )
-
-
-def as_stored(record: MessageRecord) -> Outgoing:
-    """A stored message, to be stored once more."""
-    return Outgoing(
-        record.topic,
-        record.queue_id,
-        record.body,
-        record.properties,
-        record.born_timestamp_ms,
-        pack_host(record.born_host),
-        record.flag,
-        record.sys_flag,
-        record.reconsume_times,
-        record.prepared_transaction_offset,
     )
 
 

@@ -29,6 +29,7 @@ from zlib import crc32
 from broker.errors import Refused
 from broker.topics import NO_SEND_TOPICS, RETRY_PREFIX, TopicConfig
 from store.properties import TAGS, decode_properties, java_string_hash, tags_code
+from store.record import MessageRecord, pack_host
 
 Record = tuple[
     "SendQueue",
@@ -111,6 +112,22 @@ class Outgoing:
     reconsume: int = 0
     prepared_offset: int = 0  # PREPAREDTRANSACTIONOFFSET
     anyhow: bool = False  # also to a topic or queue that there is not (any more)
+
+
+def as_stored(record: MessageRecord) -> Outgoing:
+    """A stored message, to be stored once more."""
+    return Outgoing(
+        record.topic,
+        record.queue_id,
+        record.body,
+        record.properties,
+        record.born_timestamp_ms,
+        pack_host(record.born_host),
+        record.flag,
+        record.sys_flag,
+        record.reconsume_times,
+        record.prepared_transaction_offset,
+    )
 
 
 class SendQueue:

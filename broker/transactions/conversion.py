@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from broker.errors import Refused
-from broker.sendrequest import Outgoing
+from broker.sendrequest import Outgoing, as_stored
 from broker.transactions.book import Half
 from remoting.codes import ResponseCode
 from store.properties import TAGS, UNIQ_KEY, decode_properties, encode_properties
@@ -81,7 +81,7 @@ def committed(half: MessageRecord) -> Outgoing:
     for name in (TRAN_MSG, REAL_TOPIC, REAL_QUEUE_ID, CHECK_TIMES, ROOT, FIRST_STORED):
         properties.pop(name, None)
     return replace(
-        _as_it_is(half),
+        as_stored(half),
         topic=topic,
         queue_id=queue_id,
         properties=encode_properties(properties),
@@ -115,12 +115,12 @@ def stored_again(half: MessageRecord, root: int, checks: int) -> Outgoing:
     properties[CHECK_TIMES] = str(checks)
     properties[ROOT] = str(root)
     properties.setdefault(FIRST_STORED, str(half.store_timestamp_ms))
-    return replace(_as_it_is(half), properties=encode_properties(properties))
+    return replace(as_stored(half), properties=encode_properties(properties))
 
 
 def given_up(half: MessageRecord) -> Outgoing:
     """The half for the topic of those that nobody ended."""
-    return replace(_as_it_is(half), topic=GIVEN_UP_TOPIC)
+    return replace(as_stored(half), topic=GIVEN_UP_TOPIC)
 
 
 def first_stored_ms(half: MessageRecord) -> int:
@@ -137,20 +137,6 @@ def check_body(half: MessageRecord) -> bytes:
 
 def unique_key_of(half: MessageRecord) -> str:
     return decode_properties(half.properties).get(UNIQ_KEY, "")
-
-
-def _as_it_is(record: MessageRecord) -> Outgoing:
-    return Outgoing(
-        record.topic,
-        record.queue_id,
-        record.body,
-        record.properties,
-        record.born_timestamp_ms,
-        pack_host(record.born_host),
-        record.flag,
-        record.sys_flag,
-        record.reconsume_times,
-    )
 
 
 def _real(properties: Mapping[str, str]) -> tuple[str, int]:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from chaos.checks.verdict import Check, Checker, Handlers, Offenders, Verdict, at, judge
+from chaos.checks.verdict import BookChecker, Check, Handlers, Offenders, Verdict, at, judge_lost
 from chaos.history.events import Drain, Fault, HistoryError, Kind, Outcome, Position
 from chaos.history.later import Delivery, Post, Stored
 
@@ -116,19 +116,10 @@ class DelayBook:
         )
 
 
-class DelayChecker(Checker):
+class DelayChecker(BookChecker[DelayBook]):
     """What the checks have in common."""
 
-    def __init__(self, book: DelayBook | None = None) -> None:
-        self.book = book or DelayBook()
-        self._own = book is None
-
-    def handlers(self) -> Handlers:
-        return self.book.handlers() if self._own else {}
-
-    @property
-    def applies(self) -> bool:
-        return bool(self.book.found) or self.book.deliveries > 0
+    new_book = DelayBook
 
 
 class DelayedEarly(DelayChecker):
@@ -173,13 +164,7 @@ class DelayedLost(DelayChecker):
             for name, entry in missing
             if entry.acked_ns <= book.drains.get(entry.topic, -1)
         ]
-        detail = f"{len(acked)} acknowledged"
-        if lost:
-            return judge(self.name, iter(lost), detail, 1)
-        if missing or not acked:
-            detail += f"; {len(missing)} not consumed yet and no complete drain to say why"
-            return Check(self.name, Verdict.UNKNOWN, len(missing), detail)
-        return Check(self.name, Verdict.PASS, 0, detail)
+        return judge_lost(self.name, lost, len(missing), len(acked), f"{len(acked)} acknowledged")
 
 
 class DelayedCopies(DelayChecker):

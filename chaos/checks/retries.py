@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from chaos.checks.verdict import Check, Checker, Handlers, Offenders, Verdict, at, judge
+from chaos.checks.verdict import BookChecker, Check, Handlers, Offenders, at, judge, judge_lost
 from chaos.history.events import Drain, HistoryError, Kind, Outcome, Position
 from chaos.history.later import Delivery, GivenBack, Post
 
@@ -123,19 +123,10 @@ def came_again(entry: Retried, back: GivenBack) -> bool:
     return any(entry.again.get(times) for times in range(back.times + 1, back.seen + 2))
 
 
-class RetryChecker(Checker):
+class RetryChecker(BookChecker[RetryBook]):
     """What the checks have in common."""
 
-    def __init__(self, book: RetryBook | None = None) -> None:
-        self.book = book or RetryBook()
-        self._own = book is None
-
-    def handlers(self) -> Handlers:
-        return self.book.handlers() if self._own else {}
-
-    @property
-    def applies(self) -> bool:
-        return bool(self.book.found) or self.book.deliveries > 0
+    new_book = RetryBook
 
 
 class RetriesLost(RetryChecker):
@@ -153,12 +144,7 @@ class RetriesLost(RetryChecker):
             f"{acked} acknowledged, {book.given_back} times given back, {dead} dead letters in the "
             "end"
         )
-        if lost:
-            return judge(self.name, iter(lost), detail, 1)
-        if missing or not acked:
-            detail += f"; {len(missing)} not consumed yet and no complete drain to say why"
-            return Check(self.name, Verdict.UNKNOWN, len(missing), detail)
-        return Check(self.name, Verdict.PASS, 0, detail)
+        return judge_lost(self.name, lost, len(missing), acked, detail)
 
     def _missing(self) -> Iterator[tuple[str, int, int]]:
         """What is not there: words, since when it should be, when its topic was drained."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from chaos.checks.verdict import Check, Checker, Handlers, Offenders, Verdict, at, judge
+from chaos.checks.verdict import BookChecker, Check, Handlers, Offenders, at, judge, judge_lost
 from chaos.history.events import Drain, HistoryError, Kind, Outcome, Position
 from chaos.history.later import COMMIT, UNDECIDED, Decision, Delivery, Post, Scanned, Stored
 
@@ -106,19 +106,10 @@ class TransactionBook:
             self.drains[drain.topic] = drain.t_ns
 
 
-class TransactionChecker(Checker):
+class TransactionChecker(BookChecker[TransactionBook]):
     """What the checks have in common."""
 
-    def __init__(self, book: TransactionBook | None = None) -> None:
-        self.book = book or TransactionBook()
-        self._own = book is None
-
-    def handlers(self) -> Handlers:
-        return self.book.handlers() if self._own else {}
-
-    @property
-    def applies(self) -> bool:
-        return bool(self.book.found) or self.book.deliveries > 0
+    new_book = TransactionBook
 
 
 class CommittedLost(TransactionChecker):
@@ -136,12 +127,7 @@ class CommittedLost(TransactionChecker):
             if entry.commit_ns <= book.drains.get(entry.topic, -1)
         ]
         detail = f"{len(committed)} committed of {len(book.found)} transactions"
-        if lost:
-            return judge(self.name, iter(lost), detail, 1)
-        if missing or not committed:
-            detail += f"; {len(missing)} not consumed yet and no complete drain to say why"
-            return Check(self.name, Verdict.UNKNOWN, len(missing), detail)
-        return Check(self.name, Verdict.PASS, 0, detail)
+        return judge_lost(self.name, lost, len(missing), len(committed), detail)
 
 
 class WithoutCommit(TransactionChecker):

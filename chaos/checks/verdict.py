@@ -7,10 +7,10 @@ had nothing to look at says UNKNOWN rather than pass: a harness that never fails
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from chaos.history.events import Kind, Position
 
@@ -127,3 +127,45 @@ def at(place: Position) -> str:
     broker, topic, queue, offset = place
     where = f"{topic}-{queue}@{offset}"
     return f"{broker}:{where}" if broker else where
+
+
+class Book(Protocol):
+    """What several checkers of one workload know together, taken in once."""
+
+    deliveries: int
+
+    @property
+    def found(self) -> Sized: ...
+
+    def handlers(self) -> Handlers: ...
+
+
+B = TypeVar("B", bound=Book)
+
+
+class BookChecker(Checker, Generic[B]):
+    """A checker of a book: one that others read, too, or one of its own."""
+
+    new_book: ClassVar[Callable[[], Any]]  # of the subclass
+
+    def __init__(self, book: B | None = None) -> None:
+        self.book: B = book or type(self).new_book()
+        self._own = book is None
+
+    def handlers(self) -> Handlers:
+        return self.book.handlers() if self._own else {}
+
+    @property
+    def applies(self) -> bool:
+        return bool(self.book.found) or self.book.deliveries > 0
+
+
+def judge_lost(name: str, lost: Sequence[str], open_count: int, wanted: int, detail: str) -> Check:
+    """A loss is one if its topic was drained afterwards; `open_count` were not there, whatever the
+    reason, of `wanted` that should be."""
+    if lost:
+        return judge(name, iter(lost), detail, 1)
+    if open_count or not wanted:
+        detail += f"; {open_count} not consumed yet and no complete drain to say why"
+        return Check(name, Verdict.UNKNOWN, open_count, detail)
+    return Check(name, Verdict.PASS, 0, detail)

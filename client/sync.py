@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from client.batch import SPLIT_SIZE_BYTES
 from client.consumer import ConsumerConfig, PushConsumer
@@ -68,19 +69,16 @@ class LoopThread:
             loop.run_forever()
 
 
-class BlockingProducer:
-    """`Producer` with blocking calls."""
+class Blocking(ABC):
+    """What may be used with `with`."""
 
-    def __init__(
-        self, group: str, namesrv: str | Sequence[str], *, config: SendConfig | None = None
-    ) -> None:
-        self._producer = self._new(group, namesrv, config)
-        self._thread = LoopThread(f"producer {group}")
+    @abstractmethod
+    def start(self) -> None: ...
 
-    def _new(self, group: str, namesrv: str | Sequence[str], config: SendConfig | None) -> Producer:
-        return Producer(group, namesrv, config=config)
+    @abstractmethod
+    def stop(self) -> None: ...
 
-    def __enter__(self) -> BlockingProducer:
+    def __enter__(self) -> Self:
         self.start()
         return self
 
@@ -91,6 +89,19 @@ class BlockingProducer:
         trace: TracebackType | None,
     ) -> None:
         self.stop()
+
+
+class BlockingProducer(Blocking):
+    """`Producer` with blocking calls."""
+
+    def __init__(
+        self, group: str, namesrv: str | Sequence[str], *, config: SendConfig | None = None
+    ) -> None:
+        self._producer = self._new(group, namesrv, config)
+        self._thread = LoopThread(f"producer {group}")
+
+    def _new(self, group: str, namesrv: str | Sequence[str], config: SendConfig | None) -> Producer:
+        return Producer(group, namesrv, config=config)
 
     def start(self) -> None:
         self._thread.start()
@@ -168,10 +179,6 @@ class BlockingTransactionProducer(BlockingProducer):
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=f"transactions {group}")
         super().__init__(group, namesrv, config=config)
 
-    def __enter__(self) -> BlockingTransactionProducer:
-        self.start()
-        return self
-
     def _new(
         self, group: str, namesrv: str | Sequence[str], config: SendConfig | None
     ) -> TransactionProducer:
@@ -202,7 +209,7 @@ class BlockingTransactionProducer(BlockingProducer):
         return await loop.run_in_executor(self._pool, self._listener.check, message)
 
 
-class BlockingConsumer:
+class BlockingConsumer(Blocking):
     """`PushConsumer` whose listener blocks: it runs in a pool of `threads` threads."""
 
     def __init__(
@@ -218,18 +225,6 @@ class BlockingConsumer:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=f"listener {group}")
         self._consumer = PushConsumer(group, namesrv, self._listen, config=config)
         self._thread = LoopThread(f"consumer {group}")
-
-    def __enter__(self) -> BlockingConsumer:
-        self.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
 
     def subscribe(self, topic: str, expression: str = ALL, expression_type: str = "TAG") -> None:
         """Before `start`."""
@@ -252,7 +247,7 @@ class BlockingConsumer:
         return await loop.run_in_executor(self._pool, self._listener, messages)
 
 
-class BlockingLitePullConsumer:
+class BlockingLitePullConsumer(Blocking):
     """`LitePullConsumer` with blocking calls."""
 
     def __init__(
@@ -260,18 +255,6 @@ class BlockingLitePullConsumer:
     ) -> None:
         self._consumer = LitePullConsumer(group, namesrv, config=config)
         self._thread = LoopThread(f"lite pull {group}")
-
-    def __enter__(self) -> BlockingLitePullConsumer:
-        self.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
 
     def start(self) -> None:
         self._thread.start()
@@ -314,24 +297,12 @@ class BlockingLitePullConsumer:
         self._thread.run(_called(self._consumer.resume, queues))
 
 
-class BlockingPullConsumer:
+class BlockingPullConsumer(Blocking):
     """`PullConsumer` with blocking calls."""
 
     def __init__(self, group: str, namesrv: str | Sequence[str]) -> None:
         self._consumer = PullConsumer(group, namesrv)
         self._thread = LoopThread(f"pull {group}")
-
-    def __enter__(self) -> BlockingPullConsumer:
-        self.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
 
     def start(self) -> None:
         self._thread.start()

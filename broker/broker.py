@@ -24,7 +24,7 @@ from broker.commits import CommitService
 from broker.config import BrokerConfig
 from broker.configfiles import ConfigFiles
 from broker.construction import (
-    free_port,
+    reserved_port,
     send_rules,
     store_config,
     template_topic,
@@ -99,6 +99,7 @@ class Broker:
         self.store = MessageStore(disk, store_config(config))
         self.failed: asyncio.Future[str] | None = None
         self._replication_socket = replication_socket
+        self._reserved: socket.socket | None = None  # listenPort=0: nobody takes it before we do
         self.wall_ms = wall_ms
         self.clock_ms = clock_ms
         self.retention = Retention(self.store, wall_ms, clock_ms)
@@ -141,13 +142,17 @@ class Broker:
         await loop.run_in_executor(self._pool, self.keeper.prepare)
         await loop.run_in_executor(self._pool, self.store.open)
         await loop.run_in_executor(self._pool, self.keeper.load)
-        self.port = self.config.listen_port or free_port()
+        self.port = self.config.listen_port
+        if not self.port:
+            self._reserved = reserved_port()
+            self.port = int(self._reserved.getsockname()[1])
         self.address = format_address(self.config.broker_ip1, self._public_port)
         self._build(await self._store_host())
         self._started = True
         await self.http.start()  # a start that waits for its peers is seen to
         await self.engine.start()  # before anybody can ask about it
         self._recovered = True
+        self._release_port()
         await self.server.start(self.config.bind_address, self.port)
         if self.config.is_classic:
             await self._listen_for_slaves()
@@ -162,6 +167,11 @@ class Broker:
             self.config.group_name,
         )
 
+    def _release_port(self) -> None:
+        if self._reserved is not None:
+            self._reserved.close()
+            self._reserved = None
+
     async def _listen_for_slaves(self) -> None:
         """Apache's slaves ask for their master's topics at its "VIP" port."""
         port = self.config.listen_port - VIP_PORT_BELOW
@@ -175,6 +185,7 @@ class Broker:
     async def stop(self) -> None:
         """Stop for good; also after a failure and after a `start` that raised."""
         self._stopping = True
+        self._release_port()
         self.metrics.stop()
         if self._started:
             if await self._handed_over():

@@ -56,8 +56,8 @@ def template_topic(config: BrokerConfig) -> TopicConfig | None:
     return TopicConfig(DEFAULT_TOPIC, count, count, config.broker_permission | 1)
 
 
-def free_port() -> int:
-    """A port nobody listens on right now; for listenPort=0."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def reserved_port() -> socket.socket:
+    """Bound to a port that nobody else gets until this is closed; for listenPort=0."""
+    reserved = socket.socket()
+    reserved.bind(("0.0.0.0", 0))
+    return reserved

@@ -70,7 +70,9 @@ class Roster:
         ids = core.peers if current.members else tuple(self._addresses)
         links.set_peers(
             {peer: self._addresses[peer] for peer in ids if peer in self._addresses},
-            core.configurations.settled[1].removed,
+            # A leader hears those it still speaks with: who is cut off before it could acknowledge
+            # its own removal is never told that this was committed.
+            set(core.configurations.settled[1].removed).difference(core.peers),
         )
         healer.set_members(frozenset(ids) | {core.node_id})
 

@@ -83,6 +83,21 @@ async def test_a_removed_replica_knows_it_and_disturbs_nobody(tmp_path: Path) ->
         assert gone.member.status()["membership"] == "none"
 
 
+async def test_a_replica_that_acknowledges_its_removal_late_is_still_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Group(tmp_path) as group:
+        leader = await group.leader()
+        gone = group.others(leader)[0]
+        await group.until(lambda: gone.member.core.whole)
+        with monkeypatch.context() as silence:
+            silence.setattr(gone.member._links, "send", lambda *_, **__: True)
+            await change(group, ChangeKind.REMOVE, gone.node_id)  # the other two commit it
+            assert not gone.member.status()["configuration_committed"]
+        await group.until(lambda: bool(gone.member.status()["configuration_committed"]))
+        await group.until(lambda: gone.member._links.told_removed)
+
+
 async def test_a_leader_that_is_removed_names_its_successor(tmp_path: Path) -> None:
     async with Group(tmp_path) as group:
         old = await group.leader()

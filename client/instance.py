@@ -61,7 +61,7 @@ class ClientInstance:
         self._name_servers: NameServers | None = None
         self._heartbeat: Callable[[], Mapping[str, Any]] | None = None
         self._greeted: set[str] = set()
-        self._beats: set[asyncio.Task[None]] = set()  # heartbeats that are not answered yet
+        self._beats: set[asyncio.Task[bool]] = set()  # heartbeats that are not answered yet
         self._leaving = False
 
     @property
@@ -225,9 +225,10 @@ class ClientInstance:
         for address in addresses:
             self._start_beat(address)
 
-    def _start_beat(self, address: str) -> asyncio.Task[None]:
+    def _start_beat(self, address: str) -> asyncio.Task[bool]:
         """A task of its own: a heartbeat that was sent is waited for, whoever gave up on it."""
-        task = self.spawn(self._beat(address), f"heartbeat {address}")
+        work = self.beat(address, self.config.heartbeat_timeout_ms)
+        task = self.spawn(work, f"heartbeat {address}")
         self._beats.add(task)
         task.add_done_callback(self._beats.discard)
         return task
@@ -237,9 +238,10 @@ class ClientInstance:
         if group.leader in self._greeted:  # else it is new, and greeted as a new replica
             self._greet((group.leader,))
 
-    async def _beat(self, address: str) -> None:
+    async def beat(self, address: str, timeout_ms: float) -> bool:
+        """One heartbeat; True if it was answered, in whatever way."""
         if self._heartbeat is None or self._leaving:
-            return
+            return False
         body = {
             "clientID": self.client_id,
             "producerDataSet": [],
@@ -250,9 +252,11 @@ class ClientInstance:
         }
         command = RemotingCommand.request(RequestCode.HEART_BEAT, None, orjson.dumps(body))
         try:
-            await self.remoting.invoke(address, command, self.config.heartbeat_timeout_ms)
+            await self.remoting.invoke(address, command, timeout_ms)
         except RemotingError as error:
             logger.debug("heartbeat_failed address=%s error=%s", address, error)
+            return False
+        return True
 
     async def _send_heartbeats(self) -> None:
         while True:

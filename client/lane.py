@@ -4,12 +4,17 @@ A lane is either *open* (it has a channel to the leader; sends are written at on
 (one task owns the search; sends wait in order). The search sends the first waiting message to one
 replica after the other: a refusal is certain and quick, an acceptance proves the leader and lets
 all the others follow. So a fail-over costs one probing message, not a storm of them.
+
+A replica that is silent is not one that is gone: its disk may be slow, and a message that it has
+would be stored twice if it went elsewhere. So before a probe is given up the replica is asked for
+a sign of life (client.pulse), and given time for as long as it gives one and nobody else leads.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from asyncio import FIRST_COMPLETED
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
@@ -38,6 +43,10 @@ class LaneOwner(Protocol):
         """The scout got no answer over `channel`: line it up again in front."""
         ...
 
+    def pulse(self, channel: Channel, timeout_s: float) -> asyncio.Task[bool]:
+        """Ask the broker for a sign of life; the task says whether it came in time."""
+        ...
+
     def expire(self, pending: Pending, now: float) -> bool:
         """End `pending` if its time is over; True if it is done."""
         ...
@@ -54,7 +63,8 @@ class LaneOwner(Protocol):
 
 
 class Lane:
-    """See the module. `scout_timeout_ms`: how long one replica may think about the probe."""
+    """See the module. `scout_timeout_ms`: how long a replica may give neither an answer to the
+    probe nor a sign of life."""
 
     def __init__(
         self,
@@ -163,13 +173,29 @@ class Lane:
         pending.scout = verdict
         self._owner.write(pending, channel)
         try:
-            async with asyncio.timeout(self._scout_timeout):
-                return await verdict
-        except TimeoutError:
-            self._owner.unanswered(pending, channel)
-            return False
+            if not await self._decided(verdict, channel):
+                self._owner.unanswered(pending, channel)
+            return verdict.done() and verdict.result()
         finally:
             pending.scout = None
+
+    async def _decided(self, verdict: asyncio.Future[bool], channel: Channel) -> bool:
+        """True when there is a verdict; False if the replica lives no more, or another one leads.
+        The probe's own deadline ends the waiting for one that lives and says nothing."""
+        half = self._scout_timeout / 2  # in silence, then for the sign of life
+        version = self.group.version
+        while True:
+            await asyncio.wait((verdict,), timeout=half)
+            if not verdict.done():
+                pulse = self._owner.pulse(channel, half)
+                await asyncio.wait((verdict, pulse), timeout=half, return_when=FIRST_COMPLETED)
+                lives = pulse.done() and not pulse.cancelled() and pulse.result()
+                changed = self.group.version != version and self.group.leader is not None
+                elsewhere = changed and self.group.leader != channel.address
+                if not verdict.done() and (not lives or elsewhere):
+                    return False
+            if verdict.done():
+                return True
 
     def _flush(self) -> None:
         """The search is over: everything that waits goes to the leader."""

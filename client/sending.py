@@ -3,7 +3,9 @@
 One attempt costs no task, future or timer. A sweep every `sweep_interval_ms` looks only at attempts
 that are old: it ends what is out of time, repeats what got no answer within `attempt_timeout_ms`,
 and asks for the route when a leader has been silent for `silence_ms` (a frozen leader keeps its
-connections open, so nothing else would tell).
+connections open, so nothing else would tell). A leader that is merely slow gives a sign of life
+when it is asked for one (client.pulse); what it has is not repeated then, for it would be stored
+twice.
 
 Limits: `in_flight_max` undecided sends and `in_flight_bytes_max` of their bodies.
 """
@@ -30,6 +32,7 @@ from client.instance import ClientInstance
 from client.lane import Lane
 from client.message import MessageQueue, SendResult
 from client.pending import STORED, Pending, Verdict, judge
+from client.pulse import Pulses
 from client.route import ReplicaGroup
 from client.sendframe import SEND_REPLY_MESSAGE_V2, ZLIB, SendTemplate
 from remoting.errors import RemotingError
@@ -42,10 +45,13 @@ SLOW_MS = 550  # below this, an answer needs no entry in the fault table
 
 @dataclass(frozen=True, slots=True)
 class SendConfig:
-    """Times in milliseconds. `retry_unknown` False: an attempt with an unknown outcome ends the
-    send instead of being repeated, so nothing is ever stored twice. `idempotent`: every message has
-    the property IDEMPOTENT=true, by which a broker that knows it stores a repeated one once; an
-    attempt of unknown outcome is repeated in its own group only, and batches are refused."""
+    """Times in milliseconds. `attempt_timeout_ms`: an attempt is repeated after so long if its
+    broker gives no sign of life either; one that does is waited for, as long as it leads.
+    `scout_timeout_ms`: the same while it is not known who leads. `retry_unknown` False: an attempt
+    with an unknown outcome ends the send instead of being repeated, so nothing is ever stored
+    twice. `idempotent`: every message has the property IDEMPOTENT=true, by which a broker that
+    knows it stores a repeated one once; an attempt of unknown outcome is repeated in its own group
+    only, and batches are refused."""
 
     attempt_timeout_ms: int = 1000
     scout_timeout_ms: int = 300
@@ -88,6 +94,7 @@ class SendEngine:
         self._loop = asyncio.get_running_loop()
         self.now = self._loop.time
         self._asked_route_at = 0.0
+        self._pulses = Pulses(instance.beat, instance.spawn, self.now)
         instance.directory.watch_leaders(self._leader_changed)
         instance.spawn(self._sweep(), "send sweep")
 
@@ -327,6 +334,9 @@ class SendEngine:
             channel.abandon(pending)
             self._give_up(channel, [pending])
 
+    def pulse(self, channel: Channel, timeout_s: float) -> asyncio.Task[bool]:
+        return self._pulses.take(channel.address, timeout_s)
+
     def _give_up(self, channel: Channel, pendings: list[Pending]) -> None:
         """Attempts over `channel` that will not be waited for: repeat them."""
         by_lane: dict[str, list[Pending]] = {}
@@ -422,6 +432,10 @@ class SendEngine:
                 overdue.append(pending)
         for pending in expired:
             self.expire(pending, now)
+        if silent and current:
+            self._pulses.watch(channel.address, silence)
+        if overdue and current and self._pulses.heard_within(channel.address, 2 * silence):
+            overdue = []  # slow, and alive: it will answer, or another will lead
         if silent and now - self._asked_route_at >= 0.1:
             self._asked_route_at = now
             self.ask_route()

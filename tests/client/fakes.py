@@ -1,8 +1,8 @@
 """A scripted cluster over real sockets: one name server, replicas that share one message log.
 
 A `FakeBroker` answers sends by its `mode`, or by the next entry of `script` if there is one:
-"ok", "silent" (never answers), "close" (breaks the connection, message stored), "refuse" (14 with
-the `hint`), or a pair (code, remark).
+"ok", "silent" (never answers; as a mode not even heartbeats), "slow" (answers those), "close"
+(breaks the connection, message stored), "refuse" (14 with the `hint`), or a pair (code, remark).
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ class FakeBroker:
     def _send(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
         self.requests.append(request)
         mode = self.script.popleft() if self.script else self.mode
-        if mode == "silent":
+        if mode in ("silent", "slow"):
             return None
         if mode == "refuse":
             ext = {"leaderAddr": self.hint} if self.hint else {}
@@ -289,6 +289,8 @@ class FakeBroker:
         self.requests.append(request)
         body = loads_object(request.body)
         self.connections[body["clientID"]] = _c
+        if self.mode == "silent":
+            return None
         if not self.heartbeat_s:
             return self._join(request, body)
         # In another thread, as it were: also when the connection is gone by then.

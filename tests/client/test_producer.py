@@ -130,7 +130,7 @@ async def test_unknown_is_final_when_retrying_it_is_forbidden() -> None:
     async with FakeCluster({"g0": 1}) as cluster:
         broker = cluster.brokers["g0"][0]
         for mode in ("close", (1, "[OUTCOME_UNKNOWN]"), "silent"):
-            broker.script.append(mode)  # type: ignore[arg-type]
+            broker.mode = mode  # type: ignore[assignment]
             async with Producer("p", cluster.namesrv, config=config) as producer:
                 with pytest.raises(SendOutcomeUnknown) as raised:
                     await producer.send(Message("T", b"x"))
@@ -199,6 +199,51 @@ async def test_silent_leader_is_left_when_the_route_names_another() -> None:
             result = await send
             assert result.attempts == 2
             assert leader.count(RequestCode.SEND_MESSAGE_V2) == 2
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["scout", "known leader"])
+async def test_slow_leader_that_lives_is_not_sent_to_twice(known: bool) -> None:
+    async with FakeCluster({"g0": 3}) as cluster:
+        broker = cluster.brokers["g0"][0]
+        async with Producer("p", cluster.namesrv, config=QUICK) as producer:
+            if known:
+                await producer.send(Message("T", b"before"))
+            broker.mode = "slow"
+            send = asyncio.create_task(producer.send(Message("T", b"x"), timeout_ms=20_000))
+            await until(lambda: broker.count(RequestCode.HEART_BEAT) >= 5)  # several time-outs
+            (request,) = [r for b in cluster.brokers["g0"] for r in b.requests if r.body == b"x"]
+            ext = {"msgId": "0" * 32, "queueId": "1", "queueOffset": "9"}
+            for connection in list(broker.server.connections):
+                connection.reply(request, RemotingCommand.response_to(request, 0, None, ext))
+            result = await send
+            assert (result.queue_offset, result.attempts) == (9, 1)
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["scout", "known leader"])
+async def test_slow_leader_that_lives_is_left_when_another_leads(known: bool) -> None:
+    async with FakeCluster({"g0": 3}) as cluster:
+        old, new = cluster.brokers["g0"][:2]
+        async with Producer("p", cluster.namesrv, config=QUICK) as producer:
+            if known:
+                await producer.send(Message("T", b"before"))
+            old.mode = "slow"
+            send = asyncio.create_task(producer.send(Message("T", b"x"), timeout_ms=20_000))
+            await until(lambda: old.count(RequestCode.SEND_MESSAGE_V2) == 1 + known)
+            cluster.lead("g0", 1, tell_route=True)
+            old.mode = "slow"
+            result = await send
+            assert result.attempts == 2 and new.count(RequestCode.SEND_MESSAGE_V2) == 1
+
+
+async def test_frozen_replica_is_passed_over_in_the_search() -> None:
+    async with FakeCluster({"g0": 3}) as cluster:
+        cluster.lead("g0", 1, tell_route=False)  # the route still names the first
+        frozen = cluster.brokers["g0"][0]
+        frozen.mode = "silent"
+        async with Producer("p", cluster.namesrv, config=QUICK) as producer:
+            result = await producer.send(Message("T", b"x"), timeout_ms=20_000)
+            assert result.attempts == 2 and frozen.count(RequestCode.SEND_MESSAGE_V2) == 1
+            frozen.mode = "ok"  # it thaws: its heartbeats are answered, nobody waits to leave
 
 
 async def test_late_answer_of_an_attempt_that_was_given_up_counts() -> None:
@@ -283,6 +328,8 @@ async def test_in_flight_limit() -> None:
             await asyncio.sleep(0.01)
             assert not waiting.done() and producer.in_flight == 10
             broker.mode = "ok"
+            for connection in list(broker.server.connections):
+                connection.abort("killed")  # and what it had is sent again
             await waiting  # went in as soon as there was room
             await until(lambda: len(outcomes) == 10)
 

@@ -21,7 +21,6 @@ from client import (
     Message,
     MessageQueue,
     PullConfig,
-    SendConfig,
 )
 from mqadmin.commands import COMMANDS
 from tests.interop import apache
@@ -32,7 +31,6 @@ from tests.mqadmin.page import mqadmin, render, settle, skeleton, wait_until
 
 PAGE = Path(__file__).parents[2] / "docs" / "mqadmin.md"
 WAIT_S = 60.0
-ONCE = SendConfig(scout_timeout_ms=3000)  # a slow broker gets each message once
 OURS_ALONE = {"raftStatus", "transferLeader", "members"}
 WHERE = "DefaultCluster"
 # Apache's tools are told once who leads: it must not change because the machine is busy.
@@ -124,7 +122,7 @@ class Traffic:
             client.stop()
 
     def start(self, broker_name: str = "broker-a") -> None:
-        producer = BlockingProducer(f"{self.group}-p", self.namesrv, config=ONCE)
+        producer = BlockingProducer(f"{self.group}-p", self.namesrv)
         producer.start()
         self.clients.append(producer)
         queue = MessageQueue(self.topic, broker_name, 1)
@@ -225,7 +223,7 @@ def test_a_running_java_consumer_follows_a_reset(
 ) -> None:
     assert broker.jvm is not None
     ours(cluster, f"updateTopic -c {WHERE} -t rewound -r 1 -w 1")
-    with BlockingProducer("rewound-p", cluster.namesrv, config=ONCE) as producer:
+    with BlockingProducer("rewound-p", cluster.namesrv) as producer:
         for number in range(10):
             producer.send(Message("rewound", b"x", keys=f"key-{number}"))
     consumer, listener = push_consumer(broker.jvm, cluster, "rewinders", "rewound", "*")

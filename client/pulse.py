@@ -1,0 +1,53 @@
+"""Whether a broker that owes an answer is slow or gone.
+
+A leader whose disk is slow keeps a send waiting, and so does one that is frozen or cut off. The
+first will answer, and the send would be stored twice if it were repeated; the second will not. A
+heartbeat tells them apart: brokers answer it out of their memory, on the connection that the send
+went over. It is asked only where something has been silent for a while, one at a time a broker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+Beat = Callable[[str, float], Coroutine[Any, Any, bool]]  # address, ms → whether it answered
+Spawn = Callable[[Coroutine[Any, Any, bool], str], "asyncio.Task[bool]"]
+
+
+class Pulses:
+    """Of all brokers of one client; times in seconds, of the loop."""
+
+    def __init__(self, beat: Beat, spawn: Spawn, now: Callable[[], float]) -> None:
+        self._beat = beat
+        self._spawn = spawn
+        self._now = now
+        self._running: dict[str, asyncio.Task[bool]] = {}
+        self._asked: dict[str, float] = {}
+        self._heard: dict[str, float] = {}
+
+    def take(self, address: str, timeout_s: float) -> asyncio.Task[bool]:
+        """The pulse that is being taken, or a new one: True if the broker answers in time."""
+        task = self._running.get(address)
+        if task is None:
+            self._asked[address] = self._now()
+            task = self._spawn(self._take(address, timeout_s), f"pulse {address}")
+            self._running[address] = task
+            task.add_done_callback(lambda _: self._running.pop(address, None))
+        return task
+
+    def watch(self, address: str, interval_s: float) -> None:
+        """Take its pulse if none was taken within the interval."""
+        if self._now() - self._asked.get(address, float("-inf")) >= interval_s:
+            self.take(address, interval_s)
+
+    def heard_within(self, address: str, seconds: float) -> bool:
+        """It answered a pulse so lately."""
+        return self._now() - self._heard.get(address, float("-inf")) <= seconds
+
+    async def _take(self, address: str, timeout_s: float) -> bool:
+        answered = await self._beat(address, timeout_s * 1000)
+        if answered:
+            self._heard[address] = self._now()
+        return answered

@@ -3,7 +3,8 @@
 The leader goes on taking proposals until a follower is *able*: a whole voter, connected, heard a
 moment ago, and as good as caught up; so the time in which nobody takes any is a transfer's
 (thesis 3.10: the last frames, a vote, a no-op) and no more. Behind it the former leader stays until
-it knows who leads and has applied what it had proposed itself: its senders are owed that answer.
+it knows who leads, has told its application so (the core may be ahead of what the disk lets the
+member do), and has applied what it had proposed itself: its senders are owed that answer.
 Bounded: if nobody is able in time, or nobody is within reach, it leaves without a successor.
 """
 
@@ -34,6 +35,7 @@ class Handover:
     is_open: Callable[[NodeId], bool]  # whether the connection to this peer is
     transfer: Callable[[NodeId], None]
     applied_index: Callable[[], int]
+    told_leader: Callable[[], NodeId | None]  # who leads, as the application was told last
     working: Callable[[], bool]  # neither failed nor stopped
     now_ms: Callable[[], float]
 
@@ -66,7 +68,8 @@ class Handover:
         """Whether it becomes known in time who leads, and what of the own frames is committed."""
         core = self.core
         while self.working() and self._is_connected() and self.now_ms() < deadline_ms:
-            if core.leader not in (None, core.node_id) and self.applied_index() >= last_index:
+            known = core.leader not in (None, core.node_id) and self.told_leader() == core.leader
+            if known and self.applied_index() >= last_index:
                 return True
             await asyncio.sleep(POLL_S)
         return False

@@ -144,6 +144,7 @@ class RaftMember(Performing):
         self._commit_due = 0  # committed, to be applied; 0: nothing
         self._cut_scheduled = self._was_leader = False
         self._serving = False  # the application knows that it leads
+        self._told_leader: NodeId | None = None
         self._ready_event: tuple[RoleEvent, int] | None = None  # to deliver once applied
         self._timer: asyncio.TimerHandle | None = None
         self._housekeeping_due_ms = 0.0
@@ -270,6 +271,7 @@ class RaftMember(Performing):
             self._links.is_open,
             self.transfer,
             lambda: self._applier.applied_index,
+            lambda: self._told_leader,
             lambda: self._running,
             self._clock_ms,
         )

@@ -65,6 +65,7 @@ class Performing:
     _running: bool
     _saver: HardStateSaver
     _serving: bool  # the application knows that it leads
+    _told_leader: NodeId | None  # who leads, as the application knows
     _timer: asyncio.TimerHandle | None
     _unfinished: Ready | None  # performed but for what its hard state has to precede
     _was_leader: bool
@@ -248,6 +249,7 @@ class Performing:
         if event.leader_ready and not self._serving:
             self._serving = True
             self._proposer.cut_wanted = True  # what came while we did not lead or were not ready
+        self._told_leader = event.leader
         self._application.role_changed(event)
 
     def _on_applied(self) -> None:

@@ -107,6 +107,23 @@ async def test_a_planned_stop_hands_leadership_over(tmp_path: Path) -> None:
         assert second.member.core.term == term + 1
 
 
+async def test_a_planned_stop_tells_its_application_whoever_is_slow(tmp_path: Path) -> None:
+    """The disk is at the new term's vote while another leads already: nothing is closed before the
+    application knows, too."""
+    async with Group(tmp_path) as group:
+        first = await group.leader()
+        first.disk.trouble_below = "raft/"
+        first.disk.let_sync.clear()
+        stopping = asyncio.create_task(first.stop())
+        second = await group.leader(group.others(first))
+        await group.until(lambda: first.member.core.leader == second.node_id)
+        before = len(first.app.events)
+        first.disk.let_sync.set()
+        await stopping
+        assert first.app.events[before - 1].role is Role.LEADER, "it could not have been told yet"
+        assert first.app.events[-1].leader == second.node_id
+
+
 async def test_transfer_on_request(tmp_path: Path) -> None:
     async with Group(tmp_path) as group:
         first = await group.leader()

@@ -345,6 +345,7 @@ class Broker:
             self.disk,
             self.store.commitlog,
             application,
+            clock_ms=self.clock_ms,
             wall_ms=self.wall_ms,
             on_fatal=self._on_fatal,
             listen_socket=self._replication_socket,

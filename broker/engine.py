@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -135,6 +134,7 @@ def make_engine(
     commitlog: CommitLog,
     application: RevocableApplication,
     *,
+    clock_ms: Callable[[], float],
     wall_ms: Callable[[], int],
     on_fatal: Callable[[str], None],
     listen_socket: socket.socket | None = None,
@@ -167,7 +167,7 @@ def make_engine(
         commitlog,
         application,
         rng=random.Random(),
-        clock_ms=lambda: time.monotonic() * 1000,
+        clock_ms=clock_ms,
         wall_ms=wall_ms,
         on_fatal=on_fatal,
         listen_socket=listen_socket,

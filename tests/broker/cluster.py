@@ -11,8 +11,9 @@ from remoting.codes import RequestCode
 from remoting.command import RemotingCommand
 from remoting.headers import PullHeader, SendHeader
 from store.disk import OsDisk
+from tests.loopclock import LoopClock
 
-PATIENCE_S = 20.0  # nothing here takes so long unless it is broken
+PATIENCE_S = 60.0  # nothing here takes so long unless it is broken
 
 
 class Group:
@@ -28,6 +29,7 @@ class Group:
         self.ports = {name: s.getsockname()[1] for name, s in self.sockets.items()}
         self.brokers = {}
         self.client = None
+        self.clock = LoopClock()
 
     async def __aenter__(self):
         self.client = RemotingClient()
@@ -66,7 +68,10 @@ class Group:
     async def start(self, name):
         listener = self.sockets.pop(name, None) or _bound(self.ports[name])
         broker = Broker(
-            self.config(name), self.disk(str(self.root / name)), replication_socket=listener
+            self.config(name),
+            self.disk(str(self.root / name)),
+            replication_socket=listener,
+            clock_ms=self.clock.whole_ms,
         )
         self.brokers[name] = broker
         await broker.start()

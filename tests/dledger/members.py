@@ -25,6 +25,7 @@ from store.checkpoint import Checkpoint
 from store.commitlog import CommitLog
 from store.disk import OsDisk, OsFile
 from store.frame import Frame, FrameKind, seal_frame
+from tests.loopclock import LoopClock
 
 SEGMENT_SIZE_BYTES = 1 << 20
 WAIT_S = 30  # far more than anything here takes: only a hang gets so far
@@ -201,7 +202,7 @@ class Node:
             self.commitlog,
             self.app,
             rng=random.Random(f"{group.seed}{self.node_id}"),
-            clock_ms=lambda: time.monotonic() * 1000,
+            clock_ms=group.clock.now_ms,
             wall_ms=lambda: int(time.time() * 1000),
             on_fatal=self._on_fatal,
             listen_socket=sock,
@@ -251,6 +252,7 @@ class Group:
         self.root = root
         self.seed = seed
         self.segment_size_bytes = segment_size_bytes
+        self.clock = LoopClock()
         self._changed = asyncio.Event()
         self.nodes = [Node(self, f"n{n}") for n in range(count)]
         peers = {n.node_id: PeerAddress(n.node_id, "127.0.0.1", n.port) for n in self.nodes}

@@ -144,7 +144,6 @@ class RaftMember(Performing):
         self._commit_due = 0  # committed, to be applied; 0: nothing
         self._cut_scheduled = self._was_leader = False
         self._serving = False  # the application knows that it leads
-        self._told_leader: NodeId | None = None
         self._ready_event: tuple[RoleEvent, int] | None = None  # to deliver once applied
         self._timer: asyncio.TimerHandle | None = None
         self._housekeeping_due_ms = 0.0

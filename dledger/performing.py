@@ -65,7 +65,7 @@ class Performing:
     _running: bool
     _saver: HardStateSaver
     _serving: bool  # the application knows that it leads
-    _told_leader: NodeId | None  # who leads, as the application knows
+    _told_leader: NodeId | None = None  # who leads, as the application knows
     _timer: asyncio.TimerHandle | None
     _unfinished: Ready | None  # performed but for what its hard state has to precede
     _was_leader: bool

@@ -66,6 +66,7 @@ from client.transaction import (
     TransactionResult,
     TransactionState,
 )
+from remoting.acl.signature import Credentials
 
 __all__ = [
     "Admin",
@@ -90,6 +91,7 @@ __all__ = [
     "ConsumeFrom",
     "ConsumeResult",
     "ConsumerConfig",
+    "Credentials",
     "FailurePolicy",
     "InstanceConfig",
     "InvalidMessage",

@@ -21,6 +21,7 @@ from client.directory import Directory, NameServers, parse_addresses
 from client.errors import BrokerRefused, BrokerUnreachable, ClientClosed, ClientError
 from client.retry import CONTROL, RetryPolicy
 from client.route import ReplicaGroup
+from remoting.acl.signature import Credentials
 from remoting.client import RemotingClient
 from remoting.codes import RequestCode, ResponseCode
 from remoting.command import RemotingCommand
@@ -37,7 +38,7 @@ _instances = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class InstanceConfig:
-    """Intervals of the shared machinery, in milliseconds.
+    """Intervals of the shared machinery, in milliseconds; `credentials` sign every request.
 
     Routes are asked for again every `route_interval_ms` besides at every sign of trouble: a leader
     that is frozen keeps its connections open and gives no sign.
@@ -46,6 +47,7 @@ class InstanceConfig:
     heartbeat_interval_ms: int = 30_000
     route_interval_ms: int = 5_000
     heartbeat_timeout_ms: int = 3_000
+    credentials: Credentials | None = None
 
 
 class ClientInstance:
@@ -94,7 +96,7 @@ class ClientInstance:
         """Open for business. `heartbeat()` gives the producer/consumer part of the HeartbeatData;
         `handlers` serve requests that brokers send to this client."""
         assert self._remoting is None, "already started"
-        self._remoting = RemotingClient()
+        self._remoting = RemotingClient(credentials=self.config.credentials)
         for code, handler in (handlers or {}).items():
             self._remoting.register(code, handler)
         self._name_servers = NameServers(self._remoting, self._namesrv)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 SendCallback = Callable[[SendResult | None, ClientError | None], None]
 
 SYSTEM_ERROR = 1
+ACL_EXCEPTION = "org.apache.rocketmq.acl.common.AclException"
 SYSTEM_BUSY = 2
 SERVICE_NOT_AVAILABLE = 14
 GO_AWAY = 1500
@@ -62,7 +63,8 @@ def judge(code: int, remark: str) -> Verdict:
     if code == GO_AWAY:
         return Verdict.NOT_LEADER
     if code == SYSTEM_ERROR:
-        return Verdict.UNKNOWN
+        # Access control refuses before anything is done with the request.
+        return Verdict.REFUSED if remark.startswith(ACL_EXCEPTION) else Verdict.UNKNOWN
     if code in RETRIED_ELSEWHERE:
         return Verdict.LATER
     return Verdict.REFUSED

@@ -39,11 +39,11 @@ from client.sendframe import (
     SEND_MESSAGE_V2,
     SEND_REPLY_MESSAGE_V2,
     OutgoingSend,
-    SendTemplate,
     outgoing,
     outgoing_batch,
 )
 from client.sending import SendConfig, SendEngine
+from client.signedframe import template_for
 from remoting.codes import RequestCode
 from remoting.command import ONEWAY_FLAG
 from remoting.connection import Handler
@@ -248,7 +248,10 @@ class Producer:
         target = queue or self._choose(publication)
         item = self._outgoing(message)
         group = self._instance.directory.group(target.broker_name)
-        template = SendTemplate(self.group, target.topic, target.broker_name, item.code)
+        credentials = self._instance.config.credentials
+        template = template_for(
+            credentials, self.group, target.topic, target.broker_name, item.code
+        )
         reason = "no replica is known"
         for address in group.candidates():
             try:

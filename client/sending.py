@@ -35,6 +35,7 @@ from client.pending import STORED, Pending, Verdict, judge
 from client.pulse import Pulses
 from client.route import ReplicaGroup
 from client.sendframe import SEND_REPLY_MESSAGE_V2, ZLIB, SendTemplate
+from client.signedframe import template_for
 from remoting.errors import RemotingError
 
 logger = logging.getLogger(__name__)
@@ -186,7 +187,8 @@ class SendEngine:
             self._loop.call_soon(self._unwritten, channel, pending)
 
     def _new_template(self, topic: str, broker_name: str, code: int) -> SendTemplate:
-        template = SendTemplate(self._producer_group, topic, broker_name, code)
+        credentials = self._instance.config.credentials
+        template = template_for(credentials, self._producer_group, topic, broker_name, code)
         self._templates.setdefault(broker_name, {}).setdefault(topic, {})[code] = template
         return template
 

@@ -16,6 +16,7 @@ from typing import Any, Protocol, Self, TypeVar
 from client.batch import SPLIT_SIZE_BYTES
 from client.consumer import ConsumerConfig, PushConsumer
 from client.errors import ClientClosed
+from client.instance import InstanceConfig
 from client.listen import ListenerAnswer
 from client.litepull import LitePullConfig, LitePullConsumer
 from client.message import Message, MessageExt, MessageQueue, SendResult
@@ -95,13 +96,19 @@ class BlockingProducer(Blocking):
     """`Producer` with blocking calls."""
 
     def __init__(
-        self, group: str, namesrv: str | Sequence[str], *, config: SendConfig | None = None
+        self,
+        group: str,
+        namesrv: str | Sequence[str],
+        *,
+        config: SendConfig | None = None,
+        instance_config: InstanceConfig | None = None,
     ) -> None:
+        self._instance_config = instance_config
         self._producer = self._new(group, namesrv, config)
         self._thread = LoopThread(f"producer {group}")
 
     def _new(self, group: str, namesrv: str | Sequence[str], config: SendConfig | None) -> Producer:
-        return Producer(group, namesrv, config=config)
+        return Producer(group, namesrv, config=config, instance_config=self._instance_config)
 
     def start(self) -> None:
         self._thread.start()
@@ -173,16 +180,19 @@ class BlockingTransactionProducer(BlockingProducer):
         listener: BlockingTransactionListener,
         *,
         config: SendConfig | None = None,
+        instance_config: InstanceConfig | None = None,
         threads: int = 8,
     ) -> None:
         self._listener = listener
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=f"transactions {group}")
-        super().__init__(group, namesrv, config=config)
+        super().__init__(group, namesrv, config=config, instance_config=instance_config)
 
     def _new(
         self, group: str, namesrv: str | Sequence[str], config: SendConfig | None
     ) -> TransactionProducer:
-        return TransactionProducer(group, namesrv, self, config=config)
+        return TransactionProducer(
+            group, namesrv, self, config=config, instance_config=self._instance_config
+        )
 
     def send_in_transaction(
         self,
@@ -219,11 +229,14 @@ class BlockingConsumer(Blocking):
         listener: BlockingListener,
         *,
         config: ConsumerConfig | None = None,
+        instance_config: InstanceConfig | None = None,
         threads: int = 8,
     ) -> None:
         self._listener = listener
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=f"listener {group}")
-        self._consumer = PushConsumer(group, namesrv, self._listen, config=config)
+        self._consumer = PushConsumer(
+            group, namesrv, self._listen, config=config, instance_config=instance_config
+        )
         self._thread = LoopThread(f"consumer {group}")
 
     def subscribe(self, topic: str, expression: str = ALL, expression_type: str = "TAG") -> None:
@@ -251,9 +264,16 @@ class BlockingLitePullConsumer(Blocking):
     """`LitePullConsumer` with blocking calls."""
 
     def __init__(
-        self, group: str, namesrv: str | Sequence[str], *, config: LitePullConfig | None = None
+        self,
+        group: str,
+        namesrv: str | Sequence[str],
+        *,
+        config: LitePullConfig | None = None,
+        instance_config: InstanceConfig | None = None,
     ) -> None:
-        self._consumer = LitePullConsumer(group, namesrv, config=config)
+        self._consumer = LitePullConsumer(
+            group, namesrv, config=config, instance_config=instance_config
+        )
         self._thread = LoopThread(f"lite pull {group}")
 
     def start(self) -> None:
@@ -300,8 +320,14 @@ class BlockingLitePullConsumer(Blocking):
 class BlockingPullConsumer(Blocking):
     """`PullConsumer` with blocking calls."""
 
-    def __init__(self, group: str, namesrv: str | Sequence[str]) -> None:
-        self._consumer = PullConsumer(group, namesrv)
+    def __init__(
+        self,
+        group: str,
+        namesrv: str | Sequence[str],
+        *,
+        instance_config: InstanceConfig | None = None,
+    ) -> None:
+        self._consumer = PullConsumer(group, namesrv, instance_config=instance_config)
         self._thread = LoopThread(f"pull {group}")
 
     def start(self) -> None:

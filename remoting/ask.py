@@ -6,6 +6,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 
+from remoting.acl.signature import Credentials
 from remoting.address import parse_address
 from remoting.codec import FrameReader, decode_command, encode_command
 from remoting.codes import ResponseCode
@@ -21,11 +22,15 @@ from remoting.errors import (
 RECEIVE_BYTES = 64 * 1024
 
 
-def ask(address: str, command: RemotingCommand, timeout_s: float) -> RemotingCommand:
-    """The answer of `host:port`. Raises ConnectError, ConnectionLost, SendTimeout,
-    RemotingProtocolError."""
+def ask(
+    address: str, command: RemotingCommand, timeout_s: float, credentials: Credentials | None = None
+) -> RemotingCommand:
+    """The answer of `host:port`; signed with `credentials`. Raises ConnectError, ConnectionLost,
+    SendTimeout, RemotingProtocolError."""
     host, port = parse_address(address)
     reader = FrameReader()
+    if credentials is not None:
+        credentials.sign(command)
     try:
         with socket.create_connection((host, port), timeout_s) as connection:
             connection.settimeout(timeout_s)
@@ -48,12 +53,16 @@ def ask(address: str, command: RemotingCommand, timeout_s: float) -> RemotingCom
 
 
 def complaint(
-    address: str, code: int, timeout_s: float, judge: Callable[[RemotingCommand], str]
+    address: str,
+    code: int,
+    timeout_s: float,
+    judge: Callable[[RemotingCommand], str],
+    credentials: Credentials | None = None,
 ) -> str:
     """Why the server at `host:port` is not well: it does not answer request `code`, refuses it, or
     `judge` says what is wrong with its answer; "" if nothing is."""
     try:
-        answer = ask(address, RemotingCommand.request(code), timeout_s)
+        answer = ask(address, RemotingCommand.request(code), timeout_s, credentials)
         if answer.code != ResponseCode.SUCCESS:
             return f"answers {answer.code}: {answer.remark}"
         return judge(answer)

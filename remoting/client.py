@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Mapping
 
+from remoting.acl.signature import Credentials
 from remoting.address import parse_address
 from remoting.command import RemotingCommand
 from remoting.connection import (
@@ -23,6 +23,8 @@ from remoting.connection import (
     RawHandler,
 )
 from remoting.errors import ConnectError, SendTimeout, TooManyRequests
+from remoting.signed import SignedConnection
+from remoting.tls import TlsContext, words_of
 
 LOG = logging.getLogger("remoting")
 
@@ -41,7 +43,12 @@ class RemotingClient:
         connect_timeout_ms: float = CONNECT_TIMEOUT_MS,
         connections_max: int = CONNECTIONS_MAX,
         on_raw: RawHandler | None = None,
+        credentials: Credentials | None = None,
+        tls: TlsContext | None = None,
     ) -> None:
+        """With `credentials` every request is signed. With `tls` connections are."""
+        self._tls = tls
+        self._credentials = credentials
         self._handlers: dict[int, Handler] = dict(handlers or {})
         self._limits = limits or ConnectionLimits()
         self._connect_timeout_ms = connect_timeout_ms
@@ -135,17 +142,25 @@ class RemotingClient:
 
     async def _dial(self, address: str) -> ClientConnection:
         host, port = parse_address(address)
-        connection = ClientConnection(address, self._handlers, self._limits, self._on_raw)
+        connection = (
+            SignedConnection(self._credentials, address, self._handlers, self._limits, self._on_raw)
+            if self._credentials is not None
+            else ClientConnection(address, self._handlers, self._limits, self._on_raw)
+        )
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._connect_timeout_ms / 1000):
-                await loop.create_connection(lambda: connection, host, port)
+                if self._tls is None:
+                    await loop.create_connection(lambda: connection, host, port)
+                else:
+                    context = self._tls.context
+                    await loop.create_connection(lambda: connection, host, port, ssl=context)
         except TimeoutError as error:
             connection.abort("connect timed out")
             message = f"connecting to {address}: no answer in {self._connect_timeout_ms:g} ms"
             raise ConnectError(message) from error
         except OSError as error:
-            raise ConnectError(f"connecting to {address}: {_words(error)}") from error
+            raise ConnectError(f"connecting to {address}: {words_of(error)}") from error
         except asyncio.CancelledError:
             connection.abort("connect was cancelled")
             raise
@@ -167,9 +182,3 @@ class RemotingClient:
             del self._open[connection.address]
         for callback in self._close_callbacks:
             callback(connection, reason)
-
-
-def _words(error: OSError) -> str:
-    """What the system calls it. asyncio's own text says the address again, and an errno."""
-    number = error.errno or 0
-    return os.strerror(number) if number > 0 else str(error)  # below 0: of name resolution

@@ -13,6 +13,8 @@ RESPONSE_FLAG = 1
 ONEWAY_FLAG = 2
 JSON = 0  # serialize type of the header
 BINARY = 1  # Apache calls this one ROCKETMQ
+# Never shown: the secret of an account that is changed (50), and what proves who sends.
+SECRET_FIELDS = frozenset(("secretKey", "Signature", "SecurityToken"))
 
 
 class RemotingCommand:
@@ -101,7 +103,8 @@ class RemotingCommand:
 
     def __repr__(self) -> str:
         kind = "response" if self.is_response else "oneway" if self.is_oneway else "request"
+        ext = self.ext and {k: "******" if k in SECRET_FIELDS else v for k, v in self.ext.items()}
         return (
             f"<{kind} code={self.code} opaque={self.opaque} remark={self.remark!r} "
-            f"ext={self.ext!r} body={len(self.body)} bytes>"
+            f"ext={ext!r} body={len(self.body)} bytes>"
         )

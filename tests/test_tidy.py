@@ -41,6 +41,13 @@ MAY_IMPORT = {
 # Ring one: bytes, messages and ticks in, what to do out.
 CORE = [
     "ops/options.py",
+    "remoting/acl/__init__.py",
+    "remoting/acl/accounts.py",
+    "remoting/acl/addresses.py",
+    "remoting/acl/gate.py",
+    "remoting/acl/needs.py",
+    "remoting/acl/plainfile.py",
+    "remoting/acl/signature.py",
     "remoting/codes.py",
     "remoting/command.py",
     "remoting/codec.py",

@@ -1,0 +1,31 @@
+"""Access control of everything that speaks the remoting protocol. All of it is pure.
+
+The files (`plainfile`) are apart: clients need no YAML.
+"""
+
+from remoting.acl.accounts import (
+    MASKED,
+    Account,
+    Accounts,
+    AclError,
+    Permission,
+    account_from_config,
+    accounts_from_config,
+)
+from remoting.acl.gate import Gate
+from remoting.acl.needs import broker_needs, name_server_needs
+from remoting.acl.signature import Credentials
+
+__all__ = [
+    "MASKED",
+    "Account",
+    "Accounts",
+    "AclError",
+    "Credentials",
+    "Gate",
+    "Permission",
+    "account_from_config",
+    "accounts_from_config",
+    "broker_needs",
+    "name_server_needs",
+]

@@ -1,0 +1,172 @@
+"""Who may pass: the order of the questions, and what each request code needs."""
+
+import orjson
+import pytest
+
+from remoting.acl import Accounts, AclError, Credentials, Gate, broker_needs, name_server_needs
+from remoting.acl.plainfile import parse_accounts
+from remoting.command import RemotingCommand
+
+ACCOUNTS = parse_accounts("""
+globalWhiteRemoteAddresses: [10.10.10.10]
+accounts:
+  - {accessKey: administrator, secretKey: sesame-open, admin: true}
+  - {accessKey: bound-admin, secretKey: sesame-open, admin: true, topicPerms: [a=PUB]}
+  - {accessKey: from-home, secretKey: sesame-open, whiteRemoteAddress: 10.1.1.*}
+  - accessKey: somebody
+    secretKey: sesame-open
+    topicPerms: [pub=PUB, sub=SUB, both=PUB|SUB, none=DENY]
+    groupPerms: [group=SUB, other=DENY]
+  - accessKey: reads-all
+    secretKey: sesame-open
+    defaultTopicPerm: SUB
+    defaultGroupPerm: SUB
+    topicPerms: [secret=DENY]
+""")
+PEER = "10.2.2.2:4711"
+
+
+def refusal(who, code, ext=None, body=b"", peer=PEER, needs=broker_needs, secret="sesame-open"):
+    """Why the request is refused; "" if it is not."""
+    command = RemotingCommand.request(code, ext and dict(ext), body)
+    if who:
+        Credentials(who, secret).sign(command)
+    try:
+        Gate(lambda: ACCOUNTS, needs).check(peer, command)
+    except AclError as error:
+        assert error.code == 1 and "sesame-open" not in str(error)
+        return str(error).removeprefix("org.apache.rocketmq.acl.common.AclException: ")
+    return ""
+
+
+def test_the_order_of_the_questions():
+    send = {"b": "pub"}
+    assert refusal("", 310, send) == "No accessKey is configured"
+    assert refusal("", 34) == "No accessKey is configured"
+    assert refusal("nobody", 310, send) == "No acl config for nobody"
+    wrong = refusal("somebody", 310, send, secret="sesame-closed")
+    assert wrong == "Check signature failed for accessKey=somebody"
+    assert refusal("somebody", 310, send) == ""
+    assert refusal("", 17, peer="10.10.10.10:1") == ""
+    assert refusal("from-home", 310, send, peer="10.1.1.7:1", secret="wrong") == ""
+    assert refusal("from-home", 310, send) == "No default permission for topic:pub"
+
+
+def test_nobody_is_let_in_where_there_are_no_accounts():
+    command = RemotingCommand.request(310, {"b": "pub"})
+    Credentials("somebody", "sesame-open").sign(command)
+    with pytest.raises(AclError, match="No acl config"):
+        Gate(Accounts, broker_needs).check(PEER, command)
+
+
+GROUP = {"consumerGroup": "group"}
+HEARTBEAT = {
+    "clientID": "c", "producerDataSet": [{"groupName": "anything"}],
+    "consumerDataSet": [
+        {"groupName": "group",
+         "subscriptionDataSet": [{"topic": "sub"}, {"topic": "%RETRY%group"}]}
+    ],
+}  # fmt: skip
+
+
+def beat(group="group", topic="sub"):
+    consumer = {"groupName": group, "subscriptionDataSet": [{"topic": topic}]}
+    return orjson.dumps({"clientID": "c", "consumerDataSet": [consumer]})
+
+
+def locks(group="group", *topics):
+    queues = [{"brokerName": "b", "queueId": 0, "topic": topic} for topic in topics]
+    return orjson.dumps({"clientId": "c", "consumerGroup": group, "mqSet": queues})
+
+
+ALLOWED = [
+    (310, {"b": "pub"}, b""), (310, {"b": "both"}, b""), (320, {"b": "pub"}, b""),
+    (10, {"topic": "pub"}, b""), (310, {"b": "%RETRY%group"}, b""),
+    (310, {"b": "RMQ_SYS_TRACE_TOPIC"}, b""), (324, {"topic": "c_REPLY_TOPIC"}, b""),
+    (11, {**GROUP, "topic": "sub"}, b""), (361, {**GROUP, "topic": "both"}, b""),
+    (11, {**GROUP, "topic": "%RETRY%group"}, b""), (12, {"topic": "sub"}, b""),
+    (14, {**GROUP, "topic": "sub"}, b""), (15, {**GROUP, "topic": "sub"}, b""),
+    (29, {"topic": "pub"}, b""), (30, {"topic": "sub"}, b""), (31, {"topic": "%RETRY%group"}, b""),
+    (34, None, orjson.dumps(HEARTBEAT)), (35, {"producerGroup": "x"}, b""), (35, GROUP, b""),
+    (36, {"group": "group"}, b""), (37, {"producerGroup": "x"}, b""), (37, {"topic": "pub"}, b""),
+    (38, GROUP, b""), (41, None, locks("group", "sub", "%RETRY%group")), (42, None, locks()),
+    (222, {"group": "group", "topic": "sub"}, b""), (307, GROUP, b""), (309, GROUP, b""),
+    (28, None, b""), (21, None, b""), (208, GROUP, b""), (46, None, b"{}"), (52, None, b""),
+]  # fmt: skip
+
+REFUSED = [
+    (310, {"b": "sub"}, b"", "No permission for topic:sub"),
+    (310, {"b": "none"}, b"", "No permission for topic:none"),
+    (310, {"b": "unlisted"}, b"", "No default permission for topic:unlisted"),
+    (320, {"b": "sub"}, b"", "No permission for topic:sub"),
+    (10, {"topic": "sub"}, b"", "No permission for topic:sub"),
+    (310, {"b": "%RETRY%other", "a": "group"}, b"", "No permission for group:other"),
+    (310, {"b": "%DLQ%group"}, b"", "No default permission for topic:%DLQ%group"),
+    (11, {**GROUP, "topic": "pub"}, b"", "No permission for topic:pub"),
+    (11, {"consumerGroup": "g2", "topic": "sub"}, b"", "No default permission for group:g2"),
+    (11, {**GROUP, "topic": "%RETRY%other"}, b"", "No permission for group:other"),
+    (361, {**GROUP, "topic": "pub"}, b"", "No permission for topic:pub"),
+    (12, {"topic": "pub"}, b"", "No permission for topic:pub"),
+    (14, {**GROUP, "topic": "pub"}, b"", "No permission for topic:pub"),
+    (15, {"consumerGroup": "other", "topic": "sub"}, b"", "No permission for group:other"),
+    (30, {"topic": "none"}, b"", "No permission for topic:none"),
+    (33, {"offset": "0"}, b"", "No default permission for topic:(by offset)"),
+    (34, None, beat(group="other"), "No permission for group:other"),
+    (34, None, beat(topic="pub"), "No permission for topic:pub"),
+    (35, {"consumerGroup": "other"}, b"", "No permission for group:other"),
+    (36, {"group": "other"}, b"", "No permission for group:other"),
+    (37, {"topic": "sub"}, b"", "No permission for topic:sub"),
+    (38, {"consumerGroup": "other"}, b"", "No permission for group:other"),
+    (41, None, locks("other"), "No permission for group:other"),
+    (42, None, locks("group", "pub"), "No permission for topic:pub"),
+    (222, {"group": "other", "topic": "sub"}, b"", "No permission for group:other"),
+    (307, {"consumerGroup": "other"}, b"", "No permission for group:other"),
+    (314, {"srcGroup": "group", "destGroup": "other"}, b"", "No permission for group:other"),
+]
+
+
+@pytest.mark.parametrize(("code", "ext", "body"), ALLOWED)
+def test_what_an_account_may(code, ext, body):
+    assert refusal("somebody", code, ext, body) == ""
+
+
+@pytest.mark.parametrize(("code", "ext", "body", "why"), REFUSED)
+def test_what_it_may_not(code, ext, body, why):
+    assert refusal("somebody", code, ext, body) == why
+
+
+ADMIN = (17, 25, 27, 50, 51, 53, 54, 200, 207, 215, 306, 316, 323, 329, 908, 30001, 30002, 30003)
+
+
+@pytest.mark.parametrize("code", ADMIN)
+def test_what_only_an_admin_may(code):
+    why = f"Need admin permission for request code={code}, but accessKey=somebody is not"
+    assert refusal("somebody", code) == why
+    assert refusal("administrator", code) == "" == refusal("bound-admin", code)
+
+
+def test_lists_bind_an_admin_too_as_with_apaches():
+    assert refusal("administrator", 310, {"b": "anything"}) == ""
+    assert refusal("bound-admin", 310, {"b": "a"}) == ""
+    assert refusal("bound-admin", 310, {"b": "b"}) == "No default permission for topic:b"
+
+
+def test_a_message_by_its_place_is_for_who_may_read_what_is_not_listed():
+    assert refusal("reads-all", 33, {"offset": "0"}) == ""
+
+
+@pytest.mark.parametrize(
+    ("code", "ext", "body"),
+    [(310, {"a": "g"}, b""), (310, None, b""), (11, GROUP, b""), (34, None, b""), (34, None, b"[]"),
+     (34, None, b'{"consumerDataSet":[7]}'), (34, None, b'{"consumerDataSet":7}'),
+     (41, None, b'{"consumerGroup":"group","mqSet":{"a":1}}')],
+)  # fmt: skip
+def test_what_cannot_be_judged_is_refused(code, ext, body):
+    assert "cannot be judged" in refusal("somebody", code, ext, body)
+
+
+def test_name_servers_ask_who_changes_something():
+    for code in (100, 102, 103, 104, 205, 216, 217, 318, 322, 327, 904):
+        assert "Need admin" in refusal("somebody", code, needs=name_server_needs)
+        assert refusal("administrator", code, needs=name_server_needs) == ""
+    assert refusal("somebody", 105, {"topic": "secret"}, needs=name_server_needs) == ""

@@ -21,7 +21,7 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any
@@ -60,7 +60,9 @@ class ConsumerConfig:
     """Times in milliseconds. `orderly`: one batch of a queue at a time, in order, under the
     broker's lock; failures block the queue. `confirm_commits`: periodic commits wait for the
     broker's answer. `offset_storage`: a broadcasting consumer's; None for a file below the home
-    directory. All members of a group use one `allocation`."""
+    directory. All members of a group use one `allocation`. `consume_timeout_ms`: what a concurrent
+    listener has had for longer goes back to the broker, to come again; 0: never.
+    `stop_grace_ms`: how long `stop` waits for listeners."""
 
     orderly: bool = False
     message_model: MessageModel = MessageModel.CLUSTERING
@@ -71,6 +73,7 @@ class ConsumerConfig:
     commit_interval_ms: int = 5_000
     confirm_commits: bool = False
     stop_grace_ms: int = 5_000
+    consume_timeout_ms: int = 15 * 60_000
     pull: PullConfig = field(default_factory=PullConfig)
     failure: FailurePolicy = field(default_factory=FailurePolicy)
     lock: LockConfig = field(default_factory=LockConfig)
@@ -133,6 +136,11 @@ class PushConsumer:
         return tuple(sorted(self._workers))
 
     @property
+    def timed_out(self) -> int:
+        """Messages that went back because the listener had them for `consume_timeout_ms`."""
+        return self._deliverer.timed_out if self._deliverer else 0
+
+    @property
     def offsets(self) -> dict[MessageQueue, int]:
         """Finished offset of every held queue: what has been or will be committed."""
         return self._offsets.table.finished() if self._offsets else {}
@@ -182,6 +190,9 @@ class PushConsumer:
         self._deliverer = self._new_deliverer()
         self._rebalancer.start()
         self._instance.spawn(self._commit_forever(), "commit offsets")
+        if isinstance(self._deliverer, ConcurrentDeliverer) and self.config.consume_timeout_ms:
+            work = self._deliverer.expire_forever(self.config.consume_timeout_ms)
+            self._instance.spawn(work, "consume time-outs")
 
     async def stop(self) -> None:
         """Stop pulling, let the listener finish (`stop_grace_ms`), commit (confirmed), leave."""
@@ -221,9 +232,9 @@ class PushConsumer:
     def arrived(self, queue: MessageQueue) -> None:
         """The worker's own tasks take it."""
 
-    async def consume(self, queue: MessageQueue, batch: Batch) -> None:
+    async def consume(self, queue: MessageQueue, batch: Batch, finish: Callable[[], None]) -> None:
         assert self._deliverer is not None
-        await self._deliverer.deliver(queue, batch.messages)
+        await self._deliverer.deliver(queue, batch.messages, finish)
 
     def advanced(self, queue: MessageQueue, offset: int) -> None:
         self._store().table.advance(queue, offset)

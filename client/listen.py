@@ -4,7 +4,9 @@ Concurrent: a failed message is sent back to the broker (36), which delivers it 
 the group's retry topic, and to the group's dead letters after `max_reconsume_times`. Where that
 does not work the message is sent to the retry topic as a new one; where that does not work either
 it is kept and delivered again here after a pause. The offset does not pass it before one of them
-succeeded: nothing is skipped, nothing is lost.
+succeeded: nothing is skipped, nothing is lost. A message that the listener has had for longer than
+the consume time-out is sent back, too, and holds up the offset no more. The listener is left alone
+and keeps its place among those that run; what it says in the end is ignored.
 Orderly: a batch is only worked on under a valid lock of its queue. A failed message stops the queue
 for a moment and comes again here; after `max_reconsume_times` it goes to the dead letters.
 Broadcasting: a failed message is logged and not repeated, as every member has its own copy.
@@ -26,6 +28,8 @@ from client.sendback import SendBack
 logger = logging.getLogger(__name__)
 
 DEAD_LETTER_NOW = -1  # a delay level
+TIMED_OUT_LEVEL = 3  # the delay level of what took too long: RocketMQ's
+EXPIRY_LOOKS = 10  # within one consume time-out: it is late by a tenth at most
 RECONSUME_TIMES_MAX = 16  # RocketMQ's, when nothing else is said, for concurrent listeners
 
 
@@ -45,6 +49,7 @@ class Later:
 
 ListenerAnswer = ConsumeResult | Later | None
 Listener = Callable[[list[MessageExt]], "ListenerAnswer | Awaitable[ListenerAnswer]"]
+Finish = Callable[[], None]
 SUSPEND_MS_MIN, SUSPEND_MS_MAX = 10, 30_000
 
 
@@ -73,10 +78,14 @@ class Deliverer:
         self._listener = listener
         self.delivered = 0  # messages the listener succeeded with
         self.failed = 0  # messages of failed deliveries, each time
+        self.timed_out = 0  # messages that went back while the listener had them
         self.last_ms = 0.0  # what the last call of the listener took
 
-    async def deliver(self, queue: MessageQueue, messages: list[MessageExt]) -> None:
-        """Returns when all messages are dealt with."""
+    async def deliver(
+        self, queue: MessageQueue, messages: list[MessageExt], finish: Finish
+    ) -> None:
+        """Returns when all messages are dealt with and the listener is at rest. Calls `finish` if
+        the first is true long before the second."""
         failed = (await self._attempt(messages))[0]
         if failed:
             logger.warning("broadcast_not_consumed queue=%s count=%d", queue, len(failed))
@@ -115,6 +124,17 @@ class Deliverer:
         return Later()
 
 
+@dataclass(slots=True, eq=False)
+class Delivery:
+    """Messages with a concurrent listener, since when (loop time, seconds; None: between two
+    attempts). `going_back`: they took too long; done when it is clear what a broker took."""
+
+    messages: list[MessageExt]
+    finish: Finish
+    since: float | None = None
+    going_back: asyncio.Future[None] | None = None
+
+
 class ConcurrentDeliverer(Deliverer):
     """See the module. `sent_back(broker_name)` is told of every message that comes again."""
 
@@ -129,25 +149,76 @@ class ConcurrentDeliverer(Deliverer):
         self._back = back
         self._policy = policy
         self._sent_back = sent_back
+        self._deliveries: set[Delivery] = set()
+        self._now = asyncio.get_running_loop().time
         limit = policy.max_reconsume_times
         self._reconsume_times_max = RECONSUME_TIMES_MAX if limit is None else limit
 
-    async def deliver(self, queue: MessageQueue, messages: list[MessageExt]) -> None:
-        failures = 0
+    async def deliver(
+        self, queue: MessageQueue, messages: list[MessageExt], finish: Finish
+    ) -> None:
+        delivery = Delivery(messages, finish)
+        self._deliveries.add(delivery)
+        try:
+            failures = 0
+            while await self._try(delivery):
+                pause_ms = min(
+                    self._policy.retry_pause_ms_first * 2 ** min(failures, 16),
+                    self._policy.retry_pause_ms_max,
+                )
+                failures += 1
+                await asyncio.sleep(pause_ms / 1000)
+                for message in delivery.messages:
+                    message.reconsume_times += 1
+        finally:
+            self._deliveries.discard(delivery)
+
+    async def expire_forever(self, timeout_ms: int) -> None:
+        """Send back what listeners have had for longer."""
         while True:
-            messages, answer = await self._attempt(messages)
-            if messages and self._policy.send_back:
-                messages = await self._send_back(messages, answer.delay_level)
-            if not messages:
-                return
-            pause_ms = min(
-                self._policy.retry_pause_ms_first * 2 ** min(failures, 16),
-                self._policy.retry_pause_ms_max,
-            )
-            failures += 1
-            await asyncio.sleep(pause_ms / 1000)
-            for message in messages:
-                message.reconsume_times += 1
+            await asyncio.sleep(timeout_ms / EXPIRY_LOOKS / 1000)
+            before = self._now() - timeout_ms / 1000
+            slow = [d for d in self._deliveries if d.since is not None and d.since <= before]
+            await asyncio.gather(*(self._expire(d) for d in slow if d.messages))
+
+    async def _try(self, delivery: Delivery) -> bool:
+        """One attempt; True if there are messages that have to come again here."""
+        given = delivery.messages
+        delivery.since = self._now()
+        restore_topics(given)
+        answer = await self._listen(given)
+        delivery.since = None
+        if delivery.going_back is not None:
+            await asyncio.wait((delivery.going_back,))  # which a cancellation leaves alone
+            delivery.going_back = None
+        left = set(map(id, delivery.messages))
+        if len(left) < len(given):
+            logger.info("late_answer_ignored count=%d", len(given) - len(left))
+        failed = given[len(given) if answer is None else max(answer.done, 0) :]
+        failed = [message for message in failed if id(message) in left]
+        self.failed += len(failed)
+        self.delivered += len(left) - len(failed)
+        if failed and self._policy.send_back:
+            failed = await self._send_back(failed, answer.delay_level if answer else 0)
+        delivery.messages = failed
+        return bool(failed)
+
+    async def _expire(self, delivery: Delivery) -> None:
+        """What a broker takes is dealt with; for what none takes the listener's answer counts, if
+        it comes before the next look."""
+        if delivery.since is None or not self._policy.send_back:
+            return  # it has just come back; or nothing is sent back at all
+        delivery.going_back = asyncio.get_running_loop().create_future()
+        had = delivery.messages
+        try:
+            kept = await self._send_back(had, TIMED_OUT_LEVEL)
+            self.timed_out += len(had) - len(kept)
+            delivery.messages = kept
+            logger.warning("consume_timed_out count=%d kept=%d", len(had), len(kept))
+            if not kept:
+                delivery.finish()
+        finally:
+            delivery.going_back.set_result(None)
 
     async def _send_back(self, messages: list[MessageExt], delay_level: int) -> list[MessageExt]:
         """What no broker took."""
@@ -171,7 +242,9 @@ class OrderlyDeliverer(Deliverer):
         self._policy = policy
         self._locks = locks
 
-    async def deliver(self, queue: MessageQueue, messages: list[MessageExt]) -> None:
+    async def deliver(
+        self, queue: MessageQueue, messages: list[MessageExt], finish: Finish
+    ) -> None:
         while True:
             await self._locks.hold(queue)
             messages, answer = await self._attempt(messages)

@@ -258,7 +258,7 @@ class LitePullConsumer:
     def arrived(self, queue: MessageQueue) -> None:
         self._arrival.set()
 
-    async def consume(self, queue: MessageQueue, batch: Batch) -> None:
+    async def consume(self, queue: MessageQueue, batch: Batch, finish: Callable[[], None]) -> None:
         raise AssertionError("a worker without consuming tasks consumed")
 
     def advanced(self, queue: MessageQueue, offset: int) -> None:

@@ -13,7 +13,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from client.decode import decode_messages
@@ -49,10 +51,12 @@ FAST_EMPTY_MS = 20  # a "nothing new" quicker than this was not held: do not spi
 
 @dataclass(frozen=True, slots=True)
 class PullConfig:
-    """How one queue is pulled and consumed; times in milliseconds."""
+    """How one queue is pulled and consumed; times in milliseconds. `interval_ms`: from a pull that
+    found something to the next one, for whoever must not be flooded."""
 
     batch_size: int = 256
     batch_bytes_max: int = 4 * 1024 * 1024
+    interval_ms: int = 0
     suspend_ms: int = 15_000
     answer_grace_ms: int = 3_000  # an answer later than suspend_ms plus this never comes
     consume_batch_size: int = 32
@@ -70,8 +74,9 @@ class WorkerOwner(Protocol):
         """Messages wait to be taken."""
         ...
 
-    async def consume(self, queue: MessageQueue, batch: Batch) -> None:
-        """Returns when every message of the batch is dealt with; may take as long as it likes."""
+    async def consume(self, queue: MessageQueue, batch: Batch, finish: Callable[[], None]) -> None:
+        """Returns when every message of the batch is dealt with and the next one may come; takes
+        as long as it likes. `finish()` says before that that they are dealt with."""
         ...
 
     def advanced(self, queue: MessageQueue, offset: int) -> None:
@@ -219,6 +224,8 @@ class QueueWorker:
             except (HeaderError, RecordError, ClientError) as error:
                 logger.error("pull_answer_broken queue=%s error=%s", self.queue, error)
                 self._back_off()
+            if response.code == ResponseCode.SUCCESS and self._config.interval_ms:
+                await asyncio.sleep(self._config.interval_ms / 1000)
 
     async def _request(self, offset: int) -> RemotingCommand | None:
         """One pull; None if it has to be tried again (the leader is not found, or changed)."""
@@ -416,13 +423,20 @@ class QueueWorker:
                 self._arrived.clear()
                 await self._arrived.wait()
                 continue
-            await self._owner.consume(self.queue, batch)
+            finish = partial(self._finish, process_queue, batch)
+            await self._owner.consume(self.queue, batch, finish)
             self.last_consumed_ms = time.time() * 1000
-            offset = process_queue.finish(batch)
-            self._room.set()
-            if process_queue is self.process_queue:  # else it was reset meanwhile
-                self._owner.advanced(self.queue, offset)
+            finish()
             await asyncio.sleep(0)  # a listener that never waits must not keep the loop
+
+    def _finish(self, process_queue: ProcessQueue, batch: Batch) -> None:
+        """Once, whoever says it first."""
+        if batch.finished:
+            return
+        offset = process_queue.finish(batch)
+        self._room.set()
+        if process_queue is self.process_queue:  # else it was reset meanwhile
+            self._owner.advanced(self.queue, offset)
 
 
 async def _cancel(tasks: list[asyncio.Task[Any]]) -> None:

@@ -269,6 +269,76 @@ async def test_failed_messages_go_back_to_a_broker_that_takes_them() -> None:
         assert (back[0].ext or {})["group"] == "g" and (back[0].ext or {})["offset"] == "0"
 
 
+class Stuck:
+    """A listener that does not return before it is let go, then with `answer`."""
+
+    def __init__(self, answer: ConsumeResult) -> None:
+        self.answer = answer
+        self.let_go = asyncio.Event()
+        self.bodies: list[bytes] = []
+        self.returned = 0
+
+    async def __call__(self, messages: list[MessageExt]) -> ConsumeResult:
+        self.bodies += [message.body for message in messages]
+        await self.let_go.wait()
+        self.returned += 1
+        return self.answer
+
+
+TIMED = replace(
+    QUICK, consume_timeout_ms=50, pull=replace(QUICK.pull, consume_tasks=1, consume_batch_size=2)
+)
+
+
+async def test_what_takes_too_long_goes_back_and_the_late_answer_is_ignored() -> None:
+    async with FakeCluster({"g0": 1}, queues=1) as cluster:
+        broker, offsets = cluster.brokers["g0"][0], cluster.logs["g0"].offsets
+        broker.send_back_code = int(ResponseCode.SUCCESS)
+        fill(cluster, 3, queues=1)
+        stuck = Stuck(ConsumeResult.RECONSUME_LATER)
+        async with consumer_of(cluster, stuck, TIMED) as consumer:
+            await until(lambda: offsets.get(("g", "T", 0)) == 2)
+            back = broker.received(RequestCode.CONSUMER_SEND_MSG_BACK)
+            assert [(r.ext or {})["delayLevel"] for r in back] == ["3", "3"]
+            assert consumer.timed_out == 2
+            assert stuck.bodies == [b"0", b"1"], "its place is not free before it returns"
+            stuck.let_go.set()
+            await until(lambda: stuck.returned == 2)
+            await until(lambda: offsets.get(("g", "T", 0)) == 3)
+            # Only the third is sent back for what the listener said.
+            back = broker.received(RequestCode.CONSUMER_SEND_MSG_BACK)
+            assert [(r.ext or {})["delayLevel"] for r in back] == ["3", "3", "0"]
+            assert consumer.timed_out == 2
+
+
+async def test_what_takes_too_long_and_no_broker_takes_is_the_listeners() -> None:
+    async with FakeCluster({"g0": 1}, queues=1) as cluster:
+        broker, offsets = cluster.brokers["g0"][0], cluster.logs["g0"].offsets
+        broker.mode = (13, "no sends today")
+        fill(cluster, 2, queues=1)
+        stuck = Stuck(ConsumeResult.SUCCESS)
+        async with consumer_of(cluster, stuck, TIMED) as consumer:
+            await until(lambda: broker.count(RequestCode.SEND_MESSAGE_V2) >= 4)  # both, twice
+            assert offsets.get(("g", "T", 0), 0) == 0 and consumer.timed_out == 0
+            stuck.let_go.set()
+            await until(lambda: offsets.get(("g", "T", 0)) == 2)
+        assert stuck.bodies == [b"0", b"1"], "once"
+
+
+async def test_an_orderly_listener_takes_as_long_as_it_likes() -> None:
+    async with FakeCluster({"g0": 1}, queues=1) as cluster:
+        broker, offsets = cluster.brokers["g0"][0], cluster.logs["g0"].offsets
+        fill(cluster, 2, queues=1)
+        stuck = Stuck(ConsumeResult.SUCCESS)
+        async with consumer_of(cluster, stuck, replace(TIMED, orderly=True)) as consumer:
+            await until(lambda: len(stuck.bodies) == 2)
+            await asyncio.sleep(0.2)
+            assert consumer.timed_out == 0 and offsets.get(("g", "T", 0), 0) == 0
+            stuck.let_go.set()
+            await until(lambda: offsets.get(("g", "T", 0)) == 2)
+        assert not broker.count(RequestCode.CONSUMER_SEND_MSG_BACK)
+
+
 async def test_retry_topic_is_consumed_with_the_topic_restored() -> None:
     async with FakeCluster({"g0": 1}) as cluster:
         cluster.name_server.topics["%RETRY%g"] = {"g0": (1, 6)}
@@ -325,6 +395,17 @@ async def test_pulling_stops_at_the_cache_limit() -> None:
             assert broker.count(RequestCode.PULL_MESSAGE) == 2, "10 cached: no further pull"
             gate.set()
             await until(lambda: sorted(got) == list(range(100)))
+
+
+async def test_pulls_that_find_something_keep_their_interval() -> None:
+    config = replace(QUICK, pull=replace(QUICK.pull, batch_size=2, interval_ms=100))
+    async with FakeCluster({"g0": 1}, queues=1) as cluster:
+        fill(cluster, 6, queues=1)
+        at: list[float] = []
+        loop = asyncio.get_running_loop()
+        async with consumer_of(cluster, lambda messages: at.append(loop.time()), config):
+            await until(lambda: len(at) == 3)
+        assert at[2] - at[0] >= 0.19
 
 
 @pytest.mark.parametrize("hint", [False, True])

@@ -18,6 +18,8 @@ from remoting.connection import (
     RawHandler,
     ServerConnection,
 )
+from remoting.tls import TlsMode
+from remoting.tlslistener import ArrivalCounts, TlsListener, TlsPolicy
 
 LOG = logging.getLogger("remoting")
 
@@ -44,7 +46,9 @@ class RemotingServer:
         server_limits: ServerLimits | None = None,
         on_raw: RawHandler | None = None,
         on_connection_closed: CloseCallback | None = None,
+        tls: TlsPolicy | None = None,
     ) -> None:
+        """`tls` None: plain connections only."""
         self._stopping = False
         self.connections: set[ServerConnection] = set()
         self.refused_count = 0  # connections closed for want of room
@@ -55,15 +59,20 @@ class RemotingServer:
         self._server_limits = server_limits or ServerLimits()
         self._on_raw = on_raw
         self._on_connection_closed = on_connection_closed
-        self._server: asyncio.Server | None = None
-        self._more: list[asyncio.Server] = []  # listeners besides, for the same clients
+        self._tls = None if tls is None or tls.mode is TlsMode.DISABLED else tls
+        self._listeners: list[asyncio.Server | TlsListener] = []  # all for the same clients
         self._idle_timer: asyncio.TimerHandle | None = None
 
     @property
     def port(self) -> int:
         """The port listened on (the real one when 0 was asked for)."""
-        assert self._server is not None, "not started"
-        return int(self._server.sockets[0].getsockname()[1])
+        assert self._listeners, "not started"
+        return int(self._listeners[0].sockets[0].getsockname()[1])
+
+    @property
+    def arrivals(self) -> list[ArrivalCounts]:
+        """Of each port that takes TLS."""
+        return [one.counts for one in self._listeners if isinstance(one, TlsListener)]
 
     @property
     def traffic_bytes(self) -> tuple[int, int]:
@@ -80,31 +89,26 @@ class RemotingServer:
 
     async def start(self, host: str = "0.0.0.0", port: int = 0) -> None:
         """Listen. Raises OSError when the address is taken or not ours."""
-        assert self._server is None, "started already"
+        assert not self._listeners, "started already"
         self._stopping = False
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(
-            self._accept, host, port, backlog=self._server_limits.backlog
-        )
+        self._listeners.append(await self._listen(host, port))
         self._schedule_idle_sweep()
 
     async def listen_also(self, host: str, port: int) -> None:
         """One port more, served as the first. Raises OSError."""
-        assert self._server is not None, "not started"
-        loop = asyncio.get_running_loop()
-        backlog = self._server_limits.backlog
-        self._more.append(await loop.create_server(self._accept, host, port, backlog=backlog))
+        assert self._listeners, "not started"
+        self._listeners.append(await self._listen(host, port))
 
     async def stop(self, grace_s: float = 2.0) -> None:
         """Stop listening, close every connection in order, abort those that take too long."""
-        if self._server is None:
+        if not self._listeners:
             return
         await self._stop_accepting()
         self._stopping = True
         if self._idle_timer is not None:
             self._idle_timer.cancel()
-        for server in (self._server, *self._more):
-            server.close()
+        for listener in self._listeners:
+            listener.close()
         open_connections = list(self.connections)
         for connection in open_connections:
             connection.close("server stops")
@@ -114,17 +118,24 @@ class RemotingServer:
             for connection in open_connections:
                 connection.abort("server stops")
             await asyncio.gather(*waits)
-        for server in (self._server, *self._more):
-            await server.wait_closed()
-        self._server = None
-        self._more.clear()
+        for listener in self._listeners:
+            await listener.wait_closed()
+        self._listeners.clear()
+
+    async def _listen(self, host: str, port: int) -> asyncio.Server | TlsListener:
+        backlog = self._server_limits.backlog
+        if self._tls is None:
+            loop = asyncio.get_running_loop()
+            return await loop.create_server(self._accept, host, port, backlog=backlog)
+        listener = TlsListener(self._accept, self._tls)
+        await listener.listen(host, port, backlog=backlog)
+        return listener
 
     async def _stop_accepting(self) -> None:
         """Take no more connections, and wait for those that are taken already to be known: asyncio
         (before 3.12) lets go of them, open, when the listening socket closes in between."""
-        assert self._server is not None
         loop = asyncio.get_running_loop()
-        for server in (self._server, *self._more):
+        for server in self._listeners:
             for listener in server.sockets:
                 loop.remove_reader(listener.fileno())
         for _ in range(2):  # the transport is made, then its connection

@@ -1,0 +1,343 @@
+"""TLS contexts from files, and their renewal when the files change. Shell: reads files.
+
+Python's ssl over OpenSSL; versions below 1.2 are refused, ciphers are OpenSSL's. Certificates are
+looked at before they are used: a trial handshake in memory proves that certificate and key belong
+together, and that the certificate may be used the way it is going to be. What is wrong is a
+`TlsError` that names the file.
+
+`Renewed` is a context that follows its files: `look` (blocking, call it now and then) makes another
+one when they changed, which new connections use. Files that cannot be used change nothing, are
+logged once, and stay visible in `error`; so do files with an expired certificate, unless there is
+nothing better.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import ssl
+import time
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol
+
+from remoting.codes import ResponseCode
+from remoting.errors import RemotingError
+
+LOG = logging.getLogger("remoting.tls")
+
+HANDSHAKE_ROUNDS_MAX = 10  # of a trial; TLS needs three
+# OpenSSL's X509_V_FLAG_NO_CHECK_TIME, for which Python has no name: a trial tells an expired
+# certificate from a wrong one.
+NO_CHECK_TIME = 0x200000
+CERTIFICATE_LINE = "-----BEGIN CERTIFICATE-----"
+
+
+class TlsError(RemotingError):
+    """TLS cannot be had as configured; the text names the file and what is wrong with it."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code=ResponseCode.SYSTEM_ERROR)
+
+
+class TlsMode(StrEnum):
+    """What a listener takes: as Apache's tls.server.mode."""
+
+    DISABLED = "disabled"  # plain connections only
+    PERMISSIVE = "permissive"  # both
+    ENFORCING = "enforcing"  # TLS only
+
+
+class ClientAuth(StrEnum):
+    """Whether clients show certificates: as Apache's tls.server.need.client.auth. One that is shown
+    must be signed by the trust store in any case."""
+
+    NONE = "none"
+    OPTIONAL = "optional"
+    REQUIRE = "require"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerTls:
+    """Files in PEM. `cert_path` holds the certificate and those between it and the CA;
+    `key_path` "": the key is in the same file."""
+
+    cert_path: str
+    key_path: str = ""
+    key_password: str = field(default="", repr=False)
+    trust_path: str = ""  # CAs of clients' certificates
+    client_auth: ClientAuth = ClientAuth.NONE
+
+
+@dataclass(frozen=True, slots=True)
+class ClientTls:
+    """Files in PEM. Without a certificate of its own a client shows none."""
+
+    trust_path: str = ""  # CAs of servers; "": those that the system trusts
+    cert_path: str = ""
+    key_path: str = ""
+    key_password: str = field(default="", repr=False)
+    auth_server: bool = True  # False: anybody may be the server; for trying things out only
+    check_host_name: bool = True  # the certificate must be for the host that was dialled
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """What operators want to know of a certificate of ours. Times in seconds since the epoch."""
+
+    subject: str
+    issuer: str
+    not_before_s: float
+    not_after_s: float
+
+    def usable_at(self, now_s: float) -> bool:
+        return self.not_before_s <= now_s < self.not_after_s
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A context, and the certificate that it shows (None: none)."""
+
+    context: ssl.SSLContext
+    certificate: Certificate | None
+
+
+class TlsContext(Protocol):
+    """Whoever has the context that connections begin with at this moment."""
+
+    @property
+    def context(self) -> ssl.SSLContext: ...
+
+
+def build_server(settings: ServerTls) -> Built:
+    """Blocking. Raises TlsError."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if not settings.cert_path:
+        raise TlsError("a TLS server needs a certificate: no file is named")
+    _load_identity(context, settings.cert_path, settings.key_path, settings.key_password)
+    if settings.client_auth is not ClientAuth.NONE:
+        if not settings.trust_path:
+            raise TlsError("client certificates are asked for, and no trust store is named")
+        _load_trust(context, settings.trust_path)
+        context.verify_mode = (
+            ssl.CERT_REQUIRED if settings.client_auth is ClientAuth.REQUIRE else ssl.CERT_OPTIONAL
+        )
+    return Built(context, _certificate(settings, ssl.Purpose.SERVER_AUTH))
+
+
+def build_client(settings: ClientTls) -> Built:
+    """Blocking. Raises TlsError."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.check_hostname = settings.auth_server and settings.check_host_name
+    if not settings.auth_server:
+        context.verify_mode = ssl.CERT_NONE
+    elif settings.trust_path:
+        _load_trust(context, settings.trust_path)
+    else:
+        context.load_default_certs()
+    if not settings.cert_path:
+        if settings.key_path:
+            raise TlsError(f"key file {settings.key_path}: no certificate file is named for it")
+        return Built(context, None)
+    _load_identity(context, settings.cert_path, settings.key_path, settings.key_password)
+    return Built(context, _certificate(settings, ssl.Purpose.CLIENT_AUTH))
+
+
+class Renewed:
+    """A context that follows its files; see the module. The constructor is blocking and raises
+    TlsError."""
+
+    def __init__(self, settings: ServerTls | ClientTls, name: str) -> None:
+        """`name`: what it is for, in messages and metrics."""
+        self.name = name
+        self.error = ""  # why the files as they are now are not in use; "": they are
+        self.renewed_count = 0
+        self._settings = settings
+        self._seen = self._state_of_files()
+        built = self._build()
+        self.context, self.certificate = built.context, built.certificate
+        if self.certificate is not None and not self.certificate.usable_at(time.time()):
+            LOG.error("tls_certificate_not_valid_now for=%s %s", name, self._validity())
+
+    def look(self) -> None:
+        """Take over files that changed. Blocking; one call at a time."""
+        seen = self._state_of_files()
+        if seen == self._seen:
+            return
+        self._seen = seen
+        try:
+            built = self._build()
+            self._check_better(built)
+        except TlsError as error:
+            self.error = str(error)
+            LOG.error("tls_not_renewed for=%s: %s; what was there is kept", self.name, error)
+            return
+        self.error = ""
+        self.context, self.certificate = built.context, built.certificate
+        self.renewed_count += 1
+        LOG.info("tls_renewed for=%s %s", self.name, self._validity())
+
+    def _build(self) -> Built:
+        settings = self._settings
+        if isinstance(settings, ServerTls):
+            return build_server(settings)
+        return build_client(settings)
+
+    def _check_better(self, built: Built) -> None:
+        now_s = time.time()
+        old, new = self.certificate, built.certificate
+        if old is None or new is None or new.usable_at(now_s) or not old.usable_at(now_s):
+            return
+        words = "has expired" if new.not_after_s <= now_s else "is not valid yet"
+        raise TlsError(f"certificate file {self._settings.cert_path}: the certificate {words}")
+
+    def _validity(self) -> str:
+        certificate = self.certificate
+        if certificate is None:
+            return "certificate=none"
+        until = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(certificate.not_after_s))
+        return f"certificate={certificate.subject!r} until={until}"
+
+    def _state_of_files(self) -> list[tuple[int, ...]]:
+        settings = self._settings
+        paths = (settings.cert_path, settings.key_path, settings.trust_path)
+        return [_file_state(path) for path in paths if path]
+
+
+def words_of(error: BaseException) -> str:
+    """Why a connection did not come about, for a person who did not read OpenSSL's sources."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"the certificate is refused: {error.verify_message}"
+    if isinstance(error, ssl.SSLError):
+        reason = (error.reason or str(error)).lower().replace("_", " ")
+        if reason in ("wrong version number", "record layer failure", "http request"):
+            return f"TLS: {reason}: the other side does not speak TLS"
+        return f"TLS: {reason}"
+    if isinstance(error, OSError) and (error.errno or 0) > 0:
+        # asyncio's own text says the address again, and an errno.
+        return os.strerror(error.errno or 0)
+    if isinstance(error, ConnectionResetError) and not error.args:  # uvloop has no words for it
+        return "closed by the other side during the handshake: perhaps it does not take TLS"
+    return str(error) or type(error).__name__
+
+
+def _file_state(path: str) -> tuple[int, ...]:
+    """Changes whenever the file does, also when a symbolic link is set to another."""
+    try:
+        state = os.stat(path)
+    except OSError:
+        return ()
+    return state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns
+
+
+def _load_identity(context: ssl.SSLContext, cert: str, key: str, password: str) -> None:
+    if CERTIFICATE_LINE not in _text(cert, "certificate"):
+        raise TlsError(f"certificate file {cert}: holds no certificate in PEM")
+    if "PRIVATE KEY-----" not in _text(key or cert, "key"):
+        raise TlsError(f"key file {key or cert}: holds no private key in PEM")
+    asked = False
+
+    def tell() -> str:
+        nonlocal asked
+        asked = True
+        return password
+
+    try:
+        context.load_cert_chain(cert, key or None, tell)
+    except (ssl.SSLError, ValueError) as error:  # ValueError: of a password too long
+        reason = getattr(error, "reason", None) or str(error)
+        if reason == "KEY_VALUES_MISMATCH":
+            raise TlsError(f"key file {key or cert}: is not the key of {cert}") from error
+        if asked:
+            words = "the password is wrong" if password else "is encrypted, and no password is set"
+            raise TlsError(f"key file {key or cert}: {words}") from error
+        where = f"certificate file {cert}" + (f", key file {key}" if key else "")
+        raise TlsError(f"{where}: cannot be read: {reason}") from error
+
+
+def _load_trust(context: ssl.SSLContext, path: str) -> None:
+    if CERTIFICATE_LINE not in _text(path, "trust"):
+        raise TlsError(f"trust file {path}: holds no certificate in PEM")
+    try:
+        context.load_verify_locations(cafile=path)
+    except ssl.SSLError as error:
+        raise TlsError(f"trust file {path}: cannot be read: {error.reason or error}") from error
+
+
+def _text(path: str, what: str) -> str:
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:
+            return file.read()
+    except OSError as error:
+        raise TlsError(f"{what} file {path}: {error.strerror}") from error
+
+
+def _certificate(settings: ServerTls | ClientTls, purpose: ssl.Purpose) -> Certificate:
+    """The certificate that others will see, after a handshake in memory in which it plays the part
+    of `purpose`. Raises TlsError."""
+    path = settings.cert_path
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False
+    judge = client if purpose is ssl.Purpose.SERVER_AUTH else server
+    for context in (server, client):
+        context.verify_mode = ssl.CERT_REQUIRED if context is judge else ssl.CERT_NONE
+        _load_identity(context, path, settings.key_path, settings.key_password)
+    # Only the certificate itself is judged here: it need not be signed by anybody.
+    judge.load_verify_locations(cadata=_first_certificate(path))
+    flags = int(judge.verify_flags) | int(ssl.VERIFY_X509_PARTIAL_CHAIN) | NO_CHECK_TIME
+    judge.verify_flags = ssl.VerifyFlags(flags)
+    try:
+        of_server, of_client = _handshake(server, client)
+    except ssl.SSLCertVerificationError as error:
+        raise TlsError(f"certificate file {path}: {error.verify_message}") from error
+    except ssl.SSLError as error:
+        raise TlsError(f"certificate file {path}: of no use: {error.reason or error}") from error
+    shown = (of_server if judge is server else of_client).getpeercert()
+    assert shown, "a verified certificate is told"
+    return Certificate(
+        _name(shown.get("subject")),
+        _name(shown.get("issuer")),
+        float(ssl.cert_time_to_seconds(str(shown["notBefore"]))),
+        float(ssl.cert_time_to_seconds(str(shown["notAfter"]))),
+    )
+
+
+def _first_certificate(path: str) -> str:
+    """Of a file that begins with the certificate and goes on with its issuers."""
+    text = _text(path, "certificate")
+    start = text.index(CERTIFICATE_LINE)
+    end_line = CERTIFICATE_LINE.replace("BEGIN", "END")
+    end = text.find(end_line, start)
+    if end < 0:
+        raise TlsError(f"certificate file {path}: the certificate does not end")
+    return text[start : end + len(end_line)] + "\n"
+
+
+def _handshake(
+    server: ssl.SSLContext, client: ssl.SSLContext
+) -> tuple[ssl.SSLObject, ssl.SSLObject]:
+    """Both sides, done. Raises SSLError."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    sides = (
+        server.wrap_bio(to_server, to_client, server_side=True),
+        client.wrap_bio(to_client, to_server),
+    )
+    for _ in range(HANDSHAKE_ROUNDS_MAX):
+        waiting = False
+        for side in reversed(sides):
+            try:
+                side.do_handshake()
+            except ssl.SSLWantReadError:
+                waiting = True
+        if not waiting:
+            return sides
+    raise AssertionError("a handshake that does not end")
+
+
+def _name(parts: Any) -> str:
+    """A subject or issuer as one line."""
+    pairs = [f"{key}={value}" for part in parts or () for key, value in part]
+    return ", ".join(pairs)

@@ -1,0 +1,313 @@
+"""A listener whose connections may be TLS, plain, or both on one port. Shell.
+
+A connection that was accepted is told apart by its first byte, which is only looked at (MSG_PEEK):
+0x16 is a ClientHello, anything else a plain client. Then the socket goes to the event loop, with or
+without TLS, and nothing here touches it again: plain connections cost no more per message than
+those of an ordinary listener.
+
+Limits. `arriving_max` connections that are not told apart yet or in their handshake: beyond it the
+one that has been silent longest is closed, if that is more than `grace_s`; else nothing is accepted
+until one is through. `patience_s` for the first byte, and again for the handshake. It costs about a
+millisecond of this loop: only `starts_per_turn` begin in one turn of it, so that clients that all
+come back at once do not hold up what else the loop does (a leader's heartbeats, say).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from remoting.tls import TlsContext, TlsMode, words_of
+
+LOG = logging.getLogger("remoting.tls")
+
+CLIENT_HELLO = 0x16  # the first byte of a TLS handshake record
+ACCEPTS_PER_TURN = 64
+ACCEPT_PAUSE_S = 1.0  # when the process or the machine is out of descriptors or memory
+SOURCES_MAX = 1_024  # that are remembered not to flood the log
+SILENCE_S = 60.0  # between two lines of the log about one source
+
+Factory = Callable[[], asyncio.BaseProtocol]
+
+
+@dataclass(frozen=True, slots=True)
+class ArrivalLimits:
+    """See the module; times in seconds."""
+
+    arriving_max: int = 1_024
+    grace_s: float = 1.0  # a client that means it has said its first byte by then
+    patience_s: float = 10.0
+    starts_per_turn: int = 8
+
+
+@dataclass(frozen=True, slots=True)
+class TlsPolicy:
+    """What a listener takes, and with which certificate."""
+
+    mode: TlsMode
+    source: TlsContext
+    limits: ArrivalLimits = ArrivalLimits()
+
+
+@dataclass(slots=True)
+class ArrivalCounts:
+    """Since the start."""
+
+    tls: int = 0  # handshakes that were finished
+    plain: int = 0
+    plain_refused: int = 0  # enforcing
+    failed: int = 0  # handshakes that failed, or took too long
+    silent: int = 0  # closed because they said nothing
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class _Arrival:
+    """A connection that is not through yet."""
+
+    socket: socket.socket
+    source: str  # the address it comes from, without the port
+    since_s: float  # loop time
+
+
+class TlsListener:
+    """See the module; stands where an asyncio.Server stands."""
+
+    def __init__(self, factory: Factory, policy: TlsPolicy) -> None:
+        self.counts = ArrivalCounts()
+        self.sockets: list[socket.socket] = []
+        self._factory = factory
+        self._policy = policy
+        self._limits = policy.limits
+        self._loop = asyncio.get_running_loop()
+        self._silent: dict[_Arrival, asyncio.TimerHandle] = {}  # the longest silent first
+        self._waiting: deque[_Arrival] = deque()  # for their handshake to begin
+        self._tasks: dict[asyncio.Task[None], _Arrival] = {}
+        self._accepting = False
+        self._closed = False
+        self._resume: asyncio.TimerHandle | None = None
+        self._told: dict[str, float] = {}  # source → when the log last spoke of it
+
+    @property
+    def arriving(self) -> int:
+        """Connections that are not through yet."""
+        return len(self._silent) + len(self._waiting) + len(self._tasks)
+
+    async def listen(
+        self,
+        host: str,
+        port: int,
+        *,
+        bound: socket.socket | None = None,
+        backlog: int = 1024,
+    ) -> None:
+        """As loop.create_server: on every address of `host`, or on a socket that is bound already.
+        Raises OSError."""
+        if bound is not None:
+            bound.listen(backlog)
+            self.sockets.append(bound)
+        else:
+            infos = await self._loop.getaddrinfo(
+                host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )
+            try:
+                for family, address in dict.fromkeys((info[0], info[4]) for info in infos):
+                    self.sockets.append(
+                        socket.create_server(address, family=family, backlog=backlog)
+                    )
+            except OSError:
+                self.close()
+                raise
+        for listener in self.sockets:
+            listener.setblocking(False)
+        self._accept_again()
+
+    def close(self) -> None:
+        """Accept no more, and hang up on whoever is not through yet; `wait_closed` waits for
+        those."""
+        self._closed = True
+        self._stop_accepting()
+        if self._resume is not None:
+            self._resume.cancel()
+        for listener in self.sockets:
+            listener.close()
+        for silent in list(self._silent):
+            self._forget(silent)
+            silent.socket.close()
+        while self._waiting:
+            self._waiting.popleft().socket.close()
+        for in_handshake in self._tasks.values():
+            # Not cancelled: uvloop closes such a transport without connection_lost. This way the
+            # handshake fails by itself, or the connection is its owner's to close.
+            _hang_up(in_handshake.socket)
+
+    async def wait_closed(self) -> None:
+        if self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # ---- accepting --------------------------------------------------------------------------
+
+    def _accept_again(self) -> None:
+        self._resume = None
+        if not self._closed and not self._accepting:
+            self._accepting = True
+            for listener in self.sockets:
+                self._loop.add_reader(listener, self._accept, listener)
+
+    def _stop_accepting(self, for_s: float | None = None) -> None:
+        """Until `_left` says that there is room, and at most `for_s` (None: until then only)."""
+        if self._accepting:
+            self._accepting = False
+            for listener in self.sockets:
+                self._loop.remove_reader(listener)
+        if for_s is not None:
+            self._resume = self._loop.call_later(for_s, self._accept_again)
+
+    def _accept(self, listener: socket.socket) -> None:
+        for _ in range(ACCEPTS_PER_TURN):
+            if not self._has_room():
+                return
+            try:
+                accepted, address = listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                LOG.error("accept_failed: %s", error)
+                self._stop_accepting(ACCEPT_PAUSE_S)
+                return
+            if self.arriving >= self._limits.arriving_max:
+                self._give_up(next(iter(self._silent)))
+            accepted.setblocking(False)
+            self._arrive(_Arrival(accepted, str(address[0]), self._loop.time()))
+
+    def _has_room(self) -> bool:
+        """For one more, if need be in the place of a silent one; without, accepting pauses."""
+        if self.arriving < self._limits.arriving_max:
+            return True
+        longest = next(iter(self._silent), None)
+        if longest is None:
+            self._stop_accepting()
+            return False
+        silent_s = self._loop.time() - longest.since_s
+        if silent_s < self._limits.grace_s:
+            self._stop_accepting(self._limits.grace_s - silent_s)
+            return False
+        return True
+
+    def _left(self) -> None:
+        """One more is through, or gone."""
+        if self._closed or self._accepting:
+            return
+        if self._resume is not None:
+            self._resume.cancel()
+        self._accept_again()
+
+    # ---- the first byte ---------------------------------------------------------------------
+
+    def _arrive(self, arrived: _Arrival) -> None:
+        if self._tell_apart(arrived):
+            return
+        self._silent[arrived] = self._loop.call_later(
+            self._limits.patience_s, self._give_up, arrived
+        )
+        self._loop.add_reader(arrived.socket, self._spoke, arrived)
+
+    def _spoke(self, arrived: _Arrival) -> None:
+        self._forget(arrived)
+        if not self._tell_apart(arrived):
+            self._arrive(arrived)  # woken for nothing
+        self._left()
+
+    def _tell_apart(self, arrived: _Arrival) -> bool:
+        """False: it has not said anything yet."""
+        try:
+            first = arrived.socket.recv(1, socket.MSG_PEEK)
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError:
+            first = b""
+        if not first:  # gone before it said anything
+            arrived.socket.close()
+        elif first[0] == CLIENT_HELLO:
+            self._waiting.append(arrived)
+            if len(self._waiting) == 1:
+                self._loop.call_soon(self._start_some)
+        elif self._policy.mode is TlsMode.ENFORCING:
+            self.counts.plain_refused += 1
+            self._tell(arrived, "plain_refused", self.counts.plain_refused, "this port takes TLS")
+            arrived.socket.close()
+        else:
+            self._start(arrived, None)
+        return True
+
+    def _give_up(self, silent: _Arrival) -> None:
+        self.counts.silent += 1
+        self._forget(silent)
+        silent.socket.close()
+        self._left()
+
+    def _forget(self, silent: _Arrival) -> None:
+        self._silent.pop(silent).cancel()
+        self._loop.remove_reader(silent.socket)
+
+    # ---- handing over -----------------------------------------------------------------------
+
+    def _start_some(self) -> None:
+        for _ in range(min(len(self._waiting), self._limits.starts_per_turn)):
+            self._start(self._waiting.popleft(), self._policy.source.context)
+        if self._waiting:
+            self._loop.call_soon(self._start_some)
+
+    def _start(self, arrived: _Arrival, context: ssl.SSLContext | None) -> None:
+        task = self._loop.create_task(self._hand_over(arrived, context))
+        self._tasks[task] = arrived
+        task.add_done_callback(self._handed_over)
+
+    async def _hand_over(self, arrived: _Arrival, context: ssl.SSLContext | None) -> None:
+        if context is None:
+            await self._loop.connect_accepted_socket(self._factory, arrived.socket)
+            self.counts.plain += 1
+            return
+        try:
+            await self._loop.connect_accepted_socket(
+                self._factory,
+                arrived.socket,
+                ssl=context,
+                ssl_handshake_timeout=self._limits.patience_s,
+            )
+        except OSError as error:  # TLS's, and those of the connection
+            self.counts.failed += 1
+            if not self._closed:
+                self._tell(arrived, "handshake_failed", self.counts.failed, words_of(error))
+            return
+        self.counts.tls += 1
+
+    def _handed_over(self, task: asyncio.Task[None]) -> None:
+        arrived = self._tasks.pop(task)
+        self._left()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            arrived.socket.close()
+            context = {"message": "a connection could not be handed over", "exception": error}
+            self._loop.call_exception_handler(context)
+
+    def _tell(self, arrived: _Arrival, event: str, total: int, reason: str) -> None:
+        """In the log, once a source and a while."""
+        source, now_s = arrived.source, self._loop.time()
+        if now_s - self._told.get(source, -SILENCE_S) < SILENCE_S:
+            return
+        self._told.pop(source, None)
+        if len(self._told) >= SOURCES_MAX:
+            del self._told[next(iter(self._told))]
+        self._told[source] = now_s
+        LOG.warning("%s from=%s total=%d reason=%s", event, source, total, reason)
+
+
+def _hang_up(connected: socket.socket) -> None:
+    try:
+        connected.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass  # the other side was first

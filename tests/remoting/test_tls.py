@@ -1,0 +1,202 @@
+"""Contexts from files: what is wrong with them is said, and they are renewed."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from pathlib import Path
+
+import pytest
+from cryptography.x509 import ExtendedKeyUsageOID
+
+from remoting.tls import (
+    ClientAuth,
+    ClientTls,
+    Renewed,
+    ServerTls,
+    TlsError,
+    build_client,
+    build_server,
+    words_of,
+)
+from tests.certificates import Authority, self_signed
+
+
+@pytest.fixture
+def ca(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+def test_a_server_of_certificate_key_and_trust(ca: Authority) -> None:
+    cert, key = ca.issue("server", password="open sesame")
+    built = build_server(ServerTls(cert, key, "open sesame", ca.path, ClientAuth.REQUIRE))
+    assert built.context.verify_mode is ssl.CERT_REQUIRED
+    assert built.context.minimum_version is ssl.TLSVersion.TLSv1_2
+    assert built.certificate is not None
+    assert "tests, ca" in built.certificate.issuer
+    optional = build_server(ServerTls(cert, key, "open sesame", ca.path, ClientAuth.OPTIONAL))
+    assert optional.context.verify_mode is ssl.CERT_OPTIONAL
+    assert "open sesame" not in repr(ServerTls(cert, key, "open sesame"))
+
+
+def test_certificate_and_key_in_one_file(ca: Authority, tmp_path: Path) -> None:
+    cert, key = ca.issue("server")
+    both = tmp_path / "both.pem"
+    both.write_bytes(Path(key).read_bytes() + Path(cert).read_bytes())
+    assert build_server(ServerTls(str(both))).certificate is not None
+
+
+def test_a_client_checks_unless_told_otherwise(ca: Authority) -> None:
+    strict = build_client(ClientTls(ca.path)).context
+    assert strict.check_hostname
+    assert strict.verify_mode is ssl.CERT_REQUIRED
+    assert build_client(ClientTls()).context.verify_mode is ssl.CERT_REQUIRED
+    other_name = build_client(ClientTls(ca.path, check_host_name=False)).context
+    assert not other_name.check_hostname
+    assert other_name.verify_mode is ssl.CERT_REQUIRED
+    anybody = build_client(ClientTls(auth_server=False)).context
+    assert not anybody.check_hostname
+    assert anybody.verify_mode is ssl.CERT_NONE
+    cert, key = ca.issue("client")
+    assert build_client(ClientTls(ca.path, cert, key)).certificate is not None
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("no certificate file", "certificate file {d}/none: No such file or directory"),
+        ("no key file", "key file {d}/none: No such file or directory"),
+        ("no trust file", "trust file {d}/none: No such file or directory"),
+        ("certificate is text", "certificate file {d}/text: holds no certificate in PEM"),
+        ("key is text", "key file {d}/text: holds no private key in PEM"),
+        ("trust is text", "trust file {d}/text: holds no certificate in PEM"),
+        ("certificate is damaged", "certificate file {d}/damaged, key file {d}/s.key: cannot be"),
+        ("trust is damaged", "trust file {d}/damaged: cannot be read: "),
+        ("key of another", "key file {d}/other.key: is not the key of {d}/s.crt"),
+        ("no password", "key file {d}/locked.key: is encrypted, and no password is set"),
+        ("wrong password", "key file {d}/locked.key: the password is wrong"),
+        ("nothing named", "a TLS server needs a certificate: no file is named"),
+        ("no trust named", "client certificates are asked for, and no trust store is named"),
+    ],
+)
+def test_what_is_wrong_is_said(ca: Authority, tmp_path: Path, what: str, words: str) -> None:
+    cert, key = ca.issue("s")
+    _, other = ca.issue("other")
+    locked_cert, locked = ca.issue("locked", password="right")
+    text, damaged, none = (str(tmp_path / name) for name in ("text", "damaged", "none"))
+    Path(text).write_text("hello\n")
+    Path(damaged).write_text(Path(cert).read_text().replace("\nMII", "\nAAA"))
+    need = ClientAuth.REQUIRE
+    settings = {
+        "no certificate file": ServerTls(none, key),
+        "no key file": ServerTls(cert, none),
+        "no trust file": ServerTls(cert, key, "", none, need),
+        "certificate is text": ServerTls(text, key),
+        "key is text": ServerTls(cert, text),
+        "trust is text": ServerTls(cert, key, "", text, need),
+        "certificate is damaged": ServerTls(damaged, key),
+        "trust is damaged": ServerTls(cert, key, "", damaged, need),
+        "key of another": ServerTls(cert, other),
+        "no password": ServerTls(locked_cert, locked),
+        "wrong password": ServerTls(locked_cert, locked, "wrong"),
+        "nothing named": ServerTls(""),
+        "no trust named": ServerTls(cert, key, "", "", need),
+    }
+    with pytest.raises(TlsError) as caught:
+        build_server(settings[what])
+    assert str(caught.value).startswith(words.format(d=tmp_path)), str(caught.value)
+
+
+def test_a_key_without_a_certificate(ca: Authority) -> None:
+    _, key = ca.issue("client")
+    with pytest.raises(TlsError, match="no certificate file is named for it"):
+        build_client(ClientTls(ca.path, "", key))
+
+
+def test_a_certificate_that_may_not_be_used_so(tmp_path: Path) -> None:
+    """The purpose is looked at here, not by the first who connects."""
+    cert, key = self_signed(tmp_path, ExtendedKeyUsageOID.CLIENT_AUTH)
+    assert build_client(ClientTls(cert, cert, key)).certificate is not None
+    with pytest.raises(TlsError, match=r"certificate file .*purpose"):
+        build_server(ServerTls(cert, key))
+    cert, key = self_signed(tmp_path, ExtendedKeyUsageOID.SERVER_AUTH)
+    assert build_server(ServerTls(cert, key)).certificate is not None
+    with pytest.raises(TlsError, match=r"certificate file .*purpose"):
+        build_client(ClientTls(cert, cert, key))
+
+
+def test_files_that_change_are_taken_over(ca: Authority) -> None:
+    cert, key = ca.issue("server")
+    renewed = Renewed(ServerTls(cert, key), "server")
+    first, before = renewed.context, renewed.certificate
+    renewed.look()
+    assert renewed.context is first
+    ca.issue("server")
+    renewed.look()
+    assert renewed.context is not first
+    assert renewed.certificate != before
+    assert (renewed.renewed_count, renewed.error) == (1, "")
+
+
+def test_a_link_that_is_set_to_another_file_is_a_change(ca: Authority, tmp_path: Path) -> None:
+    """As container orchestrators renew what they mount."""
+    link = tmp_path / "current"
+    for number in (1, 2):
+        (tmp_path / f"v{number}").mkdir()
+        for path in ca.issue("server"):
+            os.replace(path, tmp_path / f"v{number}" / Path(path).name)
+    link.symlink_to(tmp_path / "v1")
+    renewed = Renewed(ServerTls(f"{link}/server.crt", f"{link}/server.key"), "server")
+    fresh = tmp_path / "fresh"
+    fresh.symlink_to(tmp_path / "v2")
+    fresh.replace(link)
+    renewed.look()
+    assert renewed.renewed_count == 1
+
+
+def test_broken_files_change_nothing_and_are_told(
+    ca: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    cert, key = ca.issue("server")
+    renewed = Renewed(ServerTls(cert, key), "server")
+    first = renewed.context
+    good = Path(cert).read_bytes()
+    for broken, words in ((b"", "holds no certificate in PEM"), (good[:300], "does not end")):
+        Path(cert).write_bytes(broken)
+        for _ in range(3):
+            renewed.look()
+        assert renewed.context is first
+        assert words in renewed.error or "cannot be read" in renewed.error
+    assert caplog.text.count("tls_not_renewed") == 2  # once each, not at every look
+    Path(cert).unlink()
+    renewed.look()
+    assert "No such file" in renewed.error
+    Path(cert).write_bytes(good)
+    renewed.look()
+    assert (renewed.error, renewed.renewed_count) == ("", 1)
+
+
+def test_an_expired_certificate_replaces_none_that_is_valid(
+    ca: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    cert, key = ca.issue("server", expired=True)
+    renewed = Renewed(ServerTls(cert, key), "server")  # better than no server at all
+    assert "tls_certificate_not_valid_now" in caplog.text
+    ca.issue("server")
+    renewed.look()
+    good = renewed.context
+    assert renewed.error == ""
+    ca.issue("server", expired=True)
+    renewed.look()
+    assert renewed.context is good
+    assert "the certificate has expired" in renewed.error
+
+
+def test_reasons_in_words() -> None:
+    assert words_of(ConnectionRefusedError(111, "Connect call failed ('127.0.0.1', 1)")) == (
+        "Connection refused"
+    )
+    assert words_of(ConnectionResetError("hung up")) == "hung up"
+    error = ssl.SSLError(1, "[SSL: WRONG_VERSION_NUMBER] wrong version number (_ssl.c:1)")
+    error.reason = "WRONG_VERSION_NUMBER"
+    assert words_of(error).endswith("the other side does not speak TLS")

@@ -1,15 +1,16 @@
-"""What brokers and administrators ask of a push consumer, and its answers (section 4.3)."""
+"""What brokers and administrators ask of a consumer, and its answers (section 4.3)."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
 from client.decode import decode_messages
+from client.listen import Deliverer
 from client.message import MessageQueue
-from client.runninginfo import running_info
+from client.runninginfo import Told, running_info
 from remoting.admin_headers import ResetOffsetHeader
 from remoting.codes import RequestCode, ResponseCode
 from remoting.command import RemotingCommand
@@ -18,41 +19,53 @@ from remoting.fastjson import MessageQueue as WireQueue
 from remoting.fastjson import dumps, loads_object
 from store.record import RecordError
 
-if TYPE_CHECKING:
-    from client.consumer import PushConsumer
-
 logger = logging.getLogger(__name__)
 
 
-class Asked:
-    """Handlers of one consumer."""
+class AskedConsumer(Told, Protocol):
+    """What is needed of a consumer here."""
 
-    def __init__(self, consumer: PushConsumer) -> None:
+    group: str
+
+    def ids_changed(self, request: RemotingCommand) -> None:
+        """40: the group's members changed."""
+        ...
+
+    async def go_on_at(self, offsets: Mapping[MessageQueue, int]) -> int:
+        """An administrator moves the group: of the queues that are held, how many are moved."""
+        ...
+
+
+class Asked:
+    """Handlers of one consumer. `deliverer()`: its listener's; None for one without a listener,
+    which does not know 309."""
+
+    def __init__(
+        self, consumer: AskedConsumer, deliverer: Callable[[], Deliverer] | None = None
+    ) -> None:
         self._consumer = consumer
+        self._deliverer = deliverer
 
     def handlers(self) -> Mapping[int, Handler]:
-        return {
+        known: dict[int, Handler] = {
             RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: self._ids_changed,
             RequestCode.RESET_CONSUMER_CLIENT_OFFSET: self._reset,
             RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: self._status,
             RequestCode.GET_CONSUMER_RUNNING_INFO: self._running_info,
-            RequestCode.CONSUME_MESSAGE_DIRECTLY: self._consume_directly,
         }
+        if self._deliverer is not None:
+            known[RequestCode.CONSUME_MESSAGE_DIRECTLY] = self._consume_directly
+        return known
 
     def _ids_changed(self, _connection: Connection, request: RemotingCommand) -> None:
-        self._consumer.rebalancer.ids_changed(request)
+        self._consumer.ids_changed(request)
 
     async def _reset(self, _connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """220: go on at the offsets in the body, for the queues that are held."""
         header = ResetOffsetHeader.parse(request.ext)
-        consumer = self._consumer
         count = 0
-        if header.group == consumer.group:
-            for key, offset in reset_table(request.body).items():
-                if key in consumer.workers:
-                    await consumer.seek(key, offset)
-                    count += 1
-            await consumer.commit()
+        if header.group == self._consumer.group:
+            count = await self._consumer.go_on_at(reset_table(request.body))
         logger.warning("offsets_reset topic=%s queues=%d", header.topic, count)
         return RemotingCommand.response_to(request, ResponseCode.SUCCESS)
 
@@ -84,11 +97,12 @@ class Asked:
             messages = decode_messages(request.body, name)
         except RecordError as error:
             return RemotingCommand.response_to(request, ResponseCode.SYSTEM_ERROR, str(error))
-        done = await self._consumer.deliverer.offer(messages)
+        assert self._deliverer is not None
+        done = await self._deliverer().offer(messages)
         result = {
             "autoCommit": True,
             "consumeResult": "CR_SUCCESS" if done else "CR_LATER",
-            "order": self._consumer.config.orderly,
+            "order": self._consumer.orderly,
             "spentTimeMills": round((time.monotonic() - started_s) * 1000),
         }
         return RemotingCommand.response_to(request, ResponseCode.SUCCESS, None, {}, dumps(result))

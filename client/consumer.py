@@ -48,6 +48,7 @@ from client.rebalance import Rebalancer
 from client.route import ReplicaGroup
 from client.sendback import SendBack
 from client.subscription import ALL, Subscription, check_in_broker, subscribe
+from remoting.command import RemotingCommand
 from remoting.errors import RemotingError
 
 logger = logging.getLogger(__name__)
@@ -87,6 +88,8 @@ class PushConsumer:
     `on_committing(queue, offset)` before a commit that waits for that is sent.
     """
 
+    consume_type = "CONSUME_PASSIVELY"
+
     def __init__(
         self,
         group: str,
@@ -121,7 +124,7 @@ class PushConsumer:
             config.rebalance_interval_ms,
         )
         self._subscriptions = self._rebalancer.subscriptions
-        self._asked = Asked(self)
+        self._asked = Asked(self, self._delivering)
         self._greeting: asyncio.Task[Any] | None = None
         self._retry_look: asyncio.TimerHandle | None = None
         self.started_ms = 0
@@ -373,7 +376,7 @@ class PushConsumer:
             "consumerDataSet": [
                 {
                     "groupName": self.group,
-                    "consumeType": "CONSUME_PASSIVELY",
+                    "consumeType": self.consume_type,
                     "messageModel": self.config.message_model.value,
                     "consumeFromWhere": self.config.consume_from.value,
                     "unitMode": False,
@@ -388,23 +391,36 @@ class PushConsumer:
 
     # ---- for client.asked
 
+    def ids_changed(self, request: RemotingCommand) -> None:
+        self._rebalancer.ids_changed(request)
+
+    async def go_on_at(self, offsets: Mapping[MessageQueue, int]) -> int:
+        held = {queue: offset for queue, offset in offsets.items() if queue in self._workers}
+        for queue, offset in held.items():
+            await self.seek(queue, offset)
+        await self.commit()
+        return len(held)
+
     @property
     def instance(self) -> ClientInstance:
         return self._instance
 
     @property
-    def rebalancer(self) -> Rebalancer:
-        return self._rebalancer
+    def subscriptions(self) -> Mapping[str, Subscription]:
+        return self._subscriptions
 
     @property
     def workers(self) -> Mapping[MessageQueue, QueueWorker]:
         return self._workers
 
     @property
-    def deliverer(self) -> Deliverer:
-        assert self._deliverer is not None, "not started"
-        return self._deliverer
-
-    @property
     def locks(self) -> QueueLocks | None:
         return self._locks
+
+    @property
+    def orderly(self) -> bool:
+        return self.config.orderly
+
+    def _delivering(self) -> Deliverer:
+        assert self._deliverer is not None, "not started"
+        return self._deliverer

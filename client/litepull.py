@@ -26,9 +26,11 @@ from types import TracebackType
 from typing import Any
 
 from client.allocation import AllocationStrategy, allocate_averagely
+from client.asked import Asked
 from client.errors import ClientError
 from client.instance import ClientInstance, InstanceConfig, local_address
 from client.localoffsets import LocalOffsetStore, OffsetFile, OffsetStorage, offset_file
+from client.locks import QueueLocks
 from client.message import MessageExt, MessageModel, MessageQueue
 from client.offsets import ConsumeFrom
 from client.offsetstore import Offsets, OffsetStore, max_offset, min_offset, offset_for
@@ -37,9 +39,7 @@ from client.pull import PullConfig, QueueWorker
 from client.rebalance import Rebalancer
 from client.route import ReplicaGroup
 from client.subscription import ALL, Subscription, subscribe
-from remoting.codes import RequestCode
 from remoting.command import RemotingCommand
-from remoting.connection import Connection
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +67,10 @@ class LitePullConsumer:
     """See the module. One event loop, one `poll` at a time. Methods that ask brokers raise
     ClientError. `on_queues_changed(topic, queues)`: the topic's queues came, went or were first
     seen."""
+
+    consume_type = "CONSUME_ACTIVELY"
+    locks: QueueLocks | None = None
+    orderly = False
 
     def __init__(
         self,
@@ -101,7 +105,9 @@ class LitePullConsumer:
             self.config.rebalance_interval_ms,
         )
         self._subscriptions = self._rebalancer.subscriptions
+        self._asked = Asked(self)
         self._greeting: asyncio.Task[Any] | None = None
+        self.started_ms = 0
 
     @property
     def client_id(self) -> str:
@@ -163,9 +169,8 @@ class LitePullConsumer:
 
     async def start(self) -> None:
         """Does not wait for any server."""
-        await self._instance.start(
-            self._heartbeat, {RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: self._ids_changed}
-        )
+        self.started_ms = int(time.time() * 1000)
+        await self._instance.start(self._heartbeat, self._asked.handlers())
         self._instance.directory.watch_leaders(self._leader_changed)
         self._commit_due = self._now() + self.config.auto_commit_interval_ms / 1000
         if not self._assigned:
@@ -326,6 +331,36 @@ class LitePullConsumer:
             self._processed.pop(queue, None)
             self._offsets.table.drop(queue)
 
+    # ---- for client.asked
+
+    def ids_changed(self, request: RemotingCommand) -> None:
+        if not self._assigned:
+            self._rebalancer.ids_changed(request)
+
+    async def go_on_at(self, offsets: Mapping[MessageQueue, int]) -> int:
+        held = {queue: offset for queue, offset in offsets.items() if queue in self._workers}
+        for queue, offset in held.items():
+            await self.seek(queue, offset)
+        await self.commit(held)
+        return len(held)
+
+    @property
+    def offsets(self) -> dict[MessageQueue, int]:
+        """Below it everything was worked on, as far as polls tell."""
+        return dict(self._processed)
+
+    @property
+    def workers(self) -> Mapping[MessageQueue, QueueWorker]:
+        return self._workers
+
+    @property
+    def instance(self) -> ClientInstance:
+        return self._instance
+
+    @property
+    def subscriptions(self) -> Mapping[str, Subscription]:
+        return self._subscriptions
+
     # ---- inside
 
     def _now(self) -> float:
@@ -351,10 +386,6 @@ class LitePullConsumer:
             table.advance(queue, offset)
         return await self._offsets.commit_confirmed(list(offsets))
 
-    def _ids_changed(self, _connection: Connection, request: RemotingCommand) -> None:
-        if not self._assigned:
-            self._rebalancer.ids_changed(request)
-
     def _leader_changed(self, group: ReplicaGroup) -> None:
         if not self._broadcasting:
             self._offsets.table.forget_told(group.name)
@@ -367,7 +398,7 @@ class LitePullConsumer:
             "consumerDataSet": [
                 {
                     "groupName": self.group,
-                    "consumeType": "CONSUME_ACTIVELY",
+                    "consumeType": self.consume_type,
                     "messageModel": self.config.message_model.value,
                     "consumeFromWhere": self.config.consume_from.value,
                     "unitMode": False,

@@ -4,17 +4,45 @@ but for the state it reads."""
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import Protocol
 
+from client.instance import ClientInstance
+from client.locks import QueueLocks
+from client.message import MessageQueue
+from client.pull import QueueWorker
+from client.subscription import Subscription
 from remoting.codes import MQ_VERSION
 from remoting.fastjson import MessageQueue as WireQueue
 from remoting.fastjson import dumps
 
-if TYPE_CHECKING:
-    from client.consumer import PushConsumer
+
+class Told(Protocol):
+    """What is told of a consumer."""
+
+    consume_type: str
+    started_ms: int
+
+    @property
+    def offsets(self) -> dict[MessageQueue, int]: ...
+
+    @property
+    def workers(self) -> Mapping[MessageQueue, QueueWorker]: ...
+
+    @property
+    def locks(self) -> QueueLocks | None: ...
+
+    @property
+    def orderly(self) -> bool: ...
+
+    @property
+    def instance(self) -> ClientInstance: ...
+
+    @property
+    def subscriptions(self) -> Mapping[str, Subscription]: ...
 
 
-def running_info(consumer: PushConsumer) -> bytes:
+def running_info(consumer: Told) -> bytes:
     """The body, in the form Java readers expect (queue objects as map keys)."""
     now_ms = time.time() * 1000
     offsets = consumer.offsets
@@ -44,13 +72,13 @@ def running_info(consumer: PushConsumer) -> bytes:
             "mqTable": queues,
             "properties": {
                 "PROP_NAMESERVER_ADDR": ";".join(consumer.instance.name_servers.addresses),
-                "PROP_CONSUME_TYPE": "CONSUME_PASSIVELY",
+                "PROP_CONSUME_TYPE": consumer.consume_type,
                 "PROP_CLIENT_VERSION": str(MQ_VERSION),
                 "PROP_CONSUMER_START_TIMESTAMP": str(consumer.started_ms),
-                "PROP_CONSUMEORDERLY": "true" if consumer.config.orderly else "false",
+                "PROP_CONSUMEORDERLY": "true" if consumer.orderly else "false",
             },
             "statusTable": {},
-            "subscriptionSet": [s.to_json() for s in consumer.rebalancer.subscriptions.values()],
+            "subscriptionSet": [s.to_json() for s in consumer.subscriptions.values()],
             "userConsumerInfo": {},
         }
     )

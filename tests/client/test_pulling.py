@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,10 +28,10 @@ from client import (
     pullconsumer,
 )
 from client.processqueue import CacheBudget, ProcessQueue
-from remoting.codes import RequestCode
+from remoting.codes import RequestCode, ResponseCode
 from remoting.command import RemotingCommand
 from remoting.fastjson import MessageQueue as WireQueue
-from remoting.fastjson import loads_object
+from remoting.fastjson import dumps, loads_object
 from remoting.headers import PullHeader
 from tests.client.fakes import FakeCluster, queue, until
 from tests.client.test_consumer import QUICK, Seen, committed, fill
@@ -213,6 +214,43 @@ async def test_lite_pulls_follow_the_leader_and_queue_changes_are_told() -> None
             fill(cluster, 8)
             assert len({m.commit_log_offset for m in await poll_all(consumer, 8)}) == 8
         assert told == [("T", 4)]
+
+
+async def test_a_lite_consumer_answers_what_it_is_asked() -> None:
+    async with FakeCluster({"g0": 1}) as cluster:
+        fill(cluster, 40)
+        consumer = lite_of(cluster, replace(LITE, poll_size=40))
+        consumer.subscribe("T")
+        async with consumer:
+            await poll_all(consumer, 40)
+            await consumer.poll(1)  # and so they are processed
+            (connection,) = cluster.brokers["g0"][0].server.connections
+
+            async def ask(code: RequestCode, ext: dict[str, str], body: bytes = b"") -> Any:
+                command = RemotingCommand.request(code, ext, body)
+                answer = await connection.invoke(command, 5000)
+                return answer.code, loads_object(answer.body) if answer.body else None
+
+            places = {WireQueue("T", "g0", n): 10 for n in range(4)}
+            who = {"consumerGroup": "g", "clientId": consumer.client_id}
+            code, info = await ask(RequestCode.GET_CONSUMER_RUNNING_INFO, who)
+            assert code == 0 and info["properties"]["PROP_CONSUME_TYPE"] == "CONSUME_ACTIVELY"
+            assert {q: v["commitOffset"] for q, v in info["mqTable"].items()} == places
+            assert [s["topic"] for s in info["subscriptionSet"]] == ["T"]
+            status = RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT
+            assert await ask(status, {"topic": "T", "group": "g"}) == (
+                0,
+                {"messageQueueTable": places},
+            )
+            assert (await ask(status, {"topic": "T", "group": "other"}))[0] == 1
+            reset = {"topic": "T", "group": "g", "timestamp": "0", "isForce": "true"}
+            table = dumps({"offsetTable": {WireQueue("T", "g0", n): 7 for n in (0, 9)}})
+            assert (await ask(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, reset, table))[0] == 0
+            assert committed(cluster)[0] == 7
+            again = await poll_all(consumer, 3)
+            assert [(m.queue_id, m.queue_offset) for m in again] == [(0, 7), (0, 8), (0, 9)]
+            code, _ = await ask(RequestCode.CONSUME_MESSAGE_DIRECTLY, who)
+            assert code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED, "it has no listener"
 
 
 # ---- broadcasting

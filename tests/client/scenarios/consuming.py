@@ -30,6 +30,8 @@ from client import (
     PullConsumer,
     PushConsumer,
 )
+from remoting.codes import RequestCode
+from remoting.fastjson import loads_object
 from tests.client.scenarios.producing import QUICK, SEND_MS, Seen, consumer_of
 from tests.client.scenarios.providers import Cluster, fresh, topic_of, until
 
@@ -321,6 +323,50 @@ async def resets(cluster: Cluster) -> None:
         await seen.has(bodies)
 
 
+async def a_lite_consumer_is_asked(cluster: Cluster) -> None:
+    """Where it is, what it does (mqadmin consumerStatus); and it follows when it is moved."""
+    topic, group = await topic_of(cluster), fresh("G")
+    bodies = {b"%d" % n for n in range(12)}
+    config = LitePullConfig(
+        consume_from=ConsumeFrom.FIRST_OFFSET,
+        auto_commit_interval_ms=100,
+        rebalance_interval_ms=1000,
+        pull=PullConfig(suspend_ms=5000),
+    )
+    consumer = LitePullConsumer(group, cluster.namesrv, config=config)
+    consumer.subscribe(topic)
+    got: set[bytes] = set()
+
+    async def all_of(wanted: set[bytes]) -> None:
+        async with asyncio.timeout(60):
+            while not wanted <= got:
+                got.update(message.body for message in await consumer.poll(500))
+        await consumer.poll(1)  # what the last one brought is worked on
+        await consumer.commit()
+
+    async with consumer, Admin(cluster.namesrv) as admin:
+        await send_all(cluster, topic, sorted(bodies))
+        await all_of(bodies)
+        await cluster.fail_over()
+        await send_all(cluster, topic, [b"found"])  # there is a leader
+        await all_of({b"found"})
+        (address,) = (await admin.leaders_of(topic)).values()
+        async with asyncio.timeout(60):
+            while consumer.client_id not in await admin.consumers(group, address):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)  # a leader that was restarted hears of it again
+        info = await admin.running_info(address, group, consumer.client_id)
+        assert info["properties"]["PROP_CONSUME_TYPE"] == "CONSUME_ACTIVELY"
+        places = {queue.queue_id: state["commitOffset"] for queue, state in info["mqTable"].items()}
+        assert sorted(places) == [0, 1, 2, 3] and sum(places.values()) == 13
+        code = RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS
+        told = await admin.ask(address, code, {"topic": topic, "group": group})
+        table = loads_object(told.body)["consumerTable"][consumer.client_id]
+        assert {queue.queue_id: offset for queue, offset in table.items()} == places
+        got.clear()
+        await admin.reset_offset(address, group, topic, 0)
+        await all_of(bodies)
+
+
 async def sharing(cluster: Cluster) -> None:
     """Two members share the queues by the ring; what one leaves the other takes."""
     topic, group = await topic_of(cluster, 8), fresh("G")
@@ -361,5 +407,6 @@ SCENARIOS = (
     sql_filters,
     where_to_begin,
     resets,
+    a_lite_consumer_is_asked,
     sharing,
 )

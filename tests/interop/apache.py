@@ -1,7 +1,8 @@
-"""Apache RocketMQ's own broker, unmodified, in a JVM of its own.
+"""Apache RocketMQ's own broker and name server, unmodified, each in a JVM of its own, in two
+versions: 5.3.3, and 4.9.7, the last of 4.9 whose servers are in the registry.
 
-Its jars come as the client's do (tests.interop.jvm). Times are short, files small, and what a slave
-of ours would not see anyway (timer wheel, tiered store, the VIP port's clients) is off.
+Their jars come as the client's do (tests.interop.jvm). Times are short, files small, and what a
+slave of ours would not see anyway (timer wheel, tiered store, the VIP port's clients) is off.
 """
 
 import glob
@@ -17,6 +18,11 @@ IVY_FILE = Path(__file__).with_name("ivy-broker.xml")
 JARS = "rocketmq-broker-5.3.3"
 TOOLS_IVY_FILE = Path(__file__).with_name("ivy-tools.xml")
 TOOLS_JARS = "rocketmq-tools-5.3.3"
+IVY_FILE_49 = Path(__file__).with_name("ivy-broker49.xml")
+JARS_49 = "rocketmq-broker-4.9.7"
+NAMESRV_IVY_FILE = Path(__file__).with_name("ivy-namesrv.xml")
+NAMESRV_JARS = "rocketmq-namesrv-5.3.3"
+VERSIONS = ("4.9", "5.3")
 STOP_S = 60
 SETTINGS = {
     "brokerClusterName": "InteropCluster",
@@ -36,6 +42,23 @@ SETTINGS = {
 }
 
 
+LOGBACK = """<configuration>
+  <appender name="file" class="ch.qos.logback.core.FileAppender">
+    <file>${user.home}/logs/rocketmqlogs/broker.log</file>
+    <encoder><pattern>%d %p %t - %m%n</pattern></encoder>
+  </appender>
+  <root level="WARN"><appender-ref ref="file"/></root>
+</configuration>
+"""
+
+
+def jars(version: str) -> list[str]:
+    """A broker's of that version, and its name server's."""
+    if version == "4.9":
+        return fetch(IVY_FILE_49, JARS_49)
+    return fetch(IVY_FILE, JARS) + fetch(NAMESRV_IVY_FILE, NAMESRV_JARS)
+
+
 def ports():
     """A port for the broker whose neighbours (VIP listener, HA listener) are free, too."""
     while True:
@@ -53,6 +76,8 @@ def ports():
 
 class ApacheBroker:
     """One broker below `directory`; `start` returns when it takes requests."""
+
+    version = "5.3"
 
     def __init__(self, directory: Path, namesrv: str, root: str = "", **settings: str) -> None:
         """`root`: a store directory that is there already; else one is made."""
@@ -77,7 +102,9 @@ class ApacheBroker:
     def start(self) -> None:
         """Raises when it does not start; its log is in the exception."""
         assert self.jvm is None
-        (self.directory / "home" / "conf").mkdir(parents=True, exist_ok=True)
+        home = self.directory / "home" / "conf"
+        home.mkdir(parents=True, exist_ok=True)
+        (home / "logback_broker.xml").write_text(LOGBACK)  # 4.9 does not start without one
         conf = self.directory / "broker.conf"
         conf.write_text("".join(f"{key}={value}\n" for key, value in self.settings.items()))
         properties = {
@@ -85,7 +112,7 @@ class ApacheBroker:
             "user.home": str(self.directory),  # its logs go there
             **self.more_properties,
         }
-        self.jvm = Jvm(properties, fetch(IVY_FILE, JARS) + self.more_jars)
+        self.jvm = Jvm(properties, jars(self.version) + self.more_jars)
         java = self.jvm.gateway.jvm
         arguments = self.jvm.gateway.new_array(java.String, 2)
         arguments[0], arguments[1] = "-c", str(conf)
@@ -140,3 +167,29 @@ class ApacheBroker:
         data = path.read_bytes()
         count = next(n for n in range(0, len(data), 20) if not any(data[n : n + 20]))
         return data[:count]
+
+
+class ApacheBroker49(ApacheBroker):
+    """The same of 4.9."""
+
+    version = "4.9"
+
+
+class ApacheNameServer:
+    """One name server below `directory`; it listens when it is made."""
+
+    def __init__(self, directory: Path, version: str) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        home = str(directory)
+        self.jvm = Jvm({"rocketmq.home.dir": home, "user.home": home}, jars(version))
+        rocketmq = self.jvm.rocketmq
+        network = rocketmq.remoting.netty.NettyServerConfig()
+        network.setListenPort(0)
+        config = rocketmq.common.namesrv.NamesrvConfig()
+        self.controller = rocketmq.namesrv.NamesrvController(config, network)
+        assert self.controller.initialize()
+        self.controller.start()
+        self.address = f"127.0.0.1:{self.controller.getRemotingServer().localListenPort()}"
+
+    def kill(self) -> None:
+        self.jvm.close()

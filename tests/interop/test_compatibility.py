@@ -3,32 +3,49 @@
 import re
 from pathlib import Path
 
-from namesrv.server import NameServer, NameServerConfig
-from remoting.client import RemotingClient
-from remoting.codes import RequestCode, ResponseCode
-from remoting.command import RemotingCommand
-from tests.broker.cluster import Group
+import pytest
 
-PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"
-ROW = re.compile(r"\| (\d+) (\w+) \| (yes|) \| (yes|) \| (yes|no) \| (.*?) ?\|$")
+from namesrv.server import NameServer, NameServerConfig
+from remoting.codes import RequestCode
+from tests.broker.cluster import Group
+from tests.interop.codes import (
+    BROKER_PARTS,
+    NAMESRV_PART,
+    PAGE,
+    Seen,
+    answered,
+    look,
+    page,
+    part,
+    rewritten,
+    rows,
+    unsaid,
+)
+
 OURS = re.compile(r"\| (3\d{4}) (\w+) \| a (broker|client)")
 TO_CLIENTS = {39, 40, 220, 221, 307, 309, 326}
+pytestmark = pytest.mark.timeout(600)
 
 
-def part(heading: str) -> str:
-    text = PAGE.read_text().split(f"### {heading}\n")[1]
-    return re.split(r"\n##", text)[0]
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
+    """What Apache's servers, four of them, answer."""
+    return look(tmp_path_factory.mktemp("codes"))
 
 
-def rows(heading: str) -> dict[int, tuple[str, ...]]:
-    lines = [line for line in part(heading).splitlines() if re.match(r"\| \d", line)]
-    found = {}
-    for line in lines:
-        match = ROW.match(line)
-        assert match is not None, line
-        found[int(match[1])] = match.groups()[1:]
-    assert len(found) == len(lines), "a code twice"
-    return found
+def test_apaches_answer_what_the_page_says(seen: Seen) -> None:
+    """`python -m tests.interop.codes` writes the columns anew."""
+    changed = set(rewritten(seen).splitlines()) - set(PAGE.read_text().splitlines())
+    assert not changed
+    assert unsaid(seen) == {"broker": [], "namesrv": []}, "answered by Apache's, and not told of"
+
+
+def test_names_are_those_that_apache_declares(seen: Seen) -> None:
+    names = seen.declared["4.9"] | seen.declared["5.3"]
+    for of_part in page().values():
+        for code, row in of_part.items():
+            assert row[0] == names[code]
+    assert set(names) >= TO_CLIENTS
 
 
 def said(*headings: str) -> set[int]:
@@ -39,13 +56,8 @@ def said(*headings: str) -> set[int]:
 def test_every_no_has_a_reason_and_every_row_its_name() -> None:
     names = {int(code): code.name for code in RequestCode}
     seen = 0
-    for heading in (
-        "Producers ask a broker",
-        "Consumers ask a broker",
-        "A name server is asked",
-        "Operators ask a broker",
-    ):
-        for code, (name, _, _, here, why) in rows(heading).items():
+    for of_part in page().values():
+        for code, (name, _, _, here, why) in of_part.items():
             seen += 1
             assert (here == "no") == bool(why), code
             if here == "yes":
@@ -57,21 +69,16 @@ async def test_a_broker_handles_what_the_page_says(tmp_path: Path) -> None:
     async with Group(tmp_path) as group:
         broker = await group.leading()
         handled = {int(code) for code in broker.processor.handlers}
-    asked = said("Producers ask a broker", "Consumers ask a broker", "Operators ask a broker")
+    asked = said(*BROKER_PARTS)
     own = {int(code) for code, _, of in OURS.findall(part("Ours alone")) if of == "broker"}
     assert handled == asked | own
 
 
 async def test_a_name_server_handles_what_the_page_says() -> None:
-    handled = set()
     async with NameServer(NameServerConfig("127.0.0.1", 0)) as server:
-        client = RemotingClient()
-        for code in RequestCode:
-            answer = await client.invoke(server.address, RemotingCommand.request(code), 10_000)
-            if answer.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
-                handled.add(int(code))
-        await client.close()
-    assert handled == said("A name server is asked")
+        known = int(RequestCode.GET_BROKER_CLUSTER_INFO)
+        handled = await answered(server.address, [int(code) for code in RequestCode], known)
+    assert handled == said(NAMESRV_PART)
 
 
 def test_clients_are_asked_what_the_page_says() -> None:

@@ -31,6 +31,7 @@ from dledger.wire import (
     decode_hello,
     encode_answer,
     encode_hello,
+    spoken,
 )
 
 log = logging.getLogger("dledger.peers")
@@ -374,7 +375,7 @@ class _Accepted(_Connection):
             return b""
         hello, size = decoded
         reason = self.links.refusal(hello)
-        self.transport.write(encode_answer(HelloAnswer(reason)))
+        self.transport.write(encode_answer(HelloAnswer(reason, spoken(hello))))
         if reason:
             self.links.refused += 1
             log.warning("peer_refused from=%s reason=%s", self._where(), reason)

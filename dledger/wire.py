@@ -15,6 +15,10 @@ one `HelloAnswer`), then messages in one direction only. All integers are big-en
                 8+n 4    CRC-32C of bytes 0..8+n-1
     answer      magic "RMQA", version, code (0 welcome), reason length (2), reason (UTF-8)
 
+A hello says the highest version that its sender speaks, the answer the one that is spoken: the
+lower of both sides' highest. Both look the same in every version, so that the replicas of a group
+can be upgraded one by one.
+
 Sender and receiver of a message are those of its connection, so they are not repeated. The frames
 of an AppendRequest are the bytes that lie in the log, passed on as they are; both their checksums
 are verified here before anybody sees them. The bytes of a RepairResponse may be a part of a frame,
@@ -53,7 +57,8 @@ from dledger.messages import (
 from dledger.repair import RESPONSE_BYTES_MAX, Outcome, RepairRequest, RepairResponse, Standing
 from store.frame import HEADER_SIZE_BYTES, PAYLOAD_SIZE_BYTES_MAX, Frame, FrameError, parse_frame
 
-VERSION = 3
+VERSION = 3  # the highest that this program speaks
+VERSION_MIN = 3  # and the lowest
 # The largest single frame and as much again, for what the core may put into one request.
 MESSAGE_SIZE_BYTES_MAX = 2 * (PAYLOAD_SIZE_BYTES_MAX + HEADER_SIZE_BYTES)
 FRAMES_PER_MESSAGE_MAX = 65_536
@@ -386,20 +391,27 @@ class Hello:
     group: str
     sender: NodeId
     receiver: NodeId
+    version: int = VERSION  # the highest that the dialler speaks
 
 
 @dataclass(frozen=True, slots=True)
 class HelloAnswer:
-    """`reason` is empty if the dialler is welcome."""
+    """`reason` is empty if the dialler is welcome; then `version` is spoken."""
 
     reason: str
+    version: int = VERSION
+
+
+def spoken(hello: Hello) -> int:
+    """The version of the messages that follow this hello."""
+    return min(hello.version, VERSION)
 
 
 def encode_hello(hello: Hello) -> bytes:
     names = [name.encode() for name in (hello.group, hello.sender, hello.receiver)]
     for name in names:
         assert 0 < len(name) <= 255, name
-    head = _HELLO.pack(_HELLO_MAGIC, VERSION, *map(len, names)) + b"".join(names)
+    head = _HELLO.pack(_HELLO_MAGIC, hello.version, *map(len, names)) + b"".join(names)
     return head + _CRC.pack(crc32c(head))
 
 
@@ -407,10 +419,10 @@ def decode_hello(data: bytes) -> tuple[Hello, int] | None:
     """The hello at the start of `data` and its size; None while it is not whole.
 
     Raises WireError at the first byte that cannot be one."""
-    _check_opening(data, _HELLO_MAGIC)
+    _check_opening(data, _HELLO_MAGIC, 255)
     if len(data) < _HELLO.size:
         return None
-    _, _, group, sender, receiver = _HELLO.unpack_from(data)
+    _, version, group, sender, receiver = _HELLO.unpack_from(data)
     end = _HELLO.size + group + sender + receiver
     if len(data) < end + _CRC_SIZE:
         return None
@@ -427,33 +439,35 @@ def decode_hello(data: bytes) -> tuple[Hello, int] | None:
         raise WireError("a name in the hello is not UTF-8") from error
     if not all(texts):
         raise WireError("an empty name in the hello")
-    return Hello(*texts), end + _CRC_SIZE
+    return Hello(*texts, version), end + _CRC_SIZE
 
 
 def encode_answer(answer: HelloAnswer) -> bytes:
     reason = answer.reason.encode()[:REASON_SIZE_BYTES_MAX]
     code = REFUSED if reason else WELCOME
-    return _ANSWER.pack(_ANSWER_MAGIC, VERSION, code, len(reason)) + reason
+    return _ANSWER.pack(_ANSWER_MAGIC, answer.version, code, len(reason)) + reason
 
 
 def decode_answer(data: bytes) -> tuple[HelloAnswer, int] | None:
     """The answer at the start of `data` and its size; None while it is not whole."""
-    _check_opening(data, _ANSWER_MAGIC)
+    _check_opening(data, _ANSWER_MAGIC, VERSION)
     if len(data) < _ANSWER.size:
         return None
-    _, _, code, length = _ANSWER.unpack_from(data)
+    _, version, code, length = _ANSWER.unpack_from(data)
     if length > REASON_SIZE_BYTES_MAX or (code == WELCOME) != (length == 0):
         raise WireError(f"answer code {code} with a reason of {length} bytes")
     end = _ANSWER.size + length
     if len(data) < end:
         return None
     reason = data[_ANSWER.size : end].decode(errors="replace")
-    return HelloAnswer(reason), end
+    return HelloAnswer(reason, version), end
 
 
-def _check_opening(data: bytes, magic: bytes) -> None:
+def _check_opening(data: bytes, magic: bytes, version_max: int) -> None:
     """Refuse at the first wrong byte of magic and version."""
     if data[:4] != magic[: len(data)]:
         raise WireError("not the peer protocol of this program")
-    if len(data) > 4 and data[4] != VERSION:
-        raise WireError(f"protocol version {data[4]}, this program knows {VERSION}")
+    if len(data) > 4 and not VERSION_MIN <= data[4] <= version_max:
+        raise WireError(
+            f"protocol version {data[4]}, this program knows {VERSION_MIN} to {VERSION}"
+        )

@@ -16,6 +16,7 @@ from dledger.peers import (
     parse_peers,
 )
 from dledger.wire import (
+    VERSION,
     Hello,
     HelloAnswer,
     decode_answer,
@@ -211,6 +212,16 @@ async def test_a_wrong_hello_gets_its_reason(net: Net, hello: Hello, reason: str
     decoded = decode_answer(await reader.read())  # to the end: it closes
     assert decoded is not None
     assert decoded[0].reason == reason
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_a_newer_peer_is_welcome_and_told_what_is_spoken(net: Net) -> None:
+    await net.start("n0")
+    reader, writer = await dial(net, "n0")
+    writer.write(encode_hello(Hello("g", "n1", "n0", VERSION + 1)))
+    decoded = decode_answer(await reader.read(100))
+    assert decoded is not None and decoded[0] == HelloAnswer("", VERSION)
     writer.close()
     await writer.wait_closed()
 

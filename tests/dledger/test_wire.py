@@ -18,6 +18,7 @@ from dledger.messages import (
 )
 from dledger.repair import RESPONSE_BYTES_MAX, Outcome, RepairRequest, RepairResponse, Standing
 from dledger.wire import (
+    VERSION,
     Hello,
     HelloAnswer,
     MessageReader,
@@ -28,6 +29,7 @@ from dledger.wire import (
     encode_answer,
     encode_hello,
     encode_message,
+    spoken,
 )
 from store.frame import Frame, FrameKind, seal_frame
 
@@ -214,6 +216,17 @@ def test_hello_comes_back_cut_anywhere() -> None:
 def test_a_wrong_hello_is_refused(data: bytes, reason: str) -> None:
     with pytest.raises(WireError, match=reason):
         decode_hello(data)
+
+
+def test_a_newer_program_is_answered_in_the_version_that_both_speak() -> None:
+    newer = Hello("g", "n0", "n1", VERSION + 4)
+    decoded = decode_hello(encode_hello(newer))
+    assert decoded is not None and decoded[0] == newer
+    assert spoken(newer) == spoken(Hello("g", "n0", "n1")) == VERSION
+    answer = decode_answer(encode_answer(HelloAnswer("", VERSION)))
+    assert answer is not None and answer[0].version == VERSION
+    with pytest.raises(WireError, match=f"version {VERSION + 1}"):  # more than was offered
+        decode_answer(encode_answer(HelloAnswer("", VERSION + 1)))
 
 
 @pytest.mark.parametrize("reason", ["", "this is group other, not mine"])

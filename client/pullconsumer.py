@@ -6,8 +6,10 @@
             result = await consumer.fetch(queue)
 
 `pull` is stateless; `fetch` goes on from where the last one, or `seek`, left off. Every call finds
-the leader through a failover, and asks only the leader. Whoever wants to be told of messages uses
-PushConsumer; whoever wants to share a topic's queues but poll uses LitePullConsumer.
+the leader through a failover. Messages come from a follower where the brokers suggest one (cold
+data); that there are none is believed of the leader only, and so is every offset. Whoever wants to
+be told of messages uses PushConsumer; whoever wants to share a topic's queues but poll uses
+LitePullConsumer.
 """
 
 from __future__ import annotations
@@ -25,10 +27,11 @@ from client.instance import ClientInstance, InstanceConfig
 from client.message import MessageExt, MessageQueue
 from client.offsetstore import OffsetStore, max_offset, min_offset, offset_for
 from client.retry import CONTROL, RetryPolicy
+from client.route import LEADER_ID
 from client.subscription import ALL, Subscription, subscribe
 from remoting.codes import RequestCode, ResponseCode
 from remoting.command import RemotingCommand
-from remoting.errors import HeaderError
+from remoting.errors import HeaderError, RemotingError
 from remoting.headers import PULL_SUBSCRIPTION, PULL_SUSPEND, PullHeader, PullResponseHeader
 from store.record import RecordError
 
@@ -73,6 +76,7 @@ class PullConsumer:
         self._offsets = OffsetStore(group, self._instance)
         self._positions: dict[MessageQueue, int] = {}
         self._subscriptions: dict[tuple[str, str, str], Subscription] = {}
+        self._suggested: dict[MessageQueue, int] = {}  # brokerIds of followers to pull from next
 
     async def __aenter__(self) -> PullConsumer:
         await self.start()
@@ -125,9 +129,12 @@ class PullConsumer:
             BYTES_MAX,
             queue.broker_name,
         )
-        response = await self._ask(queue, header, wait_ms)
+        response = await self._ask_follower(queue, header)
+        if response is None:
+            response = await self._ask(queue, header, wait_ms)
         try:
             answer = PullResponseHeader.parse(response.ext)
+            self._suggested[queue] = answer.suggested_broker_id
             status = PullStatus(response.code)
             messages: list[MessageExt] = []
             if status is PullStatus.FOUND:
@@ -210,6 +217,24 @@ class PullConsumer:
         """Ask for the route if nothing is known of the queue's group."""
         if not self._instance.directory.group(queue.broker_name).addresses:
             await self._instance.directory.refresh(queue.topic)
+
+    async def _ask_follower(
+        self, queue: MessageQueue, header: PullHeader
+    ) -> RemotingCommand | None:
+        """What a follower has that was suggested; None if none was, or it has nothing."""
+        group = self._instance.directory.group(queue.broker_name)
+        address = group.replica(self._suggested.pop(queue, LEADER_ID))
+        if address is None or address in (group.leader, group.route_leader):
+            return None
+        flag = header.sys_flag & ~PULL_SUSPEND
+        now = header._replace(sys_flag=flag, suspend_timeout_ms=0)
+        command = RemotingCommand.request(RequestCode.PULL_MESSAGE, now.to_ext())
+        try:
+            response = await self._instance.remoting.invoke(address, command, ANSWER_GRACE_MS)
+        except RemotingError as error:
+            logger.info("follower_pull_failed queue=%s address=%s %s", queue, address, error)
+            return None
+        return response if response.code == ResponseCode.SUCCESS else None
 
     async def _ask(self, queue: MessageQueue, header: PullHeader, wait_ms: int) -> RemotingCommand:
         policy = RetryPolicy(

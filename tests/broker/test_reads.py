@@ -6,7 +6,7 @@ from broker.config import change_live
 from broker.groups import SubscriptionGroup
 from broker.reads import ClassicReads, RaftReads
 from client import Message as ClientMessage
-from client import Producer
+from client import Producer, PullConsumer
 from namesrv.server import NameServer, NameServerConfig
 from remoting.codes import RequestCode, ResponseCode
 from remoting.headers import PullHeader
@@ -103,8 +103,19 @@ async def test_a_consumer_of_cold_data_reads_all_of_it_and_goes_on_at_the_leader
                     await producer.send(ClientMessage("T", b"new"))
                     await until(lambda: b"new" in seen.bodies)
             assert set(seen.bodies) == {*bodies, b"new"}
-            served = [b.pulls.get_count for n, b in group.brokers.items() if n != name]
-            assert sum(served) > 0
+
+            def served() -> int:
+                return sum(b.pulls.get_count for n, b in group.brokers.items() if n != name)
+
+            before = served()
+            assert before > 0
+            async with PullConsumer("readers", namesrv) as reader:
+                (queue,) = await reader.queues("T")
+                reader.seek(queue, 0)
+                read: list[bytes] = []
+                while len(read) < 100:
+                    read += [m.body for m in await reader.fetch(queue, 50)]
+                assert read[:100] == bodies and served() > before, "not the leader alone"
 
 
 async def test_a_broker_that_may_not_be_read(tmp_path):

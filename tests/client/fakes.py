@@ -94,6 +94,7 @@ class FakeBroker:
         self.script: deque[Script] = deque()
         self.hint: str | None = None
         self.pull_refused = False
+        self.suggests = 0  # the brokerId to pull from next, where a pull finds something
         self.pull_answers: deque[tuple[int, int, int, int]] = deque()  # code, next, min, max
         self.heartbeat_s = 0.0  # what it takes to work on a heartbeat; other requests overtake it
         self.send_back_code = int(ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
@@ -277,7 +278,8 @@ class FakeBroker:
             if at < end:
                 chosen = items[max(0, at - first) : max(0, at - first) + header.message_count_max]
                 following = max(at, first) + len(chosen)
-                return _pull_answer(request, 0, following, first, end, b"".join(chosen))
+                body = b"".join(chosen)
+                return _pull_answer(request, 0, following, first, end, body, self.suggests)
             changed = self.changed
             try:
                 async with asyncio.timeout_at(deadline):
@@ -484,9 +486,15 @@ def _offset_answer(request: RemotingCommand, offset: int) -> RemotingCommand:
 
 
 def _pull_answer(
-    request: RemotingCommand, code: int, following: int, low: int, high: int, body: bytes = b""
+    request: RemotingCommand,
+    code: int,
+    following: int,
+    low: int,
+    high: int,
+    body: bytes = b"",
+    suggests: int = 0,
 ) -> RemotingCommand:
-    ext = PullResponseHeader(0, following, low, high).to_ext()
+    ext = PullResponseHeader(suggests, following, low, high).to_ext()
     return RemotingCommand.response_to(request, code, None, ext, body)
 
 

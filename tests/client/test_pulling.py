@@ -33,7 +33,7 @@ from remoting.command import RemotingCommand
 from remoting.fastjson import MessageQueue as WireQueue
 from remoting.fastjson import dumps, loads_object
 from remoting.headers import PullHeader
-from tests.client.fakes import FakeCluster, queue, until
+from tests.client.fakes import FakeBroker, FakeCluster, queue, until
 from tests.client.test_consumer import QUICK, Seen, committed, fill
 from tests.client.test_pure import messages_at
 
@@ -112,6 +112,53 @@ async def test_a_waiting_pull_gets_past_a_leader_that_dies() -> None:
         await cluster.brokers["g0"][0].stop()
         fill(cluster, 1)
         assert [m.body for m in (await waiting).messages] == [b"0"]
+
+
+def cold(cluster: FakeCluster) -> tuple[FakeBroker, FakeBroker]:
+    """The leader, and the follower that it suggests; both serve pulls."""
+    leader, follower = cluster.brokers["g0"]
+    leader.suggests = follower.suggests = 1
+    follower.pull_refused = False
+    return leader, follower
+
+
+async def test_cold_data_are_pulled_from_the_follower_that_is_suggested() -> None:
+    async with FakeCluster({"g0": 2}, queues=1) as cluster:
+        leader, follower = cold(cluster)
+        fill(cluster, 9, queues=1)
+        pull = RequestCode.PULL_MESSAGE
+        async with PullConsumer("g", cluster.namesrv) as consumer:
+            consumer.seek(queue(0), 0)
+            got = [m for _ in range(3) for m in await consumer.fetch(queue(0), 3)]
+            assert [m.queue_offset for m in got] == list(range(9))
+            assert (leader.count(pull), follower.count(pull)) == (1, 2)
+            # That there is nothing new the leader says, and it is the leader who waits.
+            waiting = asyncio.create_task(consumer.fetch(queue(0), wait_ms=20_000))
+            await until(lambda: leader.count(pull) == 2)
+            assert follower.count(pull) == 3 and not waiting.done()
+            fill(cluster, 1, queues=1)
+            assert [m.queue_offset for m in await waiting] == [9]
+            await follower.stop()
+            consumer.seek(queue(0), 0)
+            assert len(await consumer.fetch(queue(0), 3)) == 3, "from the leader"
+            assert leader.count(pull) == 3
+
+
+async def test_a_lite_consumer_pulls_from_the_follower_that_is_suggested() -> None:
+    async with FakeCluster({"g0": 2}, queues=1) as cluster:
+        leader, follower = cold(cluster)
+        fill(cluster, 9, queues=1)
+        pulls = replace(LITE.pull, batch_size=3)
+        consumer = lite_of(cluster, replace(LITE, poll_size=3, pull=pulls))
+        consumer.subscribe("T")
+        async with consumer:
+            got = await poll_all(consumer, 9)
+            assert [m.queue_offset for m in got] == list(range(9))
+            lite = RequestCode.LITE_PULL_MESSAGE
+            assert leader.count(lite) == 1 and follower.count(lite) >= 2
+            await follower.stop()
+            fill(cluster, 1, queues=1)
+            assert [m.queue_offset for m in await poll_all(consumer, 1)] == [9]
 
 
 async def test_expressions_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -442,7 +442,8 @@ class Broker:
         }
         guard = Guard(self.metrics.request, lambda: self.roles.leader_address)
         guarded = {code: guard.around(handler) for code, handler in handlers.items()}
-        self.processor = Processor(self.sends, guarded, self.clients.requester)
+        self.processor = Processor(self.sends, guarded)
+        self.sends.on_request = self.clients.requester
         self.server = RemotingServer(
             guarded,
             limits=ConnectionLimits(write_bytes_max=config.write_buffer_bytes_max),

@@ -25,11 +25,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from broker.config import BrokerConfig
+from broker.creations import WAITING_OVERHEAD_BYTES, Creations
 from broker.cut import AnswerFormat, cut_frame, cut_records
 from broker.errors import Refused
 from broker.groups import SubscriptionGroup
 from broker.heldsends import HeldSend, HeldSends
 from broker.parking import internal_topics, park
+from broker.plainsend import PlainSend, plain_record
 from broker.retry import group_of, redirected
 from broker.sendrequest import (
     Outgoing,
@@ -45,14 +47,11 @@ from broker.sendrequest import (
     record_of,
 )
 from broker.sentonce import Key, Once, Repeats, command_size, once_key, sent_once
-from broker.state import BrokerState, put_topic, several
+from broker.state import BrokerState, several
 from broker.topics import (
-    DEFAULT_TOPIC,
-    DLQ_PREFIX,
     PERM_WRITE,
     RETRY_PREFIX,
     TopicConfig,
-    auto_created,
     topic_name_problem,
 )
 from broker.transactions.conversion import HALF_TOPIC
@@ -77,8 +76,6 @@ from store.properties import TAGS, UNIQ_KEY, decode_properties, tags_code
 log = logging.getLogger("broker.send")
 
 COMMAND_OVERHEAD_BYTES = 64  # at least what one command costs in a frame besides its own bytes
-WAITING_OVERHEAD_BYTES = 512  # what a waiting send costs besides its record; counts as waiting
-CREATIONS_MAX = 1_000  # topics being auto-created at one time
 NOT_LEADER = "[NOT_LEADER]"
 UNKNOWN_REMARK = "[OUTCOME_UNKNOWN] the message was written but is not known to be committed"
 BATCH_CODE = int(RequestCode.SEND_BATCH_MESSAGE)
@@ -134,7 +131,7 @@ class SendPath:
         self.internal_topics.update(
             {topic.name: topic for topic in internal_topics(self._delay_levels_ms)}
         )
-        self._creating: dict[str, list[tuple[Sender, Mapping[str, str], bytes, bytes, int]]] = {}
+        self._creations = Creations(config, state, propose, self._created)
         self._next_queue = 0
         self._term = 0
         self._leading = False
@@ -148,6 +145,8 @@ class SendPath:
         self.results: dict[tuple[int, str], int] = {}
         # Producer group and connection of a half message that is about to be stored; may refuse.
         self.on_half: Callable[[str, Any], None] = lambda *_: None
+        # Connection and fields of a send that wants a reply.
+        self.on_request: Callable[[Any, Mapping[str, str]], None] = lambda *_: None
         self.on_stored: Callable[[float], None] = lambda _: None  # seconds since a group was cut
         # The latest store time in the log. Ours never goes below it, whatever the clock does:
         # offsets are looked up by time with a bisection.
@@ -182,6 +181,34 @@ class SendPath:
         if self._groups:
             self._request_cut(at_once)
 
+    def admit_plain(
+        self, connection: Connection, send: PlainSend, body: bytes, born_host: bytes
+    ) -> bool:
+        """The quick way onto the waiting list. False: nothing has happened, `admit` is to be tried;
+        ValueError likewise."""
+        topic = self._topics.get(send.fields.b)
+        groups = self._groups
+        if topic is None or not topic.plain or not self._leading or self.disk_full or not groups:
+            return False
+        found = plain_record(send.fields, body, topic, born_host, self._rules)
+        if found is None:
+            return False
+        record, unique_key = found
+        size = record[1]
+        group = groups[-1]
+        held_bytes = self._held_bytes + size + WAITING_OVERHEAD_BYTES
+        if (
+            held_bytes > self._waiting_bytes_max
+            or group.size_bytes + group.command_bytes + size > self._group_size_max
+        ):
+            return False
+        group.size_bytes += size
+        group.held_bytes += size + WAITING_OVERHEAD_BYTES
+        self._held_bytes = held_bytes
+        group.records.append(record)
+        group.replies.append(((connection, send.opaque, 0, JSON), unique_key, 1))
+        return True
+
     def admit(
         self, sender: Sender, ext: Mapping[str, str], body: bytes, born_host: bytes, code: int
     ) -> None:
@@ -205,24 +232,20 @@ class SendPath:
                 if stored is not ext:
                     self.admit(sender, stored, body, born_host, code)
                     return
-        queue_id = int(ext["e"])
-        queue = topic.queues[queue_id] if 0 <= queue_id < topic.queue_count else None
-        if queue is None:
-            queue = self._queue_for(topic, queue_id)
-        if code == BATCH_CODE:
-            records, size, unique_key = parse_batch(ext, body, queue, topic, born_host, self._rules)
-            group = self._room(size)
-            group.records += records
-            group.replies.append((sender, unique_key, len(records)))
-            return
+        queue = topic.chosen.get(ext["e"]) or self._queue_for(topic, int(ext["e"]))
+        parse = parse_batch if code == BATCH_CODE else parse_single
         try:
-            record, unique_key = parse_single(ext, body, queue, topic, born_host, self._rules)
+            records, size, unique_key, wants_reply = parse(
+                ext, body, queue, topic, born_host, self._rules
+            )
         except Special:
             self._admit_special(sender, ext, body, born_host, queue)
             return
-        group = self._room(record[1])
-        group.records.append(record)
-        group.replies.append((sender, unique_key, 1))
+        if wants_reply:
+            self.on_request(sender[0], ext)
+        group = self._room(size)
+        group.records += records
+        group.replies.append((sender, unique_key, len(records)))
 
     def _retried(self, name: str, ext: Mapping[str, str], code: int) -> Mapping[str, str]:
         """What is stored of a send to a retry topic (broker.retry)."""
@@ -243,7 +266,9 @@ class SendPath:
         queue: SendQueue,
     ) -> None:
         """A send that may have to be parked. Its sender is told the queue that it chose."""
-        message, unique_key = parse_special(ext, body, queue, born_host, self._rules)
+        message, unique_key, wants_reply = parse_special(ext, body, queue, born_host, self._rules)
+        if wants_reply:
+            self.on_request(sender[0], ext)
         told_key = UNIQ_KEY in decode_properties(ext.get("i") or "")
         key = once_key(message.topic, decode_properties(message.properties), told_key)
         if key is not None and self._is_repeated(key, sender, unique_key):
@@ -353,6 +378,7 @@ class SendPath:
         queue = topic.queues[queue_id]
         if queue is None:
             queue = topic.queues[queue_id] = self._queue(topic.name, queue_id)
+            topic.chosen[str(queue_id)] = queue
         return queue
 
     def _queue(self, topic: str, queue_id: int) -> SendQueue:
@@ -396,59 +422,24 @@ class SendPath:
             topic = SendTopic(config)
             self._topics[name] = topic
             return topic
-        self._create(name, sender, ext, body, born_host, code)
+        self._create(name, HeldSend(sender, ext, body, born_host, code))
         return None
 
-    def _create(
-        self,
-        name: str,
-        sender: Sender,
-        ext: Mapping[str, str],
-        body: bytes,
-        born_host: bytes,
-        code: int,
-    ) -> None:
-        """Auto-create the topic through the log; the send waits for that (protocol 9.3)."""
-        derived = name.startswith((RETRY_PREFIX, DLQ_PREFIX))
+    def _create(self, name: str, send: HeldSend) -> None:
+        """Auto-create the topic; the send waits for that."""
         if name.startswith(RETRY_PREFIX):
             self._retry_group(name)  # it is there, or may be
-        template = ext.get("c") or ""
-        may_create = self._config.auto_create_topic_enable and template == DEFAULT_TOPIC
-        if name == DEFAULT_TOPIC or not (may_create or derived):
-            raise Refused(
-                ResponseCode.TOPIC_NOT_EXIST,
-                f"topic[{name}] not exist, apply first please!",
-            )
-        held = len(body) + WAITING_OVERHEAD_BYTES
-        waiters = self._creating.get(name)
-        full = waiters is None and len(self._creating) >= CREATIONS_MAX
-        if full or self._held_bytes + held > self._config.waiting_bytes_max:
-            raise Refused(
-                ResponseCode.SYSTEM_BUSY, "[BUSY] too much waits for topics to be created"
-            )
-        if len(self._state.topics.entries) >= self._config.topics_max:
-            raise Refused(
-                ResponseCode.SYSTEM_BUSY,
-                f"[BUSY] there are {self._config.topics_max} topics already; none was created",
-            )
-        wanted = 1 if derived else int(ext.get("d") or 4)
-        config = auto_created(name, wanted, self._config.default_topic_queue_nums)
-        self._held_bytes += held
-        entry = (sender, ext, body, born_host, code)
-        if waiters is not None:
-            waiters.append(entry)
-            return
-        self._creating[name] = [entry]
-        self._propose(put_topic(config, if_absent=True), lambda error: self._created(name, error))
+        self._creations.wait(name, send, self._waiting_bytes_max - self._held_bytes)
+        self._held_bytes += len(send.body) + WAITING_OVERHEAD_BYTES
 
-    def _created(self, name: str, error: Exception | None) -> None:
-        for sender, ext, body, born_host, code in self._creating.pop(name, []):
-            self._held_bytes -= len(body) + WAITING_OVERHEAD_BYTES
+    def _created(self, sends: list[HeldSend], name: str, error: Exception | None) -> None:
+        for send in sends:
+            self._held_bytes -= len(send.body) + WAITING_OVERHEAD_BYTES
             if error is None:
-                self.receive(sender, ext, body, born_host, code)
+                self.receive(*send)
             else:  # the send itself was certainly not stored
                 remark = f"{NOT_LEADER} topic [{name}] could not be created: {error}"
-                self._refuse(sender, ResponseCode.SERVICE_NOT_AVAILABLE, remark)
+                self._refuse(send.sender, ResponseCode.SERVICE_NOT_AVAILABLE, remark)
         self.wake()
 
     # ---- what the member calls ------------------------------------------------------------

@@ -46,7 +46,11 @@ Record = tuple[
     int,
 ]
 
-Fixed = tuple[int, int, int, int, bytes]  # sysFlag, flag, reconsumeTimes, born ms, born host
+# Of a message: as stored, its UNIQ_KEY, its tags code, whether it wants a reply.
+Properties = tuple[bytes, str, int, bool]
+# Of a send: its records, their bytes together, the client's message id, whether it wants a reply.
+Parsed = tuple[list[Record], int, str, bool]
+Numbers = tuple[int, int, int]  # sysFlag, flag, reconsumeTimes
 
 MAGIC_V1 = 0xDAA320A7 - (1 << 32)
 MAGIC_V2 = 0xDAA320AB - (1 << 32)  # two-byte topic length
@@ -62,6 +66,9 @@ MESSAGE_ILLEGAL = 13
 NO_PERMISSION = 16
 TAGS_CACHE_MAX = 10_000
 NUMBERS_CACHE_MAX = 1_000  # (sysFlag, flag, reconsumeTimes) as they are spelt: nearly always zeros
+NAME_PARTS_MAX = 1_000  # of one topic, by size of the properties: nearly always a few
+ENDINGS_CACHE_MAX = 4_000  # properties without their UNIQ_KEY, as they are spelt
+ENDING_SIZE_MAX = 512  # characters; longer ones are not remembered
 
 # (born address bytes, store address bytes) → packer of the record's fixed head.
 HEADS: dict[tuple[int, int], Callable[..., bytes]] = {
@@ -90,6 +97,7 @@ V2_NAMES = {
     "batch": "m",
     "bname": "n",
 }
+REPLY_TO_CLIENT = "REPLY_TO_CLIENT"  # the property of a message that wants a reply
 _SPECIAL_PROPERTY = re.compile(r"\x02(DELAY|TRAN_MSG|TIMER_[A-Z_]+)\x01([^\x02]*)")
 
 
@@ -156,9 +164,11 @@ class SendTopic:
     """
 
     __slots__ = (
+        "chosen",
         "magic",
         "name",
         "name_part",
+        "name_parts",
         "plain",
         "queue_count",
         "queues",
@@ -175,6 +185,7 @@ class SendTopic:
             if self.magic == MAGIC_V1
             else len(name).to_bytes(2, "big") + name
         )
+        self.name_parts: dict[int, bytes] = {}  # the same, and a properties length
         self.queue_count = config.queue_count
         self.write_count = config.write_queue_count
         self.writable = config.writable
@@ -182,6 +193,7 @@ class SendTopic:
             self.name in NO_SEND_TOPICS or self.name.startswith(RETRY_PREFIX)
         )
         self.queues: list[SendQueue | None] = [None] * config.queue_count
+        self.chosen: dict[str, SendQueue] = {}  # by the queue id as it is usually spelt
 
 
 class SendRules:
@@ -189,6 +201,7 @@ class SendRules:
 
     __slots__ = (
         "cluster",
+        "endings",
         "head_size_v4",
         "head_v4",
         "head_v6",
@@ -224,7 +237,10 @@ class SendRules:
         self.head_v6 = HEADS[20, len(store_host)]
         self.head_size_v4 = 72 + 8 + len(store_host)  # of a record whose BORNHOST is IPv4
         self.tags: dict[str, int] = {}  # tag string → hash; bounded by TAGS_CACHE_MAX
-        self.numbers: dict[tuple[str, str, str | None], tuple[int, int, int]] = {}
+        # A plain message's properties without its UNIQ_KEY's value → what is stored behind them,
+        # and the tags code.
+        self.endings: dict[str, tuple[bytes, int]] = {}
+        self.numbers: dict[tuple[str, str, str | None], Numbers] = {}
 
 
 def check_topic(topic: str) -> None:
@@ -238,12 +254,33 @@ def v2_fields(ext: Mapping[str, str]) -> dict[str, str]:
     return {V2_NAMES[name]: value for name, value in ext.items() if name in V2_NAMES}
 
 
-def stored_properties(text: str, rules: SendRules, special: bool = False) -> tuple[bytes, str, int]:
-    """The properties as stored, the message's UNIQ_KEY and its tags code.
+def stored_properties(text: str, rules: SendRules) -> Properties:
+    """What is stored of a message's properties. `text` is what the client sent.
 
-    `text` is what the client sent. Raises Special if they make the message one, unless `special`;
-    Refused for what this broker would store wrongly.
+    Raises Special if they make the message one; Refused for what this broker would store wrongly.
+
+    Successive messages of a producer mostly differ in their UNIQ_KEY alone, and nothing but itself
+    depends on that: what the rest means is remembered.
     """
+    at = text.find("UNIQ_KEY\x01")
+    end = text.find("\x02", at + 9) if at == 0 or (at > 0 and text[at - 1] == "\x02") else -1
+    if end < 0:
+        return _read_properties(text, rules, False)
+    rest = text[:at] + text[end:] if at else text[end:]
+    known = rules.endings.get(rest)
+    if known is None:
+        found = _read_properties(text, rules, False)
+        stored, _, tags, wants_reply = found
+        if len(rest) <= ENDING_SIZE_MAX and not wants_reply:  # those differ in more
+            if len(rules.endings) >= ENDINGS_CACHE_MAX:
+                rules.endings.clear()
+            rules.endings[rest] = (stored[len(text.encode()) :], tags)
+        return found
+    return text.encode() + known[0], text[at + 9 : end], known[1], False
+
+
+def _read_properties(text: str, rules: SendRules, special: bool) -> Properties:
+    """`stored_properties` of what was not met before; of specials, too, if they are `special`."""
     if text and text[-1] != "\x02":
         text += "\x02"
     marked = "\x02" + text
@@ -262,10 +299,11 @@ def stored_properties(text: str, rules: SendRules, special: bool = False) -> tup
     else:
         unique_key = uuid.uuid4().hex.upper()
         text = f"{text}UNIQ_KEY\x01{unique_key}\x02"
+    wants_reply = REPLY_TO_CLIENT in marked
     region = "\x02MSG_REGION\x01" in marked
     cluster = "\x02CLUSTER\x01" in marked
     if not (region or trace or cluster):
-        return text.encode() + rules.standard, unique_key, tags
+        return text.encode() + rules.standard, unique_key, tags, wants_reply
     stored = text.encode()
     if not region:
         stored += rules.region
@@ -273,7 +311,7 @@ def stored_properties(text: str, rules: SendRules, special: bool = False) -> tup
         stored += rules.trace
     if not cluster:
         stored += rules.cluster
-    return stored, unique_key, tags
+    return stored, unique_key, tags, wants_reply
 
 
 def _tags_unless_special(marked: str, rules: SendRules, special: bool) -> int:
@@ -313,9 +351,9 @@ def parse_single(
     topic: SendTopic,
     born_host: bytes,
     rules: SendRules,
-) -> tuple[Record, str]:
-    """The record of a send to `queue`, and the client's message id. Raises Special, Refused;
-    KeyError, ValueError and TypeError for a malformed header.
+) -> Parsed:
+    """The record of a send to `queue`. Raises Special, Refused; KeyError, ValueError
+    and TypeError for a malformed header.
 
     The caller has chosen the queue and checked the topic's permission.
     """
@@ -324,10 +362,12 @@ def parse_single(
         numbers = _numbers(ext, rules)
     if not 0 < len(body) <= rules.message_size_max:
         raise _body_refused(body, rules)
-    stored, unique_key, tags = stored_properties(ext.get("i") or "", rules)
-    sys_flag, flag, reconsume = numbers
-    fixed = (sys_flag, flag, reconsume, _born_ms(ext["g"]), born_host)
-    return _record(queue, topic, body, fixed, stored, tags, rules), unique_key
+    stored, unique_key, tags, wants_reply = stored_properties(ext.get("i") or "", rules)
+    born_ms = int(ext["g"])
+    if not 0 <= born_ms <= INT64_MAX:
+        raise _born_refused()
+    record = _record(queue, topic, body, numbers, born_ms, born_host, stored, tags, rules)
+    return [record], record[1], unique_key, wants_reply
 
 
 def parse_special(
@@ -336,13 +376,13 @@ def parse_special(
     queue: SendQueue,
     born_host: bytes,
     rules: SendRules,
-) -> tuple[Outgoing, str]:
+) -> tuple[Outgoing, str, bool]:
     """As `parse_single` for a send that it calls special: what was sent to `queue`, standard
     properties added, before it is parked or whatever makes it special is done to it."""
     if not 0 < len(body) <= rules.message_size_max:
         raise _body_refused(body, rules)
     sys_flag, flag, reconsume = _checked_numbers(ext["f"], ext["h"], ext.get("j"))
-    stored, unique_key, _ = stored_properties(ext.get("i") or "", rules, special=True)
+    stored, unique_key, _, wants_reply = _read_properties(ext.get("i") or "", rules, True)
     message = Outgoing(
         queue.topic,
         queue.queue_id,
@@ -354,7 +394,7 @@ def parse_special(
         sys_flag,
         reconsume,
     )
-    return message, unique_key
+    return message, unique_key, wants_reply
 
 
 def parse_batch(
@@ -364,17 +404,17 @@ def parse_batch(
     topic: SendTopic,
     born_host: bytes,
     rules: SendRules,
-) -> tuple[list[Record], int, str]:
-    """As `parse_single` for SEND_BATCH_MESSAGE: its records, their bytes together, the id. No
-    part of a batch may be special."""
+) -> Parsed:
+    """As `parse_single` for SEND_BATCH_MESSAGE. No part of a batch may be special."""
     try:
-        sys_flag, flag, reconsume = _numbers(ext, rules)
+        numbers = _numbers(ext, rules)
         if not 0 < len(body) <= rules.message_size_max:
             raise _body_refused(body, rules)
-        fixed = (sys_flag, flag, reconsume, _born_ms(ext["g"]), born_host)
+        born = _born_ms(ext["g"]), born_host
         properties = ext.get("i") or ""
-        stored_properties(properties, rules)
-        return _batch_records(properties, body, queue, topic, fixed, rules)
+        wants_reply = stored_properties(properties, rules)[3]
+        found = _batch_records(properties, body, queue, topic, numbers, born, rules)
+        return *found, wants_reply
     except Special:
         raise Refused(
             MESSAGE_ILLEGAL,
@@ -382,7 +422,7 @@ def parse_batch(
         ) from None
 
 
-def _numbers(ext: Mapping[str, str], rules: SendRules) -> tuple[int, int, int]:
+def _numbers(ext: Mapping[str, str], rules: SendRules) -> Numbers:
     """(sysFlag, flag, reconsumeTimes), checked; the host bits of sysFlag are ours to set. Raises
     Special for a part of a transaction."""
     texts = (ext["f"], ext["h"], ext.get("j"))
@@ -400,9 +440,7 @@ def _numbers(ext: Mapping[str, str], rules: SendRules) -> tuple[int, int, int]:
     return numbers
 
 
-def _checked_numbers(
-    sys_flag_text: str, flag_text: str, reconsume_text: str | None
-) -> tuple[int, int, int]:
+def _checked_numbers(sys_flag_text: str, flag_text: str, reconsume_text: str | None) -> Numbers:
     sys_flag, flag, reconsume = int(sys_flag_text), int(flag_text), int(reconsume_text or 0)
     if not (
         0 <= sys_flag <= INT32_MAX
@@ -416,8 +454,12 @@ def _checked_numbers(
 def _born_ms(text: str) -> int:
     born_ms = int(text)
     if not 0 <= born_ms <= INT64_MAX:
-        raise Refused(MESSAGE_ILLEGAL, "bornTimestamp is out of range")
+        raise _born_refused()
     return born_ms
+
+
+def _born_refused() -> Refused:
+    return Refused(MESSAGE_ILLEGAL, "bornTimestamp is out of range")
 
 
 def _body_refused(body: bytes, rules: SendRules) -> Refused:
@@ -431,20 +473,18 @@ def _record(
     queue: SendQueue,
     topic: SendTopic,
     body: bytes,
-    fixed: Fixed,
+    numbers: Numbers,
+    born_ms: int,
+    born_host: bytes,
     stored: bytes,
     tags: int,
     rules: SendRules,
 ) -> Record:
-    sys_flag, flag, reconsume, born_ms, born_host = fixed
-    properties_size = len(stored)
-    if properties_size > PROPERTIES_SIZE_MAX:
-        raise Refused(
-            MESSAGE_ILLEGAL,
-            f"the properties are {properties_size} bytes long as stored, "
-            f"allowed are {PROPERTIES_SIZE_MAX}",
-        )
-    tail = topic.name_part + _INT16(properties_size) + stored
+    sys_flag, flag, reconsume = numbers
+    name_part = topic.name_parts.get(len(stored))
+    if name_part is None:
+        name_part = _name_part(topic, len(stored))
+    tail = name_part + stored
     if len(born_host) == 8:
         head, size = rules.head_v4, rules.head_size_v4
     else:
@@ -466,6 +506,20 @@ def _record(
     )
 
 
+def _name_part(topic: SendTopic, properties_size: int) -> bytes:
+    """What of a record stands before its properties; remembered by their size."""
+    if properties_size > PROPERTIES_SIZE_MAX:
+        raise Refused(
+            MESSAGE_ILLEGAL,
+            f"the properties are {properties_size} bytes long as stored, "
+            f"allowed are {PROPERTIES_SIZE_MAX}",
+        )
+    if len(topic.name_parts) >= NAME_PARTS_MAX:
+        topic.name_parts.clear()
+    made = topic.name_parts[properties_size] = topic.name_part + _INT16(properties_size)
+    return made
+
+
 def record_of(
     message: Outgoing, queue: SendQueue, topic: SendTopic, tags: int, rules: SendRules
 ) -> Record:
@@ -475,8 +529,9 @@ def record_of(
     sys_flag = message.sys_flag & ~(BORN_V6 | STORE_V6)
     if len(rules.store_host) == 20:
         sys_flag |= STORE_V6
-    fixed = (sys_flag, message.flag, message.reconsume, message.born_ms, message.born_host)
-    record = _record(queue, topic, message.body, fixed, message.properties, tags, rules)
+    numbers = (sys_flag, message.flag, message.reconsume)
+    born = message.born_ms, message.born_host
+    record = _record(queue, topic, message.body, numbers, *born, message.properties, tags, rules)
     if not message.prepared_offset:
         return record
     return (*record[:2], _prepared_head(record[2], message.prepared_offset), *record[3:])
@@ -492,11 +547,12 @@ def _batch_records(
     body: bytes,
     queue: SendQueue,
     topic: SendTopic,
-    fixed: Fixed,
+    numbers: Numbers,
+    born: tuple[int, bytes],
     rules: SendRules,
 ) -> tuple[list[Record], int, str]:
     """The items of a SEND_BATCH_MESSAGE body (remoting-protocol 4.1), one record each."""
-    sys_flag, _, reconsume, born_ms, born_host = fixed
+    sys_flag, _, reconsume = numbers
     records: list[Record] = []
     size_bytes = 0
     position = 0
@@ -514,10 +570,10 @@ def _batch_records(
             item_properties = body[body_end + 2 : end].decode()
         except UnicodeDecodeError:
             raise Refused(MESSAGE_ILLEGAL, f"batch item at {position}: not UTF-8") from None
-        stored, _, tags = stored_properties(item_properties, rules)
+        stored, _, tags, _ = stored_properties(item_properties, rules)
         item_body = body[position + _BATCH_ITEM.size : body_end]
-        item_fixed = (sys_flag, flag, reconsume, born_ms, born_host)
-        record = _record(queue, topic, item_body, item_fixed, stored, tags, rules)
+        item_numbers = (sys_flag, flag, reconsume)
+        record = _record(queue, topic, item_body, item_numbers, *born, stored, tags, rules)
         records.append(record)
         size_bytes += record[1]
         if size_bytes > rules.record_bytes_max:

@@ -65,10 +65,8 @@ class Parsed:
 
 
 def parse_send(ext, body, queue, topic, born, the_rules, batch):
-    if batch:
-        return Parsed(*parse_batch(ext, body, queue, topic, born, the_rules))
-    record, key = parse_single(ext, body, queue, topic, born, the_rules)
-    return Parsed([record], record[1], key)
+    parse = parse_batch if batch else parse_single
+    return Parsed(*parse(ext, body, queue, topic, born, the_rules)[:3])
 
 
 def cut(records, base=1000, now_ms=1700000000123, store=STORE):

@@ -3,7 +3,8 @@
 import pytest
 
 from broker.config import BrokerConfig
-from broker.send import CREATIONS_MAX, SendPath
+from broker.creations import CREATIONS_MAX
+from broker.send import SendPath
 from broker.sendrequest import SendRules
 from broker.state import BrokerState
 from broker.topics import TopicConfig

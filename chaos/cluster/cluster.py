@@ -29,7 +29,7 @@ from chaos.cluster.clusterfile import (
     locked,
     save_state,
 )
-from chaos.cluster.ports import choose_ports, is_free
+from chaos.cluster.ports import HeldPorts, choose_ports, is_free
 from chaos.cluster.probe import MASTER, Probe, RemotingProbe, ReplicaView, leader_of, replicas
 from chaos.cluster.process import ProcessId, send_signal, spawn, state, tail
 from chaos.cluster.topology import (
@@ -88,11 +88,13 @@ class Cluster:
         self.directory = directory
         self._probe = probe or RemotingProbe()
         self._command_of = command_of
+        self.ports = HeldPorts(HOST)
         self._former_network: int | None = None  # where we were before the cluster's own network
 
     async def close(self) -> None:
-        """Close the probe's connections; the processes stay."""
+        """Close the probe's connections, and hold no ports any more; the processes stay."""
         await self._probe.close()
+        self.ports.close()
         self._leave()
 
     def state(self) -> ClusterState:
@@ -137,6 +139,7 @@ class Cluster:
                 await self._wait_serving(timeout_s, everybody=True)
             except BaseException:  # Ctrl-C included: end what was started, then go on raising
                 end_now(started)
+                self.ports.close()
                 if planned.netns and len(started) == len(planned.nodes):
                     self._leave()
                     namespaces.delete(planned.netns)
@@ -209,6 +212,7 @@ class Cluster:
             for kind in (found.brokers, found.nodes):  # the name servers last
                 pending = [n for n in kind if n.name not in ended]
                 ended |= await self.end(pending, timeout_s)
+            self.ports.close()
             if found.netns:
                 self._leave()
                 namespaces.delete(found.netns)
@@ -232,11 +236,15 @@ class Cluster:
         if shape.namesrv is not None and shape.namesrv != old.namesrv:
             kept = tuple(node for node in old.nodes if node.kind != NAMESRV)
             old = replace(old, namesrv=shape.namesrv, nodes=kept)
+        for node in () if old.netns else old.nodes:
+            self.ports.hold({node.port, node.peer_port, node.http_port} - {0})
         return replace(old, settings=old.settings | settings)
 
     def _ports(self, shape: Shape) -> list[int]:
-        if not shape.standard_ports:
+        if shape.netns:  # where nobody else is
             return choose_ports(ports_needed(shape), HOST, random.Random())
+        if not shape.standard_ports:
+            return self.ports.choose(ports_needed(shape), random.Random())
         wanted = standard_ports(shape)
         taken = [str(port) for port in wanted if not is_free(HOST, port)]
         if taken:

@@ -17,7 +17,6 @@ from dataclasses import replace
 from chaos.cluster import launch
 from chaos.cluster.cluster import DOWN_TIMEOUT_S, HOST, Cluster, end_now
 from chaos.cluster.clusterfile import ClusterError, ClusterState, Node, locked, save_state
-from chaos.cluster.ports import choose_ports
 from chaos.cluster.topology import MODES, RAFT, REPLICAS_MAX
 from remoting.client import RemotingClient
 from remoting.codes import RequestCode, ResponseCode
@@ -92,7 +91,7 @@ def _planned(cluster: Cluster, group: str | None) -> Node:
     """Plan it and write that down; the caller holds the lock."""
     found = _founded(changeable(cluster.state()))
     group = group or found.groups[0]
-    port, peer_port, http_port = choose_ports(3, HOST, random.Random())
+    port, peer_port, http_port = cluster.ports.choose(3, random.Random())
     node = planned(found, group, _free_name(cluster, found), (port, peer_port, http_port))
     save_state(cluster.directory, replace(found, nodes=(*found.nodes, node)))
     return node

@@ -1,4 +1,4 @@
-"""Ports for a cluster on loopback, chosen once and kept.
+"""Ports for a cluster on loopback, chosen once and kept; and held, while it is up.
 
 They are taken from below the system's ephemeral range: a port inside it could be given to some
 outgoing connection while a killed broker is down, and the broker could then not come back.
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import socket
+from collections.abc import Iterable
 from pathlib import Path
 
 PORT_MIN = 10_000
@@ -20,21 +21,68 @@ class NoFreePort(Exception):
     """Too few free ports below the ephemeral range."""
 
 
+class HeldPorts:
+    """Ports that nobody else is given, from `choose` or `hold` until `close`: they are bound here,
+    and whoever they are meant for can still listen there (SO_REUSEADDR, as all servers set it).
+
+    Without this a port is anybody's before its broker listens and while it is killed. Another
+    cluster that takes it then meets the first one's replicas, who dial it: they are of its group by
+    name, and the two become one."""
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+        self._sockets: list[socket.socket] = []
+
+    def choose(self, count: int, rng: random.Random) -> list[int]:
+        """`count` more ports, each with its neighbours. Raises NoFreePort."""
+        top = ephemeral_low()
+        first = rng.randrange(PORT_MIN, top, PORT_STEP)
+        candidates = [*range(first, top - PORT_STEP, PORT_STEP), *range(PORT_MIN, first, PORT_STEP)]
+        chosen: list[int] = []
+        for start in candidates:
+            if len(chosen) == count:
+                break
+            if self._hold(range(start, start + PORT_STEP)):
+                chosen.append(start + 2)
+        if len(chosen) < count:
+            raise NoFreePort(f"found {len(chosen)} of {count} free ports from {PORT_MIN} to {top}")
+        return chosen
+
+    def hold(self, ports: Iterable[int]) -> None:
+        """Those of them that nobody has now, again."""
+        for port in ports:
+            self._hold([port])
+
+    def close(self) -> None:
+        """They are anybody's again."""
+        for each in self._sockets:
+            each.close()
+        self._sockets.clear()
+
+    def _hold(self, ports: Iterable[int]) -> bool:
+        """All of these, or none."""
+        held: list[socket.socket] = []
+        for port in ports:
+            found = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            held.append(found)
+            try:
+                found.bind((self._host, port))  # without SO_REUSEADDR: not one that is held already
+            except OSError:
+                for each in held:
+                    each.close()
+                return False
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._sockets += held
+        return True
+
+
 def choose_ports(count: int, host: str, rng: random.Random) -> list[int]:
     """`count` ports free right now, each with its neighbours. Raises NoFreePort."""
-    top = ephemeral_low()
-    first = rng.randrange(PORT_MIN, top, PORT_STEP)
-    candidates = [*range(first, top - PORT_STEP, PORT_STEP), *range(PORT_MIN, first, PORT_STEP)]
-    chosen: list[int] = []
-    for start in candidates:
-        if len(chosen) == count:
-            return chosen
-        port = start + 2
-        if all(is_free(host, port + shift) for shift in (-2, -1, 0, 1)):
-            chosen.append(port)
-    if len(chosen) == count:
-        return chosen
-    raise NoFreePort(f"found {len(chosen)} of {count} free ports from {PORT_MIN} to {top}")
+    held = HeldPorts(host)
+    try:
+        return held.choose(count, rng)
+    finally:
+        held.close()
 
 
 def is_free(host: str, port: int) -> bool:

@@ -11,7 +11,7 @@ import sys
 
 import orjson
 
-from chaos.cluster.ports import choose_ports
+from chaos.cluster.ports import HeldPorts
 from remoting.admin_headers import TopicHeader
 from remoting.client import RemotingClient
 from remoting.codes import RequestCode
@@ -33,7 +33,8 @@ class Processes:
         self.root = root
         self.client = RemotingClient()
         self.running = {}
-        ports = choose_ports(2 * len(NAMES), "127.0.0.1", random.Random())
+        self.held = HeldPorts("127.0.0.1")
+        ports = self.held.choose(2 * len(NAMES), random.Random())
         self.ports = dict(zip(NAMES, ports, strict=False))
         raft_ports = zip(NAMES, ports[len(NAMES) :], strict=True)
         raft = ";".join(f"{name}-127.0.0.1:{port}" for name, port in raft_ports)
@@ -58,6 +59,7 @@ class Processes:
         await self.client.close()
         for name in list(self.running):
             self.end(name, signal.SIGKILL)
+        self.held.close()
 
     def start(self, name):
         conf, log = self.root / f"{name}.conf", self.root / f"{name}.log"

@@ -14,7 +14,7 @@ import pytest
 
 from chaos.cluster.cluster import Cluster
 from chaos.cluster.clusterfile import ClusterError, load_state, locked
-from chaos.cluster.ports import choose_ports, ephemeral_low, is_free
+from chaos.cluster.ports import HeldPorts, choose_ports, ephemeral_low, is_free
 from chaos.cluster.process import state
 from chaos.cluster.topology import MODES, Shape, plan, ports_needed, standard_ports
 from tests.chaos.doubles import ENDS, STUBBORN, AgreeingProbe, Programs, StandInProbe
@@ -265,6 +265,26 @@ def test_ports_are_free_apart_and_below_the_ephemeral_range() -> None:
     with socket.create_server(("127.0.0.1", ports[0])):
         assert not is_free("127.0.0.1", ports[0])
         assert ports[0] not in choose_ports(7, "127.0.0.1", random.Random(5))
+
+
+def test_a_held_port_is_its_owners_before_it_listens_and_while_it_is_down() -> None:
+    """A second cluster that starts then, even at the same place, gets others."""
+    first, second = HeldPorts("127.0.0.1"), HeldPorts("127.0.0.1")
+    try:
+        ports = first.choose(5, random.Random(5))
+        with socket.create_server(("127.0.0.1", ports[0])) as owner:
+            with socket.create_connection(owner.getsockname()), owner.accept()[0]:
+                assert set(ports).isdisjoint(second.choose(5, random.Random(5)))
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", ports[0]))
+        assert set(ports).isdisjoint(second.choose(5, random.Random(5)))
+        with socket.create_server(("127.0.0.1", ports[0])):
+            pass
+        first.close()
+        assert set(ports[1:]) <= set(choose_ports(5, "127.0.0.1", random.Random(5)))
+    finally:
+        first.close()
+        second.close()
 
 
 def started_nodes(directory: Path) -> list[str]:

@@ -16,10 +16,11 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
 from dledger.messages import NodeId
+from dledger.network import Listening, Network, PlainNetwork
 from dledger.wire import (
     MESSAGE_SIZE_BYTES_MAX,
     Hello,
@@ -84,6 +85,7 @@ class LinkConfig:
     unacknowledged_ms_max: int = 2_000  # after that TCP gives up: its own back-off is far longer
     send_buffer_bytes_max: int = 32 << 20  # 4 times what the core keeps in flight to a peer
     listen_host: str | None = None  # None: the host of this node's own entry among the peers
+    network: Network = field(default_factory=PlainNetwork)
 
 
 class LinkHandler(Protocol):
@@ -145,7 +147,7 @@ class PeerLinks:
         self._retired: list[_Dialer] = []
         self._removed: frozenset[NodeId] = frozenset()
         self._started = False
-        self._server: asyncio.Server | None = None
+        self._server: Listening | None = None
         self._accepted: set[_Accepted] = set()
         self._incoming: dict[NodeId, _Accepted] = {}
         self._stopping = False
@@ -153,17 +155,12 @@ class PeerLinks:
 
     async def start(self) -> None:
         """Listen, then dial. Raises OSError if the port is taken."""
-        loop = asyncio.get_running_loop()
-        if self._listen_socket is not None:
-            self._server = await loop.create_server(
-                lambda: _Accepted(self), sock=self._listen_socket
-            )
-        else:
-            self._server = await loop.create_server(
-                lambda: _Accepted(self),
-                self.config.listen_host or self._address.host,
-                self._address.port,
-            )
+        self._server = await self.config.network.listen(
+            lambda: _Accepted(self),
+            self.config.listen_host or self._address.host,
+            self._address.port,
+            self._listen_socket,
+        )
         self._started = True
         for dialer in self._dialers.values():
             dialer.start()
@@ -262,7 +259,7 @@ class PeerLinks:
 
     # -- for the connections below --
 
-    def refusal(self, hello: Hello) -> str:
+    def refusal(self, hello: Hello, transport: asyncio.BaseTransport) -> str:
         """Why a dialler is not welcome; empty if it is. A stranger is: it may be a member that
         this node has not heard of yet, and whom it shall hear (RaftCore.step)."""
         if hello.group != self.group:
@@ -273,13 +270,14 @@ class PeerLinks:
             return f"this is {self.node_id} itself"
         if hello.sender in self._removed:
             return f"{hello.sender} {WAS_REMOVED} {self.group}"
-        return ""
+        dialer = self._dialers.get(hello.sender)
+        return self.config.network.doubt(transport, dialer.address.host) if dialer else ""
 
     def accepted_opened(self, connection: _Accepted) -> bool:
-        """Count a new connection; False if too many have not said hello."""
+        """Count a new connection; False if too many have not said hello, or it comes too late."""
         self._accepted.add(connection)
         silent = len(self._accepted) - len(self._incoming)
-        return silent <= HANDSHAKING_MAX
+        return silent <= HANDSHAKING_MAX and not self._stopping
 
     def accepted_welcome(self, connection: _Accepted, peer: NodeId) -> None:
         old = self._incoming.get(peer)
@@ -374,7 +372,7 @@ class _Accepted(_Connection):
                 raise WireError("a hello that does not end")
             return b""
         hello, size = decoded
-        reason = self.links.refusal(hello)
+        reason = self.links.refusal(hello, self.transport)
         self.transport.write(encode_answer(HelloAnswer(reason, spoken(hello))))
         if reason:
             self.links.refused += 1
@@ -544,12 +542,13 @@ class _Dialer:
 
     async def _connect(self) -> _Dialled:
         """Resolve, connect and be welcome, all within the time-out."""
-        loop = asyncio.get_running_loop()
+        network = self._links.config.network
         try:
             async with asyncio.timeout(self._links.config.connect_timeout_ms / 1000):
-                _, connection = await loop.create_connection(
+                connection = await network.dial(
                     lambda: _Dialled(self._links, self), self.address.host, self.address.port
                 )
+                assert isinstance(connection, _Dialled), connection
                 await connection.welcome
                 return connection
         except BaseException:

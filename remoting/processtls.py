@@ -1,0 +1,221 @@
+"""All TLS contexts of one server process: made of its configuration, renewed while it runs. Shell.
+
+`load` before anything listens or dials, `start` and `stop` on the loop. What is not configured is
+None: whoever gets it speaks in the clear.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Protocol
+
+from remoting.tls import (
+    Certificate,
+    ClientAuth,
+    ClientTls,
+    Renewed,
+    ServerTls,
+    TlsError,
+    TlsMode,
+)
+from remoting.tlslistener import ArrivalCounts, ArrivalLimits, TlsPolicy
+
+
+class TlsKeys(Protocol):
+    """The part of a process's configuration that is read here (ops.tlsoptions declares it)."""
+
+    # fmt: off
+    @property
+    def tls_server_mode(self) -> str: ...
+    @property
+    def tls_server_cert_path(self) -> str: ...
+    @property
+    def tls_server_key_path(self) -> str: ...
+    @property
+    def tls_server_key_password(self) -> str: ...
+    @property
+    def tls_server_need_client_auth(self) -> str: ...
+    @property
+    def tls_server_trust_cert_path(self) -> str: ...
+    @property
+    def tls_enable(self) -> bool: ...
+    @property
+    def tls_client_trust_cert_path(self) -> str: ...
+    @property
+    def tls_client_auth_server(self) -> bool: ...
+    @property
+    def tls_client_check_host_name(self) -> bool: ...
+    @property
+    def tls_client_cert_path(self) -> str: ...
+    @property
+    def tls_client_key_path(self) -> str: ...
+    @property
+    def tls_client_key_password(self) -> str: ...
+    @property
+    def http_tls_mode(self) -> str: ...
+    @property
+    def http_tls_cert_path(self) -> str: ...
+    @property
+    def http_tls_key_path(self) -> str: ...
+    @property
+    def http_tls_key_password(self) -> str: ...
+    @property
+    def tls_reload_interval_ms(self) -> int: ...
+    # fmt: on
+
+
+class PeerTlsKeys(TlsKeys, Protocol):
+    """With those of Raft's links."""
+
+    # fmt: off
+    @property
+    def raft_tls_mode(self) -> str: ...
+    @property
+    def raft_tls_cert_path(self) -> str: ...
+    @property
+    def raft_tls_key_path(self) -> str: ...
+    @property
+    def raft_tls_key_password(self) -> str: ...
+    @property
+    def raft_tls_trust_cert_path(self) -> str: ...
+    # fmt: on
+
+
+@dataclass(frozen=True, slots=True)
+class PeerTls:
+    """Both sides of the links between replicas."""
+
+    policy: TlsPolicy
+    client: Renewed
+
+
+@dataclass(frozen=True, slots=True)
+class ContextStatus:
+    """What health and metrics tell of one context."""
+
+    name: str
+    certificate: Certificate | None
+    error: str  # why the files on disk are not in use; "": they are
+    renewed_count: int
+
+
+class ProcessTls:
+    """See the module."""
+
+    def __init__(self, keys: TlsKeys) -> None:
+        self.server: TlsPolicy | None = None  # the ports of the remoting protocol
+        self.client: Renewed | None = None  # own connections
+        self.http: TlsPolicy | None = None
+        self.peers: PeerTls | None = None
+        self._keys = keys
+        self._contexts: list[Renewed] = []
+        self._task: asyncio.Task[None] | None = None
+
+    def load(self) -> None:
+        """Blocking. Raises TlsError."""
+        keys = self._keys
+        self.server = self._policy(keys.tls_server_mode, "server", _server(keys))
+        if keys.tls_enable:
+            self.client = self._renewed("client", _client(keys))
+        own = ServerTls(keys.http_tls_cert_path, keys.http_tls_key_path, keys.http_tls_key_password)
+        if not own.cert_path:
+            own = _without_clients(_server(keys))  # its callers show tokens
+        self.http = self._policy(keys.http_tls_mode, "http", own)
+
+    def load_peers(self, keys: PeerTlsKeys, limits: ArrivalLimits) -> None:
+        """Blocking. Raises TlsError. The same certificate serves and dials."""
+        if keys.raft_tls_mode == TlsMode.DISABLED:
+            return
+        cert, key, password = (
+            keys.raft_tls_cert_path,
+            keys.raft_tls_key_path,
+            keys.raft_tls_key_password,
+        )
+        if not cert:
+            own = _server(keys)
+            cert, key, password = own.cert_path, own.key_path, own.key_password
+        trust = keys.raft_tls_trust_cert_path
+        serving = ServerTls(cert, key, password, trust, ClientAuth.REQUIRE)
+        policy = self._policy(keys.raft_tls_mode, "raft server", serving, limits)
+        assert policy is not None, keys.raft_tls_mode
+        if not trust:
+            raise TlsError("Raft's links need the CA of their group: no trust file is named")
+        dialling = self._renewed("raft client", ClientTls(trust, cert, key, password))
+        self.peers = PeerTls(policy, dialling)
+
+    def start(self) -> None:
+        if self._contexts:
+            self._task = asyncio.get_running_loop().create_task(self._look_forever())
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+            self._task = None
+
+    def status(self) -> list[ContextStatus]:
+        return [
+            ContextStatus(one.name, one.certificate, one.error, one.renewed_count)
+            for one in self._contexts
+        ]
+
+    @property
+    def error(self) -> str:
+        """What keeps new files from being used, in one line; "" if nothing does."""
+        return "; ".join(f"{one.name}: {one.error}" for one in self._contexts if one.error)
+
+    async def _look_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self._keys.tls_reload_interval_ms / 1000)
+            for one in self._contexts:
+                await asyncio.to_thread(one.look)
+
+    def _policy(
+        self, mode: str, name: str, settings: ServerTls, limits: ArrivalLimits | None = None
+    ) -> TlsPolicy | None:
+        if mode == TlsMode.DISABLED:
+            return None
+        renewed = self._renewed(name, settings)
+        return TlsPolicy(TlsMode(mode), renewed, limits or ArrivalLimits())
+
+    def _renewed(self, name: str, settings: ServerTls | ClientTls) -> Renewed:
+        renewed = Renewed(settings, name)
+        self._contexts.append(renewed)
+        return renewed
+
+
+def total(counts: list[ArrivalCounts]) -> ArrivalCounts:
+    """Of several ports together."""
+    return ArrivalCounts(
+        tls=sum(one.tls for one in counts),
+        plain=sum(one.plain for one in counts),
+        plain_refused=sum(one.plain_refused for one in counts),
+        failed=sum(one.failed for one in counts),
+        silent=sum(one.silent for one in counts),
+    )
+
+
+def _server(keys: TlsKeys) -> ServerTls:
+    return ServerTls(
+        keys.tls_server_cert_path,
+        keys.tls_server_key_path,
+        keys.tls_server_key_password,
+        keys.tls_server_trust_cert_path,
+        ClientAuth(keys.tls_server_need_client_auth),
+    )
+
+
+def _without_clients(settings: ServerTls) -> ServerTls:
+    return ServerTls(settings.cert_path, settings.key_path, settings.key_password)
+
+
+def _client(keys: TlsKeys) -> ClientTls:
+    return ClientTls(
+        keys.tls_client_trust_cert_path,
+        keys.tls_client_cert_path,
+        keys.tls_client_key_path,
+        keys.tls_client_key_password,
+        keys.tls_client_auth_server,
+        keys.tls_client_check_host_name,
+    )

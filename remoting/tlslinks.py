@@ -1,0 +1,98 @@
+"""TLS for the links between replicas: both sides show certificates of the group's CA. Shell.
+
+Stands where dledger's `PlainNetwork` stands, and knows nothing of what is sent.
+
+Who is believed: the replica that dials checks the certificate against the host that it dialled; the
+one that is dialled checks that the CA signed it and that it is valid for the host of whomever the
+other claims to be. So one certificate, for the replica's host in `dLegerPeers`, serves both ways,
+and a stolen one speaks for its own host only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Any
+
+from remoting.processtls import PeerTls
+from remoting.tls import TlsMode, words_of
+from remoting.tlslistener import ArrivalLimits, TlsListener
+
+LOG = logging.getLogger("remoting.tls")
+
+# Of a group's replicas, of which there are few; a dial takes a second at most.
+LINK_LIMITS = ArrivalLimits(arriving_max=64, grace_s=0.2, patience_s=1.0)
+
+Factory = Callable[[], asyncio.Protocol]
+
+
+class TlsLinks:
+    """See the module."""
+
+    def __init__(self, tls: PeerTls) -> None:
+        self.listener: TlsListener | None = None
+        self.fallen_back_count = 0  # permissive: dials that went on in the clear
+        self._tls = tls
+        self._permissive = tls.policy.mode is TlsMode.PERMISSIVE
+
+    async def listen(
+        self, factory: Factory, host: str, port: int, bound: socket.socket | None
+    ) -> TlsListener:
+        self.listener = TlsListener(factory, self._tls.policy)
+        await self.listener.listen(host, port, bound=bound)
+        return self.listener
+
+    async def dial(self, factory: Factory, host: str, port: int) -> asyncio.BaseProtocol:
+        """Raises OSError, whose text says what TLS found."""
+        loop = asyncio.get_running_loop()
+        context = self._tls.client.context
+        try:
+            _, protocol = await loop.create_connection(factory, host, port, ssl=context)
+            return protocol
+        except ConnectionRefusedError:
+            raise
+        except (ssl.SSLError, ConnectionError) as error:
+            if not self._permissive:
+                raise ConnectionError(words_of(error)) from error
+            reason = words_of(error)
+        self.fallen_back_count += 1
+        if self.fallen_back_count & (self.fallen_back_count - 1) == 0:  # 1, 2, 4, 8, ...: no flood
+            LOG.warning("peer_dialled_in_the_clear peer=%s:%d reason=%s", host, port, reason)
+        _, protocol = await loop.create_connection(factory, host, port)
+        return protocol
+
+    def doubt(self, transport: asyncio.BaseTransport, host: str) -> str:
+        certificate = transport.get_extra_info("peercert")
+        if certificate is None:  # plain; with `enforcing` it was closed before it came here
+            return ""
+        if valid_for(certificate, host):
+            return ""
+        return f"the certificate shown is not valid for {host}"
+
+
+def valid_for(certificate: dict[str, Any], host: str) -> bool:
+    """Whether a certificate, as ssl tells it, names the host: an address, a name, or a name whose
+    first part may be anything (`*.brokers.example`)."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        name = host.lower().rstrip(".")
+        wild = f"*.{name.partition('.')[2]}"
+        names = {str(v).lower() for kind, v in _names(certificate) if kind == "DNS"}
+        return name in names or (wild in names and wild.count(".") >= 2)
+    return any(kind == "IP Address" and _is(text, address) for kind, text in _names(certificate))
+
+
+def _is(text: str, address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    try:
+        return ipaddress.ip_address(text.strip()) == address
+    except ValueError:  # OpenSSL says so of an address of no right length
+        return False
+
+
+def _names(certificate: dict[str, Any]) -> list[tuple[str, str]]:
+    return list(certificate.get("subjectAltName", ()))

@@ -23,6 +23,7 @@ from client.offsetstore import initial_offset
 from remoting.errors import RemotingError
 from remoting.fastjson import MessageQueue as WireQueue
 from remoting.fastjson import dumps, loads_object
+from remoting.threads import in_thread_to_its_end
 
 logger = logging.getLogger(__name__)
 
@@ -131,7 +132,7 @@ class LocalOffsetStore:
         async with self._one:
             merged = {**saved, **dirty}
             try:
-                await asyncio.to_thread(self._storage.save, merged)
+                await in_thread_to_its_end(self._storage.save, merged)
             except OSError as error:
                 logger.error("offsets_not_saved error=%s", error)
                 return {}
@@ -143,5 +144,5 @@ class LocalOffsetStore:
     async def _load(self) -> dict[MessageQueue, int]:
         async with self._one:
             if self._saved is None:
-                self._saved = dict(await asyncio.to_thread(self._storage.load))
+                self._saved = dict(await in_thread_to_its_end(self._storage.load))
             return self._saved

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,8 @@ from client import (
     PushConsumer,
     pullconsumer,
 )
+from client.instance import ClientInstance
+from client.localoffsets import LocalOffsetStore
 from client.processqueue import CacheBudget, ProcessQueue
 from remoting.codes import RequestCode, ResponseCode
 from remoting.command import RemotingCommand
@@ -357,6 +360,36 @@ async def test_broadcasting_gives_everything_to_everybody_and_keeps_offsets_here
             await until(lambda: len(again.messages) == 4)
             await asyncio.sleep(0)
         assert {m.queue_offset for m in again.messages} == {3}
+
+
+async def test_a_consumer_that_stops_waits_for_the_save_under_way() -> None:
+    """Or two of them would write one file, or write it after the consumer is gone."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    class Slow(Kept):
+        saving = 0
+
+        def save(self, offsets: Mapping[MessageQueue, int]) -> None:
+            self.saving += 1
+            assert self.saving == 1, "another save is under way"
+            begun.set()
+            assert go_on.wait(60)
+            super().save(offsets)
+            self.saving -= 1
+
+    kept = Slow()
+    store = LocalOffsetStore(ClientInstance("127.0.0.1:1"), kept)  # it asks nobody here
+    store.table.begin(queue(0), 1, told=False)
+    periodic = asyncio.create_task(store.commit_oneway())
+    assert await asyncio.to_thread(begun.wait, 60)
+    periodic.cancel()
+    last = asyncio.create_task(store.commit_confirmed())
+    await asyncio.sleep(0.01)  # time enough to begin
+    assert kept.saving == 1 and not periodic.done()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await periodic
+    assert await last == {queue(0): 1} == kept.offsets
 
 
 def test_the_offset_file_is_javas_and_survives_damage(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from namesrv.settings import Settings
 from remoting.connection import Connection, ConnectionLimits
 from remoting.errors import RemotingError
 from remoting.server import RemotingServer
+from remoting.threads import in_thread_to_its_end
 
 __all__ = ["KV_FILE_NAME", "NameServer", "NameServerConfig"]
 
@@ -126,7 +127,7 @@ class NameServer:
         path = self._kv_path
         if path is not None:
             async with self._kv_lock:
-                await asyncio.to_thread(_replace_file, path, data)
+                await in_thread_to_its_end(_replace_file, path, data)
 
 
 def _replace_file(path: Path, data: bytes) -> None:

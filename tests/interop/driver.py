@@ -9,7 +9,8 @@ producer, …}` when the broker asks after a transaction. All drivers (java/, go
 - `send`: producer, topic, how (sync, async, oneway, batch, ordered, queue, transaction), messages
   (body, tags, keys, shard, queue, delay, decide, properties) → for each: ok, status, queue, offset
 - `consumer`: name, group, namesrv, topic, kind (push, orderly, lite, pull), expression, sql, from,
-  timestamp, broadcast, strategy, failures (so often a message is refused), delay, reconsume_max
+  timestamp, broadcast, strategy (with queues, rooms), failures (so often a message is refused),
+  delay, reconsume_max
 - `stop`: name;
 
 and those whose client can do it `pull`, `lookup`, `request`, `reset`. One process serves all

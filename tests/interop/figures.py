@@ -1,7 +1,8 @@
 """`python -m tests.interop.figures`: the foreign clients' scenarios, and what they cost, as JSON.
 
-Each wave has one kill -9 of the leader of a three-broker group. `--apache` runs the same against an
-unharmed Apache broker instead: what passes there must pass here.
+Each wave has one kill -9 of the leader of a three-broker group; those of allocation have a second
+group in another machine room. `--apache` runs the same against unharmed brokers of Apache's, of 5.3
+or 4.9, instead: what passes there must pass here. `--table` has the figures as Markdown.
 """
 
 import argparse
@@ -10,11 +11,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from tests.interop.apache import ApacheBroker
-from tests.interop.matrix import drivers, pairs, wave
+from client import Admin
+from tests.interop.apache import ApacheBroker, ApacheBroker49
+from tests.interop.matrix import Pair, drivers, pairs, wave
+from tests.interop.rooms import REPLICAS, rooms
 from tests.interop.runs import PACE_S, Outcome
 from tests.interop.scenarios import TABLE
 from tests.interop.targets import UP_S, ApacheTarget, RaftGroup, Target, ask, name_server
@@ -36,6 +39,7 @@ OURS = {
     "transactionCheckInterval": "2000",
     "transactionTimeOut": "2000",
 }
+KINDS = {"5.3": ApacheBroker, "4.9": ApacheBroker49}
 NAMES = [row.name for row in TABLE]
 COUNTS = ("acknowledged", "unknown", "lost", "redelivered", "stored_twice", "offsets_lost")
 
@@ -45,7 +49,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--clients", nargs="*", default=list(CLIENTS), choices=list(CLIENTS))
     parser.add_argument("--scenarios", nargs="*", default=[], choices=NAMES)
     parser.add_argument("--wave", type=int, default=0, help="so many with one kill (0: a row)")
-    parser.add_argument("--apache", action="store_true", help="against an Apache broker, unharmed")
+    parser.add_argument(
+        "--apache", nargs="?", const="5.3", choices=list(KINDS), help="Apache's broker, unharmed"
+    )
+    parser.add_argument("--table", action="store_true", help="Markdown, not JSON")
     return parser.parse_args()
 
 
@@ -59,23 +66,41 @@ def raft_group(directory: Path) -> Iterator[Target]:
 
 
 @contextmanager
-def apache(directory: Path) -> Iterator[Target]:
-    with name_server() as namesrv:
-        broker = ApacheBroker(directory / "apache", namesrv, brokerName="apache-a", **APACHE)
-        broker.start()
-        try:
-            wait_template(namesrv)
-            yield ApacheTarget(broker, namesrv)
-        finally:
-            broker.kill()
+def apache(directory: Path, version: str, *names: str) -> Iterator[Target]:
+    """Brokers of these names; the first one is the target's."""
+    with name_server() as namesrv, ExitStack() as stack:
+        brokers = []
+        for name in names:
+            broker = KINDS[version](directory / name, namesrv, brokerName=name, **APACHE)
+            stack.callback(broker.kill)
+            broker.start()
+            brokers.append(broker)
+        wait_template(namesrv, *names)
+        yield ApacheTarget(brokers[0], namesrv)
 
 
-def wait_template(namesrv: str) -> None:
-    """Until topics may be made by sending: after one that the broker registers."""
+@contextmanager
+def target_of(directory: Path, apaches: str | None, in_rooms: bool) -> Iterator[Target]:
+    """What rows of the table are run against."""
+    directory.mkdir()
+    if apaches is not None:
+        made = apache(directory, apaches, *(REPLICAS if in_rooms else ("apache-a",)))
+    else:
+        made = rooms(directory / "rooms", **OURS) if in_rooms else raft_group(directory)
+    with made as target:
+        yield target
+
+
+def wait_template(namesrv: str, *names: str) -> None:
+    """Until topics may be made by sending: after one that each broker registers."""
     deadline = time.monotonic() + UP_S
-    while "TBW102" not in ask(namesrv, lambda admin: admin.topics()):
+    while set(ask(namesrv, leaders_of_template)) != set(names):
         assert time.monotonic() < deadline, "the broker does not register"
         time.sleep(PACE_S)
+
+
+async def leaders_of_template(admin: Admin) -> dict[str, str]:
+    return await admin.leaders_of("TBW102") if "TBW102" in await admin.topics() else {}
 
 
 def summary(outcomes: list[Outcome], kills: int) -> dict[str, object]:
@@ -104,27 +129,54 @@ def told(outcome: Outcome) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
+def table(outcomes: list[Outcome], kills: int) -> str:
+    """The figures as docs/compatibility.md shows them."""
+    figures = summary(outcomes, kills)
+    heads = ["client", "scenarios", "right before the kill", "right after it", "acknowledged"]
+    heads += ["lost", "offsets lost", "given out twice", "stored twice"]
+    keys = ["scenarios", "passed_before_kill", "passed_after_kill", "acknowledged"]
+    keys += ["lost", "offsets_lost", "redelivered", "stored_twice"]
+    lines = [heads, ["---"] * len(heads)]
+    clients = figures["clients"]
+    assert isinstance(clients, dict)
+    lines += [[client, *(str(row[key]) for key in keys)] for client, row in clients.items()]
+    end = f"{kills} kills, {figures['duplicates_per_kill']} duplicates per kill"
+    return "\n".join([*(f"| {' | '.join(cells)} |" for cells in lines), "", end])
+
+
+def waves_of(which: list[Pair], size: int) -> list[list[Pair]]:
+    """`size` pairs at a time; 0: a row of the table."""
+    if size:
+        return [which[first : first + size] for first in range(0, len(which), size)]
+    rows = [[pair for pair in which if pair[0] is row] for row in TABLE]
+    return [row for row in rows if row]
+
+
 def main() -> int:
     options = arguments()
     which = pairs(options.clients, options.scenarios)
-    if options.wave:
-        size = options.wave
-        waves = [which[first : first + size] for first in range(0, len(which), size)]
-    else:
-        rows = [[pair for pair in which if pair[0] is row] for row in TABLE]
-        waves = [row for row in rows if row]
     outcomes: list[Outcome] = []
+    kills = 0
     with tempfile.TemporaryDirectory() as text:
         directory = Path(text)
         with drivers(options.clients, directory) as started:
-            with (apache if options.apache else raft_group)(directory) as target:
-                for number, pairs_of in enumerate(waves):
-                    began = time.monotonic()
-                    outcomes += wave(target, started, pairs_of, str(number), told)
-                    spent = time.monotonic() - began
-                    print(f"wave {number}: {spent:.1f} s", file=sys.stderr, flush=True)
-    figures = summary(outcomes, 0 if options.apache else len(waves))
-    print(json.dumps({**figures, "outcomes": [o.as_dict() for o in outcomes]}, indent=1))
+            for in_rooms in (False, True):
+                waves = waves_of([p for p in which if p[0].rooms == in_rooms], options.wave)
+                if not waves:
+                    continue
+                with target_of(directory / str(in_rooms), options.apache, in_rooms) as target:
+                    for pairs_of in waves:
+                        began = time.monotonic()
+                        outcomes += wave(target, started, pairs_of, str(kills), told)
+                        kills += 1
+                        spent = time.monotonic() - began
+                        print(f"wave {kills}: {spent:.1f} s", file=sys.stderr, flush=True)
+    kills = 0 if options.apache else kills
+    if options.table:
+        print(table(outcomes, kills))
+    else:
+        figures = summary(outcomes, kills)
+        print(json.dumps({**figures, "outcomes": [o.as_dict() for o in outcomes]}, indent=1))
     return 0 if all(outcome.after for outcome in outcomes) else 1
 
 

@@ -14,8 +14,8 @@ from typing import Any
 from tests.interop.driver import ClientError, Driver
 from tests.interop.targets import Target, all_committed, committed, ends, make_topic
 
-PATIENCE_S = 120.0  # a bound against hanging: the Go client asks for routes every 30 s
-ARRIVAL_S = 180.0  # until all scenarios of a wave are where the leader may die
+PATIENCE_S = 300.0  # a bound against hanging: the Go client asks for routes every 30 s
+ARRIVAL_S = 420.0  # until all scenarios of a wave are where the leader may die
 PACE_S = 0.1  # between sends while the leader is dead
 STEPS = 10  # sends before the kill, and acknowledged ones after it
 QUEUES = 4
@@ -177,7 +177,10 @@ class Run:
         self._start("producer", name, group, fields)
         return name
 
-    def consumer(self, topic: str = "", group: str = "", **options: Any) -> Consumer:
+    def consumer(
+        self, topic: str = "", group: str = "", room: str = "", **options: Any
+    ) -> Consumer:
+        """`room`: the machine room that its name, and so its client id, says that it is in."""
         fields = {
             "kind": "push",
             "expression": "*",
@@ -190,7 +193,7 @@ class Run:
             "broker": self.target.broker,
             **options,
         }
-        name = self._name("C")
+        name = self._name("C") + (f"-at-{room}" if room else "")
         group = group or self.group
         if not fields["broadcast"]:
             self.kill.watch(group, fields["topic"], self.outcome)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tests.interop.driver import ClientError
+from tests.interop.rooms import shares
 from tests.interop.runs import PACE_S, PATIENCE_S, QUEUES, STEPS, Consumer, Delivery, Run
 from tests.interop.targets import ask
 
@@ -24,6 +25,7 @@ class Scenario:
     name: str
     clients: tuple[str, ...]
     work: Callable[[Run], None]
+    rooms: bool = False  # against two broker groups in two rooms
 
 
 # ---- producing
@@ -142,27 +144,6 @@ def consumes_orderly(run: Run) -> None:
 
 def plain(run: Run, producer: str) -> Callable[[int], bool]:
     return lambda number: run.send(producer, "sync", {"body": f"m{number}"})
-
-
-def allocates(strategy: str) -> Callable[[Run], None]:
-    """Two consumers of one group share eight queues by this strategy."""
-
-    def work(run: Run) -> None:
-        run.make_topic(8)
-        producer = run.producer()
-        halves: tuple[list[int], list[int]] = ([0, 1, 2, 3], [4, 5, 6, 7])
-        pair = [run.consumer(strategy=strategy, queues=half) for half in halves]
-        deadline = time.monotonic() + PATIENCE_S
-        working = any if strategy == "hash" else all  # a ring may leave one without a queue
-        while not working([consumer.deliveries for consumer in pair]):
-            run.surely(lambda: run.send(producer, "sync", {"body": f"warm{len(run.sent)}"}))
-            time.sleep(PACE_S)
-            assert time.monotonic() < deadline, "one of the consumers has no queue"
-        run.traffic(plain(run, producer))
-        run.check_delivered(*pair)
-        run.check_committed(*pair)
-
-    return work
 
 
 def pulls(run: Run) -> None:
@@ -509,11 +490,17 @@ TABLE = (
     Scenario("from-last", ALL, begins_at("LAST_OFFSET")),
     Scenario("from-timestamp", ALL, begins_at("TIMESTAMP")),
     Scenario("resume", ALL, resumes),
-    Scenario("allocate-average", ALL, allocates("average")),
-    Scenario("allocate-circle", WITH_GO, allocates("circle")),
-    Scenario("allocate-config", WITH_GO, allocates("config")),
-    Scenario("allocate-hash", WITH_GO, allocates("hash")),
-    Scenario("allocate-nearby", WITH_GO, allocates("nearby")),
+    Scenario("allocate-average", ALL, shares("average"), rooms=True),
+    Scenario("allocate-circle", WITH_GO, shares("circle"), rooms=True),
+    Scenario("allocate-config", WITH_GO, shares("config"), rooms=True),
+    Scenario("allocate-hash", WITH_GO, shares("hash"), rooms=True),
+    Scenario("allocate-room", WITH_GO, shares("room"), rooms=True),
+    Scenario("allocate-nearby", WITH_GO, shares("nearby"), rooms=True),
+    Scenario("mixed-average", ALL, shares("average", mixed=True), rooms=True),
+    Scenario("mixed-circle", WITH_GO, shares("circle", mixed=True), rooms=True),
+    Scenario("mixed-hash", JAVA, shares("hash", mixed=True), rooms=True),
+    Scenario("mixed-room", WITH_GO, shares("room", mixed=True), rooms=True),
+    Scenario("mixed-nearby", JAVA, shares("nearby", mixed=True), rooms=True),
     Scenario("retry", ALL, retries),
     Scenario("dead-letter", WITH_GO, dead_letters),
     Scenario("delay", ALL, delays),

@@ -20,8 +20,8 @@ from namesrv.server import NameServer, NameServerConfig
 from tests.interop.apache import ApacheBroker
 
 T = TypeVar("T")
-UP_S = 120.0
-OVER_S = 60.0  # until another one leads: a bound against hanging
+UP_S = 240.0
+OVER_S = 240.0  # until another one leads: a bound against hanging
 POLL_S = 0.05
 SETTINGS = {"mappedFileSizeCommitLog": "16777216", "maxIndexNum": "100000"}
 

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -47,12 +49,19 @@ func strategy(request *Request) consumer.AllocateStrategy {
 		return consumer.AllocateByConsistentHash(virtualNodes)
 	case "config":
 		var queues []*primitive.MessageQueue
-		for _, id := range request.Queues {
+		for _, text := range request.Queues { // broker/id
+			broker, id, _ := strings.Cut(text, "/")
+			number, err := strconv.Atoi(id)
+			if err != nil {
+				panic(err)
+			}
 			queues = append(queues, &primitive.MessageQueue{
-				Topic: request.Topic, BrokerName: request.Broker, QueueId: id,
+				Topic: request.Topic, BrokerName: broker, QueueId: number,
 			})
 		}
 		return consumer.AllocateByConfig(queues)
+	case "room":
+		return consumer.AllocateByMachineRoom(request.Rooms)
 	}
 	return consumer.AllocateByAveragely
 }

@@ -40,7 +40,8 @@ type Request struct {
 	Broadcast     bool     `json:"broadcast"`
 	Strategy      string   `json:"strategy"`
 	Broker        string   `json:"broker"`
-	Queues        []int    `json:"queues"`
+	Queues        []string `json:"queues"`
+	Rooms         []string `json:"rooms"`
 	Failures      int32    `json:"failures"`
 	Delay         int      `json:"delay"`
 	ReconsumeMax  int32    `json:"reconsume_max"`

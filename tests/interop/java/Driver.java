@@ -35,6 +35,7 @@ import org.apache.rocketmq.client.consumer.rebalance.AllocateMachineRoomNearby;
 import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueAveragely;
 import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueAveragelyByCircle;
 import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueByConfig;
+import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueByMachineRoom;
 import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueConsistentHash;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.LocalTransactionState;
@@ -59,6 +60,7 @@ import org.apache.rocketmq.tools.admin.DefaultMQAdminExt;
 public final class Driver {
     private static final int QUERY_MAX = 64;
     private static final int CALLBACK_S = 30;
+    private static final String ROOM_MARK = "-at-"; // a consumer's name says where it is
     private static PrintStream out;
     private final Map<String, DefaultMQProducer> producers = new ConcurrentHashMap<>();
     private final Map<String, Runnable> stops = new ConcurrentHashMap<>();
@@ -380,20 +382,25 @@ public final class Driver {
                         new AllocateMachineRoomNearby.MachineRoomResolver() {
                             @Override
                             public String brokerDeployIn(MessageQueue queue) {
-                                return "room";
+                                return queue.getBrokerName().split("@")[0];
                             }
 
                             @Override
                             public String consumerDeployIn(String clientId) {
-                                return "room";
+                                int mark = clientId.lastIndexOf(ROOM_MARK);
+                                return mark < 0 ? "west" : clientId.substring(mark + ROOM_MARK.length());
                             }
                         });
+            case "room":
+                AllocateMessageQueueByMachineRoom room = new AllocateMessageQueueByMachineRoom();
+                room.setConsumeridcs(new HashSet<>(request.getJSONArray("rooms").toJavaList(String.class)));
+                return room;
             case "config":
                 AllocateMessageQueueByConfig config = new AllocateMessageQueueByConfig();
                 List<MessageQueue> queues = new ArrayList<>();
-                for (Object id : request.getJSONArray("queues")) {
-                    queues.add(new MessageQueue(
-                            request.getString("topic"), request.getString("broker"), (Integer) id));
+                for (Object text : request.getJSONArray("queues")) {
+                    String[] parts = ((String) text).split("/"); // broker/id
+                    queues.add(new MessageQueue(request.getString("topic"), parts[0], Integer.parseInt(parts[1])));
                 }
                 config.setMessageQueueList(queues);
                 return config;

@@ -10,12 +10,18 @@ commands and blank records and trusts sizes: what it is given was dispatched, so
 Every message of every replica passes here. Hashing a character at a time would cost more than all
 the rest, so hashes are put together from three remembered parts: everything up to the last twelve
 characters, the next eight, the last four. Of a producer's successive ids the first part stays,
-the second is shared within a millisecond, and the third repeats. Pure.
+the second is shared within a millisecond, and the third repeats.
+
+A producer's successive records mostly differ, behind the body, in their UNIQ_KEY alone. So what
+stood before and behind it in the record before is compared first: two comparisons instead of the
+searches that find out what a record's properties are. Measured with 128-byte bodies: 1.2
+microseconds a record, 2.5 when each is laid out otherwise. Pure.
 """
 
 from __future__ import annotations
 
 import struct
+from typing import NamedTuple
 
 from store.frame import FRAME_MAGIC
 from store.properties import KEYS, UNIQ_KEY, decode_properties, java_string_hash
@@ -34,11 +40,13 @@ from store.record import (
     MessageRecord,
     RecordError,
     decode_record,
+    store_timestamp_at,
 )
 
 KEY_SEPARATOR = " "  # between the tokens of KEYS
 _PARTS_MAX = 65_536  # remembered hashes of each of the three parts; then that one starts over
 _MASK = 0xFFFFFFFF
+_SIGN = 0x80000000
 _TAIL, _MIDDLE = 4, 12  # characters behind which the last part, the last two parts begin
 _POWER_TAIL = pow(31, _TAIL, 1 << 32)
 _POWER_MIDDLE = pow(31, _MIDDLE, 1 << 32)
@@ -92,6 +100,19 @@ def _absolute(value: int) -> int:
     return (1 << 32) - value if value > 0x80000000 else 0
 
 
+class _Layout(NamedTuple):
+    """Of the record met last that has a UNIQ_KEY and no KEYS: what stands behind its body."""
+
+    size_bytes: int  # of the record without its body; -1: there was none
+    before: bytes  # topic and its length, properties' length and they up to the key itself
+    behind: bytes  # what follows the key
+    key_at: int  # from the topic's first character on
+    key_end: int  # before the record's end
+    prefix: bytes  # topic#
+    key_head: bytes | None  # the key without its last twelve characters (None: it is shorter), ...
+    head_hash: int  # and what topic#head adds to the hash
+
+
 class KeyWalker:
     """Holds the remembered hashes; `walk` is the loop."""
 
@@ -99,6 +120,7 @@ class KeyWalker:
         self._heads: dict[bytes, int] = {}
         self._middles: dict[bytes, int] = {}
         self._tails: dict[bytes, int] = {}
+        self._layout = _Layout(-1, b"", b"", 0, 0, b"", None, 0)
         self.last_offset = -1  # of the last record walked, with or without a key; -1: none yet
         self.last_store_ms = 0
 
@@ -110,8 +132,10 @@ class KeyWalker:
         Raises WalkError, `found` then holding the keys before it."""
         head, hash_of = _HEAD.unpack_from, self._hash
         offset, end = 0, len(data)
-        rfind, find = data.rfind, data.find
+        starts, ends = data.startswith, data.endswith
         add = found.append
+        size_without, before, behind, key_at, key_end, prefix, key_head, head_hash = self._layout
+        middles, tails = self._middles.get, self._tails.get
         while offset + HEAD_SIZE_BYTES <= end:
             size, magic, sys_flag, store_ms, body_length = head(data, offset)
             if magic != MAGIC_V1 or sys_flag & _UNUSUAL:
@@ -124,40 +148,95 @@ class KeyWalker:
             if stop > end:
                 return offset
             topic_start = offset + 89 + body_length
+            if (
+                size - body_length == size_without
+                and body_length >= 0
+                and starts(before, topic_start - 1)
+                and ends(behind, topic_start, stop)
+                # Without a separator in it the key is all that is between the two.
+                and (unique := data[topic_start + key_at : stop - key_end]).isalnum()
+            ):
+                self.last_offset = position = base + offset
+                self.last_store_ms = store_ms
+                offset = stop
+                if unique[:-_MIDDLE] == key_head:
+                    middle = middles(unique[-_MIDDLE:-_TAIL])
+                    tail = tails(unique[-_TAIL:])
+                    if middle is not None and tail is not None:
+                        value = (head_hash + middle + tail) & _MASK
+                        add((value if value < _SIGN else _absolute(value), position, store_ms))
+                        continue
+                add((hash_of(prefix + unique), position, store_ms))
+                key_head, head_hash = self._learn_head(unique)
+                continue
             if size < FIXED_SIZE_BYTES or body_length < 0 or topic_start + 2 > stop:
                 raise WalkError(offset, f"a record of {size} bytes with a body of {body_length}")
-            topic_end = topic_start + data[topic_start - 1]
-            first = topic_end + 2  # byte of the properties
-            position = base + offset
-            unique = keys = b""
-            odd = False
-            mark = rfind(_UNIQ_MARK, first, stop)
-            if mark >= 0:
-                at = find(b"\x02", mark, stop)
-                unique = data[mark + _UNIQ_LENGTH : at if at >= 0 else stop]
-                odd = not unique or (mark > first and data[mark - 1] != 2)
-            mark = rfind(_KEYS_MARK, first, stop)
-            if mark >= 0:
-                at = find(b"\x02", mark, stop)
-                keys = data[mark + _KEYS_LENGTH : at if at >= 0 else stop]
-                odd = odd or not keys or (mark > first and data[mark - 1] != 2)
-            if odd:  # a name or value that only looks like one of the two, or an empty one
-                self._add_slowly(data[offset:stop], position, found)
-            else:
-                self.last_offset, self.last_store_ms = position, store_ms
-                prefix = data[topic_start:topic_end] + b"#"
-                if unique:
-                    add((hash_of(prefix + unique), position, store_ms))
-                if keys:
-                    for key in keys.split(b" "):
-                        if key:
-                            add((hash_of(prefix + key), position, store_ms))
+            self._plain(data, offset, topic_start, stop, base, found)
+            size_without, before, behind, key_at, key_end, prefix, key_head, head_hash = (
+                self._layout
+            )
             offset = stop
         while offset + BLANK_SIZE_BYTES <= end:  # too short for a record, not for these two
             if BLANK.unpack_from(data, offset)[1] not in (MAGIC_BLANK, FRAME_MAGIC):
                 break
             offset = self._unusual(data, offset, base, found)
         return offset
+
+    def _plain(
+        self,
+        data: bytes,
+        offset: int,
+        topic_start: int,
+        stop: int,
+        base: int,
+        found: list[IndexKey],
+    ) -> None:
+        """A plain record that is laid out otherwise than the one before."""
+        rfind, find, hash_of = data.rfind, data.find, self._hash
+        topic_end = topic_start + data[topic_start - 1]
+        first = topic_end + 2  # byte of the properties
+        position, store_ms = base + offset, store_timestamp_at(data, offset)
+        unique = keys = b""
+        odd = False
+        mark = rfind(_UNIQ_MARK, first, stop)
+        if mark >= 0:
+            at = find(b"\x02", mark, stop)
+            unique = data[mark + _UNIQ_LENGTH : at if at >= 0 else stop]
+            odd = not unique or (mark > first and data[mark - 1] != 2)
+        if find(_KEYS_MARK, first, stop) >= 0:  # seldom; and this way is faster than back
+            mark = rfind(_KEYS_MARK, first, stop)
+            at = find(b"\x02", mark, stop)
+            keys = data[mark + _KEYS_LENGTH : at if at >= 0 else stop]
+            odd = odd or not keys or (mark > first and data[mark - 1] != 2)
+        if odd:  # a name or value that only looks like one of the two, or an empty one
+            self._add_slowly(data[offset:stop], position, found)
+            return
+        self.last_offset, self.last_store_ms = position, store_ms
+        topic = data[topic_start:topic_end] + b"#"
+        if unique:
+            found.append((hash_of(topic + unique), position, store_ms))
+        if keys:
+            for key in keys.split(b" "):
+                if key:
+                    found.append((hash_of(topic + key), position, store_ms))
+        elif unique.isalnum():
+            size_bytes = 89 + stop - topic_start  # without the body
+            self._learn(data[topic_start - 1 : stop], size_bytes, topic, unique)
+
+    def _learn(self, ending: bytes, size_bytes: int, prefix: bytes, unique: bytes) -> None:
+        """Remember how a plain record ends: from the topic's length on."""
+        at = ending.rfind(_UNIQ_MARK + unique) + _UNIQ_LENGTH
+        before, behind = ending[:at], ending[at + len(unique) :]
+        self._layout = _Layout(size_bytes, before, behind, at - 1, len(behind), prefix, None, 0)
+        self._learn_head(unique)
+
+    def _learn_head(self, unique: bytes) -> tuple[bytes | None, int]:
+        """Remember what the next keys' hashes have in common with this one's, which was made."""
+        head = self._heads.get((self._layout.prefix + unique)[:-_MIDDLE])
+        if len(unique) < _MIDDLE or head is None:
+            return None, 0
+        self._layout = self._layout._replace(key_head=unique[:-_MIDDLE], head_hash=head)
+        return unique[:-_MIDDLE], head
 
     def _unusual(self, data: bytes, offset: int, base: int, found: list[IndexKey]) -> int:
         """Anything but a plain record: the offset behind it; -1 if `data` ends within it."""

@@ -173,6 +173,49 @@ def test_remembered_parts_are_bounded_and_always_right() -> None:
         assert found[n][0] == key_hash("T", f"{n:09d}")
 
 
+KEYS_OF_ONE = [
+    "K" * 5,
+    "K" * 32,
+    "K" * 11,
+    "K" * 12,
+    "ключ" * 3,
+    "a b",
+    "UNIQ_KEY\x01k",
+    "KEYS\x01k",
+]
+ENDINGS = [
+    "",
+    "\x02",
+    "\x02WAIT\x01true\x02",
+    "\x02TAGS\x01a\x02",
+    "\x02KEYS\x01x\x02",
+    "\x02KEYS\x01",
+]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_records_that_are_laid_out_as_the_one_before_or_nearly(seed: int) -> None:
+    rng = random.Random(seed)
+    items: list[MessageRecord] = []
+    for _ in range(300):
+        again = rng.random() < 0.7 and items
+        if not again:
+            topic = rng.choice(["T", "TU", LONG_TOPIC, "标签"])
+            front = rng.choice(
+                ["", "A\x01b\x02", "KEYS\x01\x02", "KEYS\x01k\x02", "XUNIQ_KEY\x01y\x02"]
+            )
+            key, ending = rng.choice(KEYS_OF_ONE), rng.choice(ENDINGS)
+        if rng.random() < 0.7:  # another key of this length
+            count = rng.choice([1, 4, 8, 12])
+            key = key[:-count] + "".join(rng.choices("0AZ\x01\x02", [9, 9, 9, 1, 1], k=count))
+        text = f"{front}UNIQ_KEY\x01{key}{ending}"
+        changes = {"sys_flag": 0x10, "born_host": V6} if rng.random() < 0.05 else {}
+        body = rng.randbytes(rng.choice([1, 7, 7, 50]))
+        items.append(record(topic=topic, properties=text.encode(), body=body, **changes))
+    data, keys = row(items, 4096)
+    assert walk(data, 4096) == (len(data), keys)
+
+
 def test_has_key() -> None:
     item = record(properties=b"KEYS\x01a b\x02UNIQ_KEY\x01u\x02")
     assert [has_key(item, "T", key) for key in ("a", "b", "u", "a b", "")] == [True] * 3 + [

@@ -41,8 +41,9 @@ docs-serve: $(VENV)/.ready
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --dev-addr 127.0.0.1:8000
 
 # Every scenario of every foreign client, a leader killed in each row: figures as JSON, some twenty minutes.
+# Then our own client's scenarios against Apache's broker, killed and started again in each.
 interop: $(VENV)/.interop-ready
-	@JAVA_HOME="$$(tools/find-java.sh)" && export JAVA_HOME && exec $(BIN)/python -m tests.interop.figures $(INTEROP_ARGS)
+	@JAVA_HOME="$$(tools/find-java.sh)" && export JAVA_HOME && $(BIN)/python -m tests.interop.figures $(INTEROP_ARGS) && exec $(BIN)/python -m tests.client.scenarios
 
 screenshots: $(VENV)/.ready
 	@CHROMIUM="$$(tools/find-chromium.sh)" && export CHROMIUM && exec $(BIN)/python -m tests.browser.screenshots

@@ -1,4 +1,5 @@
-"""Every scenario against every cluster: ours with a leader killed in each, and Apache's."""
+"""Every scenario against every cluster: ours with a leader killed in each, and Apache's, which is
+killed and started again in some of them here (it takes seconds) and in all by `make interop`."""
 
 from __future__ import annotations
 
@@ -14,6 +15,21 @@ Scenario = Callable[[Cluster], Awaitable[None]]
 SCENARIOS: tuple[Scenario, ...] = (*producing.SCENARIOS, *consuming.SCENARIOS)
 # What is ours only.
 NOT_SERVED_BY_APACHE: frozenset[Scenario] = frozenset({producing.idempotent_sends})
+# One of each kind of promise: acknowledged messages, later ones, halves, offsets, locks.
+KILLED_WITH_APACHE: frozenset[Scenario] = frozenset(
+    {
+        producing.single_sends,
+        producing.sends_with_callbacks,
+        producing.delayed_messages,
+        producing.transactions,
+        producing.request_and_reply,
+        consuming.retries,
+        consuming.orderly,
+        consuming.pulling,
+        consuming.lite_pulling,
+        consuming.a_lite_consumer_is_asked,
+    }
+)
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -45,4 +61,6 @@ async def test_raft(raft: RaftCluster, scenario: Scenario) -> None:
     "scenario", [s for s in SCENARIOS if s not in NOT_SERVED_BY_APACHE], ids=name_of
 )
 async def test_apache(apache: ApacheCluster, scenario: Scenario) -> None:
+    killed, apache.kills = apache.killed, scenario in KILLED_WITH_APACHE
     await scenario(apache)
+    assert (apache.killed > killed) is apache.kills

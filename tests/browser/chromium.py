@@ -20,8 +20,23 @@ import aiohttp
 
 ROOT = Path(__file__).parent.parent.parent
 START_S = 60.0  # the first start of a fresh machine reads much from its disk
-PATIENCE_S = 30.0
+PATIENCE_S = 90.0  # a bound against hanging: some steps wait for a process to start
 POLL_S = 0.02
+CLICK_S = 5.0  # until a click has arrived where it was meant to
+# Where to click; null while the element is not there, not shown, or covered.
+AIM = """(() => {
+  const wanted = document.querySelector(SELECTOR);
+  if (!wanted?.checkVisibility()) return null;
+  wanted.scrollIntoView({block: 'center', behavior: 'instant'});
+  const box = wanted.getBoundingClientRect();
+  const at = [box.x + box.width / 2, box.y + box.height / 2];
+  const met = document.elementFromPoint(...at);
+  if (!wanted.contains(met) && !met?.closest('label')?.contains(wanted)) return null;
+  window.clickArrived = false;
+  const arrived = () => { window.clickArrived = true; };
+  wanted.addEventListener('click', arrived, {once: true, capture: true});
+  return at;
+})()"""
 ARGUMENTS = (
     "--headless=new",
     "--remote-debugging-port=0",
@@ -239,19 +254,23 @@ class Page:
             await asyncio.sleep(POLL_S)
 
     async def click(self, selector: str) -> None:
-        """As a mouse does: in the middle of the first such element that is shown."""
-        name = json.dumps(selector)
-        await self.until(f"document.querySelector({name})?.checkVisibility()")
-        await self.js(f"document.querySelector({name}).scrollIntoView({{block: 'center'}})")
-        box = await self.js(
-            f"(b => [b.x + b.width / 2, b.y + b.height / 2])"
-            f"(document.querySelector({name}).getBoundingClientRect())"
-        )
-        for kind in ("mousePressed", "mouseReleased"):
-            await self.send(
-                "Input.dispatchMouseEvent", type=kind, x=box[0], y=box[1], button="left",
-                clickCount=1,
-            )  # fmt: skip
+        """As a mouse does: in the middle of the first such element that is shown and that nothing
+        covers. The page may move under the mouse: then again, as a person would."""
+        aim = AIM.replace("SELECTOR", json.dumps(selector))
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            x, y = await self.until(aim)
+            for kind in ("mousePressed", "mouseReleased"):
+                await self.send(
+                    "Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1
+                )
+            try:
+                await self.until("window.clickArrived", CLICK_S)
+            except BrowserError:
+                if time.monotonic() > deadline:
+                    raise
+            else:
+                return
 
     async def type(self, selector: str, text: str) -> None:
         await self.js(f"document.querySelector({json.dumps(selector)}).focus()")

@@ -20,7 +20,13 @@ export function ask({ title, words = [], fields = [], action, danger = false }) 
     form.addEventListener("submit", () => { given = Object.fromEntries(new FormData(form)); });
     form.querySelector("[data-cancel]").addEventListener("click", () => dialog.close());
     dialog.replaceChildren(form);
-    dialog.addEventListener("close", () => resolve(given), { once: true });
+    const closed = () => {
+      // A dialog tells its end a moment later; by then the next question may be in it.
+      if (dialog.open && form.isConnected) return;
+      dialog.removeEventListener("close", closed);
+      resolve(given);
+    };
+    dialog.addEventListener("close", closed);
     dialog.showModal();
     (form.querySelector("input, select, textarea") ?? form.querySelector("[data-cancel]")).focus();
   });

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
+from broker.engine import RaftEngine
 from broker.housekeeping import Chore
 from broker.locks import LockService, local_propose
 from broker.locktable import LockTable
@@ -32,13 +33,16 @@ class Consuming:
     ) -> None:
         config, offsets = broker.config, broker.state.offsets
         self._broker = broker
-        own = LockTable()  # classic mode's: memory of this broker
+        own = LockTable(clock_ms=broker.clock_ms)  # classic mode's: memory of this broker
+        offsets.locks.use_clock(broker.clock_ms)
         self.locks = LockService(
             (lambda: own) if config.is_classic else (lambda: offsets.locks),
             propose=local_propose(own) if config.is_classic else propose,
             barrier=barrier,
             leading=lambda: broker.roles.leading,
             not_leader=not_leader,
+            terms=self._terms,
+            present=self._is_here,
             clock_ms=broker.clock_ms,
             lifetime_ms=config.rebalance_lock_max_live_ms,
         )
@@ -58,6 +62,17 @@ class Consuming:
 
         self.questions = SubscriptionQuestions(broker.clients)
         broker.pulls.on_old_subscription = self.questions.ask
+
+    def _terms(self) -> tuple[int, int | None]:
+        """Of this leadership, and the one before it in the log; None: not known."""
+        term, engine = self._broker.roles.term, self._broker.engine
+        index = engine.log_index if isinstance(engine, RaftEngine) else None
+        first = None if index is None else index.first_index_of_term(term)
+        return term, None if index is None or first is None else index.term_at(first - 1)
+
+    def _is_here(self, group: str, client: str) -> bool:
+        found = self._broker.clients.consumers.get(group)
+        return found is not None and client in found.members
 
     def _other_leaders(self) -> list[str]:
         """Client addresses of other replicas that led."""

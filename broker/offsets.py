@@ -87,20 +87,22 @@ class OffsetTable:
 
     def to_json(self) -> dict[str, Any]:
         """Apache's consumerOffset.json; queue ids are written quoted, which fastjson reads too.
-        `resetTable` and `lockTable`, ours, only where there are marks, and locks."""
+        `resetTable`, `lockTable`, `lockRenewals`, ours, only where there are marks, and locks."""
         version = {"counter": self.counter, "stateVersion": 0, "timestamp": 0}
         value = {"dataVersion": version, "offsetTable": _table_to_json(self.offsets)}
         if self.resets:
             value["resetTable"] = _table_to_json(self.resets)
         if len(self.locks):
             value["lockTable"] = self.locks.to_json()
+            value["lockRenewals"] = self.locks.renewals_json()
         return value
 
     def load(self, value: Mapping[str, Any], applied_index: int) -> None:
         """Become what a snapshot says; unchanged when that raises."""
         loaded = _table_from_json(value["offsetTable"])
         resets = _table_from_json(value.get("resetTable") or {})
-        locks = table_from_json(value.get("lockTable") or {})
+        locks = table_from_json(value.get("lockTable") or {}, value.get("lockRenewals") or {})
+        locks.use_clock(self.locks.clock_ms)
         self.counter = int((value.get("dataVersion") or {}).get("counter", 0))
         self.offsets = loaded
         self.resets = resets

@@ -10,7 +10,9 @@ applied together with the frame's records becoming visible. `op` says which:
     {"op":"commit_offsets","commits":[[topic,group,queue_id,offset],…]}
     {"op":"reset_offsets","resets":[[topic,group,queue_id,offset],…]}   see broker.offsets
     {"op":"reset_taken","reset":[topic,group,queue_id,offset]}
-    {"op":"lock_queues","changes":[{"group":g,"client":id|null,"queues":{topic:[queue_id,…]}},…]}
+    {"op":"lock_queues","changes":[{"group":g,"client":id|null,"queues":{topic:[queue_id,…]}},…],
+     "renewals":{"term":n,"fresh":bool,"ages":[[ms,group,{topic:[queue_id,…]}],…]}}
+                                                       see broker.locks; renewals may be absent
     {"op":"announce","node":id,"address":host:port,"http":host:port}
                                                        a new leader says where clients reach it, and
                                                        its HTTP API (may be absent or ""); in no
@@ -44,7 +46,7 @@ import orjson
 from broker.delayoffsets import DelayOffsets
 from broker.errors import Refused, StateError
 from broker.groups import GroupTable, SubscriptionGroup, group_from_json, group_problem
-from broker.locktable import OwnerChange, change_from_json
+from broker.locktable import OwnerChange, Renewals
 from broker.offsets import Commit, OffsetTable
 from broker.sentonce import SentOnce
 from broker.topics import TopicConfig, TopicTable, topic_from_json, topic_problem
@@ -147,7 +149,7 @@ class BrokerState:
             return NOTHING
         if op == "lock_queues":
             if offsets_due:
-                self.offsets.locks.change([change_from_json(c) for c in command["changes"]])
+                self.offsets.locks.apply(command)
             return NOTHING
         if op == "announce":
             node = str(command["node"])
@@ -294,8 +296,9 @@ def reset_taken(reset: Commit) -> bytes:
     return orjson.dumps({"op": "reset_taken", "reset": reset})
 
 
-def lock_queues(changes: Sequence[OwnerChange]) -> bytes:
-    return orjson.dumps({"op": "lock_queues", "changes": [c.to_json() for c in changes]})
+def lock_queues(changes: Sequence[OwnerChange], renewals: Renewals | None = None) -> bytes:
+    command: dict[str, Any] = {"op": "lock_queues", "changes": [c.to_json() for c in changes]}
+    return orjson.dumps(command if renewals is None else command | {"renewals": renewals.to_json()})
 
 
 def commit_offsets(commits: list[Commit]) -> bytes:

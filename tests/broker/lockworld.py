@@ -1,13 +1,17 @@
-"""Three replicas' lock services over one imagined log, with leaders that change unnoticed; and
-consumers that believe in their locks as Java's do. Time is imagined, too; a seed decides."""
+"""Three replicas' lock services over one imagined log, with leaders that change unnoticed, replicas
+that restart, and some that are of a version which has no renewals in the log; and consumers that
+believe in their locks as Java's do. Time is imagined, too; a seed decides."""
 
 import asyncio
 import random
 from dataclasses import dataclass, field
 
+import orjson
+
 from broker.errors import Refused
 from broker.locks import LockService, _Request
-from broker.locktable import LockTable, change_from_json
+from broker.locktable import LockTable
+from broker.offsets import OffsetTable
 from broker.queries import not_leader
 from broker.state import decode_command_payload
 from dledger.errors import NotLeader, OutcomeUnknown
@@ -19,6 +23,16 @@ CLIENTS = ["A", "B", "C"]
 TURNS = 6  # of the loop: more than any chain of wake-ups here is long
 
 
+class OldLockService(LockService):
+    """Of the version before renewals were in the log: every lock that a new leader finds counts
+    from its readiness, as long as it leads."""
+
+    _told = property(lambda self: False, lambda self, told: None)
+
+    def _is_to_be_logged(self, key, now_ms):
+        return False
+
+
 @dataclass
 class Replica:
     world: "World"
@@ -26,26 +40,54 @@ class Replica:
     offset: float
     lifetime_ms: int
     barrier_proves: bool
-    table: LockTable = field(default_factory=LockTable)
+    old: bool = False  # of the version before renewals were in the log
+    trusts: bool = False  # planted: whoever led before, its renewals are believed to be there
+    offsets: OffsetTable = field(default_factory=OffsetTable)
+    snapshot: tuple = (0, b"")
     applied: int = 0
     leading: bool = False
+    term: int = 0
     proposals: list = field(default_factory=list)  # (payload, future or None), not committed
     barriers: list = field(default_factory=list)
 
     def __post_init__(self):
-        self.service = LockService(
+        self.table.use_clock(self.clock_ms)
+        self.snapshot = (0, orjson.dumps(self.offsets.to_json()))
+        self.service = (OldLockService if self.old else LockService)(
             lambda: self.table,
             propose=self.propose,
             barrier=self.barrier,
             leading=lambda: self.leading,
             not_leader=not_leader,
-            clock_ms=lambda: int(self.world.now_ms * self.rate + self.offset),
+            terms=self.terms,
+            present=self.is_here,
+            clock_ms=self.clock_ms,
             lifetime_ms=self.lifetime_ms,
         )
+
+    @property
+    def table(self) -> LockTable:
+        return self.offsets.locks
+
+    def clock_ms(self):
+        return int(self.world.now_ms * self.rate + self.offset)
+
+    def is_here(self, group, client):
+        here = self.world.present
+        return self.old or (self.world.rng.random() < 0.5 if here is None else here)
+
+    def terms(self):
+        if self.trusts:
+            return self.term, self.table.term
+        before = next((t for t, _ in reversed(self.world.log) if t < self.term), 0)
+        return self.term, None if self.old else before
 
     async def propose(self, payload):
         if not self.leading:
             raise NotLeader(None)
+        if self.old:
+            changes = {k: v for k, v in orjson.loads(payload).items() if k != "renewals"}
+            payload = orjson.dumps(changes)
         future = asyncio.get_running_loop().create_future()
         self.proposals.append([payload, future])
         return await future
@@ -60,14 +102,14 @@ class Replica:
         await future
 
     def apply_committed(self):
-        for payload in self.world.log[self.applied :]:
-            changes = decode_command_payload(payload)["changes"]
-            self.table.change([change_from_json(change) for change in changes])
+        for _, payload in self.world.log[self.applied :]:
+            if payload is not None:
+                self.table.apply(decode_command_payload(payload))
         self.applied = len(self.world.log)
 
     def commit_one(self):
         payload, future = self.proposals.pop(0)
-        self.world.log.append(payload)
+        self.world.log.append((self.term, payload))
         self.apply_committed()
         if future is not None and not future.done():
             future.set_result(len(self.world.log))
@@ -84,24 +126,51 @@ class Replica:
             future.set_exception(NotLeader(None))
         self.barriers.clear()
 
+    def lead(self):
+        self.world.term += 1
+        self.term = self.world.term
+        self.world.log.append((self.term, None))
+        self.apply_committed()
+        self.leading = True
+        self.service.leadership_changed()
+
+    def save(self):
+        self.snapshot = (self.applied, orjson.dumps(self.offsets.to_json()))
+
+    def restart(self):
+        """It knows what its snapshot and the log say, and nothing of when that was."""
+        self.notice()
+        self.applied, saved = self.snapshot
+        self.offsets.load(orjson.loads(saved), 0)
+        self.offset = self.world.rng.uniform(0, 1e9)
+        self.table.use_clock(self.clock_ms)
+        self.apply_committed()
+
 
 class World:
-    def __init__(self, seed, lifetime_ms=60_000, barrier_proves=True):
+    def __init__(
+        self, seed, lifetime_ms=60_000, barrier_proves=True, old=(), trusts=False, **settled
+    ):
+        """`old`: which replicas are. `settled`: `rates` of clocks, from and to, `present`."""
+        self.present = settled.get("present")  # None: now and then
+        rates = settled.get("rates", (0.8, 1.25))
         self.rng = random.Random(seed)
         self.now_ms = 0.0
-        self.log = []
+        self.log = []  # (term, payload; None: a term begins)
+        self.term = 0
         self.replicas = [
             Replica(
                 self,
-                self.rng.uniform(0.8, 1.25),
+                self.rng.uniform(*rates),
                 self.rng.uniform(0, 1e9),
                 lifetime_ms,
                 barrier_proves,
+                number in old,
+                trusts,
             )
-            for _ in range(3)
+            for number in range(3)
         ]
         self.leader = self.replicas[0]
-        self.leader.leading = True
         self.asked = []  # (client, sent at, queues, task)
         self.believes = {}  # (topic, queue id) → {client: until}
         self.unlocked = {}  # (client, (topic, queue id)) → when it last sent an unlock
@@ -109,15 +178,18 @@ class World:
         self.overlaps = []
 
     async def run(self, steps):
+        self.leader.lead()
         step_kinds = [
             (self.ask, 30),
             (self.settle_something, 40),
             (self.answer, 30),
             (self.pass_time, 20),
-            (self.change_leader, 2),
+            (self.change_leader, 4),
             (self.notice, 1),
             (self.time_out_a_command, 2),
             (self.sweep, 2),
+            (self.follow, 10),
+            (self.restart, 1),
         ]
         kinds, weights = zip(*step_kinds, strict=True)
         for _ in range(steps):
@@ -133,7 +205,7 @@ class World:
 
     def ask(self):
         client = self.rng.choice(CLIENTS)
-        replica = self.rng.choice([self.leader, *self.replicas])
+        replica = self.rng.choice([self.leader] * 6 + self.replicas)
         queues = self.rng.sample(QUEUES, self.rng.randint(1, len(QUEUES)))
         request = _Request("g", client, queues, unlock=self.rng.random() < 0.06)
         if request.unlock:
@@ -159,6 +231,16 @@ class World:
             # It is proven that it leads now, and it does.
             self.leader.barriers.pop(0).set_result(None)
 
+    async def settle_all(self, following=()):
+        for _ in range(TURNS):
+            await asyncio.sleep(0)
+            while self.leader.proposals:
+                self.leader.commit_one()
+            while self.leader.barriers:
+                self.leader.barriers.pop(0).set_result(None)
+            for replica in following:
+                replica.apply_committed()
+
     def answer(self):
         """An answer arrives, some time after it was decided."""
         ready = [entry for entry in self.asked if entry[2].done()]
@@ -183,21 +265,34 @@ class World:
             held[request.client] = self.now_ms + HELD_MS
 
     def pass_time(self):
-        longest = self.rng.choice([20] * 20 + [300] * 10 + [2_000, 25_000, 25_000, 70_000])
+        longest = self.rng.choice([20] * 20 + [300] * 10 + [2_000, 25_000, 25_000, 50_000])
         self.now_ms += self.rng.uniform(0, longest)
 
     def change_leader(self):
         """Another leads; of what the former one proposed a part survives."""
         old = self.leader
         for _ in range(self.rng.randint(0, len(old.proposals))):
-            self.log.append(old.proposals.pop(0)[0])  # the future is never resolved, or fails
+            # The future is never resolved, or fails.
+            self.log.append((old.term, old.proposals.pop(0)[0]))
         new = self.rng.choice([r for r in self.replicas if r is not old])
         if new.leading:
             new.notice()
-        new.apply_committed()
-        new.leading = True
-        new.service.leadership_changed()
+        new.lead()
         self.leader = new
+
+    def follow(self):
+        """A replica hears what is committed; others hear it later."""
+        replica = self.rng.choice(self.replicas)
+        if not replica.leading:
+            replica.apply_committed()
+            if self.rng.random() < 0.2:
+                replica.save()
+
+    def restart(self):
+        replica = self.rng.choice(self.replicas)
+        if replica is self.leader:
+            self.change_leader()
+        replica.restart()
 
     def notice(self):
         deposed = [r for r in self.replicas if r.leading and r is not self.leader]

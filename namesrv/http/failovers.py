@@ -105,7 +105,9 @@ class _Reader:
         elif kind == "roleChanged":
             self._role(event, told)
         elif kind == "routeChanged":
-            self._route(event, str(told.get("leader") or ""))
+            addresses = told.get("addresses")
+            listed = addresses.values() if isinstance(addresses, Mapping) else ()
+            self._route(event, str(told.get("leader") or ""), self.leader_address in listed)
 
     def _role(self, event: Event, told: Mapping[str, Any]) -> None:
         role = told.get("role") or told.get("to")
@@ -126,13 +128,15 @@ class _Reader:
             self._mark(failover, "leaderReady", event)
         self.leader = node
 
-    def _route(self, event: Event, leader: str) -> None:
+    def _route(self, event: Event, leader: str, still_listed: bool) -> None:
         last = self.found[-1] if self.found else None
         if not leader:
             # An old leader that registers as a follower, once the new one is elected, is no loss.
-            known = last is not None and not last.routed and (last.term or _has(last, _LOST))
-            if self.leader_address and not known:
-                self._mark(self._open(start=True), _LOST, event, self.leader_address)
+            # One that is gone is, also when the others were faster than the name server.
+            elected = last is not None and not last.routed and last.term > 0
+            known = last is not None and not last.routed and _has(last, _LOST)
+            if self.leader_address and not known and not (elected and still_listed):
+                self._mark(self._open(start=not elected), _LOST, event, self.leader_address)
         elif leader != self.leader_address or (last is not None and not last.routed):
             failover = self._open()
             self._mark(failover, "routeChanged", event, leader)

@@ -10,8 +10,9 @@ def event(kind: str, at: int, node: str = "", term: int = 0, **detail: Any) -> d
     return {"kind": kind, "group": "g", "node": node, "term": term, "at": at, "detail": detail}
 
 
-def route(at: int, leader: str | None, term: int = 0) -> dict[str, Any]:
-    return event("routeChanged", at, "", term, leader=leader)
+def route(at: int, leader: str | None, term: int = 0, follower: str = "n1:1") -> dict[str, Any]:
+    addresses = {"2": follower} | ({"0": leader} if leader else {})
+    return event("routeChanged", at, "", term, leader=leader, addresses=addresses)
 
 
 START = [
@@ -67,11 +68,22 @@ def test_a_leader_that_is_cut_off_and_one_that_hands_over() -> None:
     cut = [*START, *KILLED[1:]]  # its connection to the name server stays
     assert next(m.what for m in failovers("g", cut)[1].marks) == "electionStarted"
     planned = [*START, event("transfer", 900, "n0", 1, target="n2"), *KILLED[1:]]
-    planned.insert(-1, route(1055, None, 2))  # n0 registers as a follower before n2 as the leader
+    # n0 registers as a follower before n2 does as the leader.
+    planned.insert(-1, route(1055, None, 2, "n0:1"))
     assert len(failovers("g", planned)) == 2
     last = failovers("g", planned)[1].as_fields()
     assert last["planned"]
     assert (last["marks"][0]["what"], last["durationMs"]) == ("transfer", 160)
+
+
+def test_a_leader_whose_end_the_name_server_sees_behind_the_election_is_lost_all_the_same() -> None:
+    for at, place in ((1045, 3), (1055, 4)):  # elected; ready
+        late = [*START, *KILLED[1:], route(at, None, 2)]
+        found = failovers("g", late)
+        assert len(found) == 2
+        marks = [mark.what for mark in found[1].marks]
+        assert marks.index("leaderLost") == place
+        assert marks[-1] == "routeChanged" and found[1].old_leader == "n0"
 
 
 def test_no_failover_is_made_of_registrations_or_late_candidates() -> None:

@@ -58,6 +58,8 @@ from broker.send import SendPath
 from broker.sendback import SendBack
 from broker.state import BrokerState, announce, put_group, put_topic
 from broker.stats import SAMPLE_MS as GROUP_SAMPLE_MS
+from broker.timers.recall import Recalls
+from broker.timers.service import timer_service
 from broker.topics import RETRY_PREFIX, retry_topic
 from broker.transactions.service import Transactions
 from dledger.errors import RaftError
@@ -304,6 +306,8 @@ class Broker:
         else:
             self._build_framed()
         self.delays = delay_service(self, self._propose_then)
+        self.timers = timer_service(self, self._propose_then)
+        self.keeper.spare = self.timers.spare
         self.commits = CommitService(self.engine.propose_command, self._takes_commits)
         self.clients = ClientTable(
             clients_max=config.clients_max,
@@ -437,6 +441,7 @@ class Broker:
             **self.key_queries.handlers(),
             **self.operators.handlers(),
             **self.transactions.handlers(),
+            **Recalls(self).handlers(),
             **SendBack(self, self._propose).handlers(),
             **self.consuming.handlers(),
         }
@@ -470,6 +475,7 @@ class Broker:
             Chore("index", 0, self.key_queries.tick),
             Chore("held_sends", 0, self.sends.release_overdue),
             Chore("delayed", 0, self.delays.tick),
+            Chore("timers", 0, self.timers.tick),
             Chore("disk_usage", 1_000, self._look_at_disk),
             Chore("rates", SAMPLE_MS, self._sample_rates),
             Chore("members", LOOK_MS, self.operators.members.look),
@@ -562,6 +568,7 @@ class Broker:
             # who began anew now would do it twice.
             self.operators.resets.leadership_changed()
             self.delays.leadership_changed()
+            self.timers.leadership_changed()
             self.transactions.leadership_changed()
             self.consuming.leadership_changed()
         self.sends.leadership(event.term, leading, self._leader_is_awaited(event))

@@ -162,6 +162,20 @@ class BrokerConfig:
         "How long the messages of delay levels 1, 2, … wait; units s, m, h, d and ms. The same on"
         " all replicas: when a message is due is noted as it is stored. Each less than"
         " `fileReservedTime`. With fewer levels than before what waits on the others stays there.")
+    timer_wheel_enable: bool = option("messages", "timerWheelEnable", True,
+        "Take timer messages (TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS); else such a send"
+        " is refused.")
+    timer_precision_ms: int = option("messages", "timerPrecisionMs", 1,
+        "A timer message comes by so much late at most, and with all others of the same slot."
+        " Apache's has 1000.", unit=MS, low=1, high=1_000)
+    timer_max_delay_sec: int = option("messages", "timerMaxDelaySec", 259_200,
+        "How far away the time of a timer message may be. It may be more than `fileReservedTime`:"
+        " what has waited half of that is stored once more.", low=1, high=31_622_400)
+    timer_messages_max: int = option("messages", "timerMessagesMax", 1_000_000,
+        "So many may wait; a further send is answered `[BUSY]`. Each takes 8 to 14 bytes of memory"
+        " on every replica, 48 in the seconds before its time.", low=1, high=100_000_000)
+    recall_message_enable: bool = option("messages", "recallMessageEnable", True,
+        "Timer messages that wait can be recalled (370).", live=True)
     idempotent_window_ms: int = option("messages", "idempotentWindowMs", 600_000,
         "For so long a send with IDEMPOTENT=true is known and not stored again.",
         unit=MS, low=1, high=86_400_000, live=True)

@@ -169,11 +169,14 @@ class AnswerFormat:
         queue_offset: int,
         unique_key: str,
         serialize_type: int,
+        recall_handle: str = "",
     ) -> bytes:
-        """The same in another header codec."""
+        """The same in another header codec, or with a timer message's recall handle."""
         ext = {"msgId": message_ids, "queueId": str(queue_id), "queueOffset": str(queue_offset)}
         if unique_key:
             ext["transactionId"] = unique_key
+        if recall_handle:
+            ext["recallHandle"] = recall_handle
         response = RemotingCommand(self._code, opaque, RESPONSE_FLAG, ext=ext | self._ext)
         return encode_command(response, serialize_type)
 

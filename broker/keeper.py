@@ -36,6 +36,7 @@ class Keeper(Protocol):
     `start` when it is."""
 
     installed_index: int  # the tables may be ahead of the log up to there (broker.installation)
+    spare: Callable[[int], int]  # retention would go so far; to where timer messages let it
 
     def prepare(self) -> None:
         """Carry out an installation, if one is noted. Blocking."""
@@ -87,6 +88,7 @@ class RaftKeeper:
         self.covered_index = 0  # frames up to here are in durable snapshots
         self.fallback_index = 0  # and up to here in the ones before: should those rot
         self.needed_from: Callable[[], int | None] = lambda: None  # by a backup that is read here
+        self.spare: Callable[[int], int] = lambda position: position
 
     def prepare(self) -> None:
         self.installed_index = prepare(self._disk, self._store.config, RAFT_DIRECTORY)
@@ -143,7 +145,7 @@ class RaftKeeper:
         if refilled and not self._retention.disk_is_full:
             log.info("retention_waits for=%s", ",".join(refilled))
             return
-        position = self._retention.expired_before(at_once=at_once)
+        position = self.spare(self._retention.expired_before(at_once=at_once))
         index = engine.log_index
         covered = min(self.fallback_index, index.last_index)
         if position <= store.commitlog.min_offset or covered < index.first_index:
@@ -188,6 +190,7 @@ class ClassicKeeper:
         self._pool = pool
         self._engine = engine
         self._retention = retention
+        self.spare: Callable[[int], int] = lambda position: position
 
     def prepare(self) -> None:
         """There are no installations."""
@@ -209,7 +212,7 @@ class ClassicKeeper:
         """Let old segments go."""
         store = self._store
         before = store.commitlog.min_offset
-        position = self._retention.expired_before(at_once=at_once)
+        position = self.spare(self._retention.expired_before(at_once=at_once))
         if position > before and self._engine().delete_before(position) > before:
             log.info("log_trimmed from=%d to=%d", before, store.commitlog.min_offset)
 

@@ -120,6 +120,7 @@ class BrokerMetrics:
             self._disk(families)
             self._lags(families)
             self._delayed(families)
+            self._timers(families)
             self._transactions(families)
             if config.is_classic:
                 self._ha(families)
@@ -425,6 +426,31 @@ class BrokerMetrics:
             "By how much the next message of a delay level is overdue.",
             ("level",),
             [((str(v.level),), v.late_ms / 1000) for v in levels],
+        )
+
+    def _timers(self, families: Families) -> None:
+        try:
+            view = self._broker.timers.look()
+        except (OSError, StoreError):
+            return
+        families.gauge(
+            "rocketmq_timer_messages",
+            "Timer messages that wait for their time, as far as this replica knows.",
+            view.waiting,
+        )
+        families.gauge(
+            "rocketmq_timer_late_seconds",
+            "By how much the next timer message is overdue.",
+            view.late_ms / 1000,
+        )
+        families.counters(
+            "rocketmq_timer_messages_total",
+            "Timer messages that this process delivered, or stored once more for retention.",
+            ("result",),
+            [
+                (("delivered",), self._broker.timers.delivered_count),
+                (("stored_again",), self._broker.timers.rolled_count),
+            ],
         )
 
     def _transactions(self, families: Families) -> None:

@@ -8,17 +8,20 @@ transaction becomes) is parked by the same functions before it is given to `Send
 
 A delayed message waits in queue level - 1 of SCHEDULE_TOPIC_XXXX, whose consume-queue units hold
 the time of delivery instead of a tags code (broker.cut and store.dispatch); broker.delay delivers.
-A transactional message with a delay is delayed when it is committed, not before. Pure.
+A timer message waits in rmq_sys_wheel_timer (broker.timers). A transactional message with a delay
+or a time is parked for that when it is committed, not before; a delay counts from then. Pure.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from broker.errors import Refused
 from broker.sendrequest import MESSAGE_ILLEGAL, TRANSACTION_BITS, Outgoing
+from broker.timers.timing import ASKED, Timing, handle_of, timed
 from broker.topics import PERM_READ, PERM_WRITE, TopicConfig
 from broker.transactions.conversion import (
     HALF_TOPIC,
@@ -28,24 +31,60 @@ from broker.transactions.conversion import (
     TRAN_MSG,
     half_properties,
 )
-from store.dispatch import SCHEDULE_TOPIC
-from store.properties import DELAY, decode_properties
+from store.dispatch import SCHEDULE_TOPIC, TIMER_TOPIC, timer_code
+from store.properties import DELAY, TAGS, decode_properties, joined, tags_code
+
+if TYPE_CHECKING:
+    from broker.config import BrokerConfig
 
 WAIT = "WAIT"
 _NUMBER = re.compile(r"\s*[+-]?\d{1,9}\s*")
 
 
+@dataclass(frozen=True, slots=True)
+class Parking:
+    """What decides where a message waits."""
+
+    levels_ms: Sequence[int]
+    timing: Timing
+    broker_name: str
+
+    @classmethod
+    def of(cls, config: BrokerConfig, wall_ms: Callable[[], int]) -> Parking:
+        timing = Timing(
+            config.timer_wheel_enable,
+            config.timer_precision_ms,
+            config.timer_max_delay_sec * 1_000,
+            config.timer_messages_max,
+            wall_ms,
+        )
+        return cls(config.delay_levels_ms, timing, config.broker_name)
+
+    def handle(self, parked: Outgoing) -> str:
+        """What the sender of a timer message may recall it with; of others ""."""
+        return handle_of(parked, self.broker_name)
+
+
 def internal_topics(levels_ms: Sequence[int]) -> list[TopicConfig]:
     """The broker's own topics: in no table, the same on all replicas."""
-    counts = {SCHEDULE_TOPIC: len(levels_ms), HALF_TOPIC: 1, OP_TOPIC: 1}
+    counts = {SCHEDULE_TOPIC: len(levels_ms), TIMER_TOPIC: 1, HALF_TOPIC: 1, OP_TOPIC: 1}
     return [TopicConfig(name, n, n, PERM_READ | PERM_WRITE) for name, n in counts.items()]
 
 
-def park(message: Outgoing, levels_ms: Sequence[int]) -> Outgoing:
+def unit_code(message: Outgoing) -> int:
+    """What stands in its consume-queue unit; of delay levels, what would if they were not."""
+    properties = decode_properties(message.properties)
+    if message.topic == TIMER_TOPIC:
+        return timer_code(properties)
+    return tags_code(properties.get(TAGS))
+
+
+def park(message: Outgoing, parking: Parking) -> Outgoing:
     """What is stored of a message that a client sends; the message itself if that is nothing
     else. Its topic and queue are chosen and there. Raises Refused."""
     properties = decode_properties(message.properties)
     if properties.get(TRAN_MSG, "").lower() == "true":
+        parking.timing.deliver_ms(properties)  # refused now, not when it is committed
         return half_message(message, properties)
     if message.sys_flag & TRANSACTION_BITS:
         raise Refused(
@@ -53,7 +92,14 @@ def park(message: Outgoing, levels_ms: Sequence[int]) -> Outgoing:
             f"sysFlag {message.sys_flag} speaks of a transaction, and property {TRAN_MSG} does "
             "not; the message was not stored",
         )
-    return delayed(message, properties, levels_ms)
+    return later(message, properties, parking)
+
+
+def later(message: Outgoing, properties: dict[str, str], parking: Parking) -> Outgoing:
+    """The message as it waits for its delivery, if its properties ask for that; a delay level
+    counts before a time. Raises Refused."""
+    parked = delayed(message, properties, parking.levels_ms)
+    return parked if parked is not message else timed(message, properties, parking.timing)
 
 
 def half_message(message: Outgoing, properties: dict[str, str]) -> Outgoing:
@@ -84,20 +130,22 @@ def delayed(message: Outgoing, properties: dict[str, str], levels_ms: Sequence[i
         topic=SCHEDULE_TOPIC,
         queue_id=level - 1,
         properties=joined(
-            properties
+            {name: value for name, value in properties.items() if name not in ASKED}
             | {DELAY: str(level), REAL_TOPIC: message.topic, REAL_QUEUE_ID: str(message.queue_id)}
         ),
     )
 
 
 def delivered(message: Outgoing) -> Outgoing:
-    """A delayed message as it goes to where it was sent to. Its properties only become fewer: what
-    could be parked can be delivered. Raises ValueError if it does not say where."""
+    """A delayed or timer message as it goes to where it was sent to. Its properties only become
+    fewer: what could be parked can be delivered. Raises ValueError if it does not say where."""
     properties = decode_properties(message.properties)
     topic, queue_id = properties.get(REAL_TOPIC, ""), properties.get(REAL_QUEUE_ID, "")
     if not topic or not queue_id.isdecimal():
         raise ValueError(f"REAL_TOPIC={topic!r}, REAL_QID={queue_id!r}")
     properties.pop(DELAY, None)
+    if message.topic == TIMER_TOPIC:  # the others keep them, as with Apache's broker
+        del properties[REAL_TOPIC], properties[REAL_QUEUE_ID]
     if WAIT in properties:
         properties[WAIT] = "false"
     return replace(
@@ -107,9 +155,3 @@ def delivered(message: Outgoing) -> Outgoing:
         properties=joined(properties),
         anyhow=True,
     )
-
-
-def joined(properties: Mapping[str, str]) -> bytes:
-    """What `decode_properties` was given, with a pair more or less. Its length is checked where it
-    becomes a record."""
-    return "".join([f"{name}\x01{value}\x02" for name, value in properties.items()]).encode()

@@ -14,10 +14,10 @@ from dataclasses import replace
 
 from broker.errors import Refused
 from broker.groups import GroupTable, SubscriptionGroup
-from broker.parking import WAIT, delayed, joined
+from broker.parking import WAIT, delayed
 from broker.sendrequest import Outgoing, as_stored
 from broker.topics import DLQ_PREFIX, PERM_READ, PERM_WRITE, RETRY_PREFIX, TopicConfig
-from store.properties import DELAY, decode_properties
+from store.properties import DELAY, decode_properties, joined
 from store.record import MessageRecord, offset_message_id
 
 RETRY_TOPIC = "RETRY_TOPIC"

@@ -45,6 +45,7 @@ def runtime_info(broker: Broker) -> dict[str, str]:
         **_from_disk(broker),
         **broker.retention.info(),
         **_delayed(broker),
+        **_timers(broker),
         "remainHowManyDataToFlush": f"{log.max_offset - log.durable_offset} B",
         "dispatchBehindBytes": str(max(0, log.max_offset - store.dispatched_offset)),
         "pageCacheLockTimeMills": "0",
@@ -127,6 +128,15 @@ def _delayed(broker: Broker) -> dict[str, str]:
     except (OSError, StoreError):
         return {}  # `diskState` says why
     return {f"scheduleMessageOffset_{v.level}": f"{v.offset},{v.max_offset}" for v in levels}
+
+
+def _timers(broker: Broker) -> dict[str, str]:
+    """Ours: how many timer messages wait, and by how much the next one is overdue."""
+    try:
+        view = broker.timers.look()
+    except (OSError, StoreError):
+        return {}
+    return {"timerWaiting": str(view.waiting), "timerLateMs": str(view.late_ms)}
 
 
 def _role(broker: Broker) -> str:

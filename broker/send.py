@@ -30,7 +30,7 @@ from broker.cut import AnswerFormat, cut_frame, cut_records
 from broker.errors import Refused
 from broker.groups import SubscriptionGroup
 from broker.heldsends import HeldSend, HeldSends
-from broker.parking import internal_topics, park
+from broker.parking import Parking, internal_topics, park, unit_code
 from broker.plainsend import PlainSend, plain_record
 from broker.retry import group_of, redirected
 from broker.sendrequest import (
@@ -71,7 +71,7 @@ from remoting.codes import RequestCode, ResponseCode
 from remoting.command import JSON, RESPONSE_FLAG, RemotingCommand
 from store.dispatch import SCHEDULE_TOPIC
 from store.frame import Frame
-from store.properties import TAGS, UNIQ_KEY, decode_properties, tags_code
+from store.properties import UNIQ_KEY, decode_properties
 
 log = logging.getLogger("broker.send")
 
@@ -126,10 +126,10 @@ class SendPath:
         self._pending: dict[int, Pending] = {}
         self._topics: dict[str, SendTopic] = {}
         self._queues: dict[tuple[str, int], SendQueue] = {}
-        self._delay_levels_ms = config.delay_levels_ms
+        self.parking = Parking.of(config, wall_ms)
         self.internal_topics = state.topics.internal  # of the broker's own
         self.internal_topics.update(
-            {topic.name: topic for topic in internal_topics(self._delay_levels_ms)}
+            {topic.name: topic for topic in internal_topics(self.parking.levels_ms)}
         )
         self._creations = Creations(config, state, propose, self._created)
         self._next_queue = 0
@@ -273,7 +273,7 @@ class SendPath:
         key = once_key(message.topic, decode_properties(message.properties), told_key)
         if key is not None and self._is_repeated(key, sender, unique_key):
             return
-        parked = park(message, self._delay_levels_ms)
+        parked = park(message, self.parking)
         if parked.topic == HALF_TOPIC:
             self.on_half(ext["a"], sender[0])
         record = self._own_record(parked)
@@ -282,7 +282,8 @@ class SendPath:
             group.once = group.once or []
             group.once.append(Once(len(group.records), key, queue.queue_id))
             self._repeats.begin(key)
-        group.add_parked(record, sender, unique_key, queue.queue_id)
+        handle = self.parking.handle(parked)
+        group.add_parked(record, sender, unique_key, queue.queue_id, handle)
 
     def _is_repeated(self, key: Key, sender: Sender, unique_key: str) -> bool:
         """Whether an idempotent send is one again: answered as the first one was, or will be."""
@@ -333,8 +334,7 @@ class SendPath:
             queue = self._queue(name, message.queue_id)
         else:
             queue = self._queue_for(topic, message.queue_id)
-        tags = tags_code(decode_properties(message.properties).get(TAGS))
-        return record_of(message, queue, topic, tags, self._rules)
+        return record_of(message, queue, topic, unit_code(message), self._rules)
 
     def _room(self, size: int, command_size: int = 0) -> Group:
         """The group that takes `size` more bytes of records, which are counted as waiting now, and
@@ -384,7 +384,7 @@ class SendPath:
     def _queue(self, topic: str, queue_id: int) -> SendQueue:
         queue = self._queues.get((topic, queue_id))
         if queue is None:
-            delay_ms = self._delay_levels_ms[queue_id] if topic == SCHEDULE_TOPIC else -1
+            delay_ms = self.parking.levels_ms[queue_id] if topic == SCHEDULE_TOPIC else -1
             queue = SendQueue(topic, queue_id, self._queue_end(topic, queue_id), delay_ms)
             self._queues[topic, queue_id] = queue
         return queue
@@ -516,22 +516,22 @@ class SendPath:
             offsets = pending.offsets
             records = group.records
             others = group.answered_queues
-            at = 0
+            at, handle = 0, ""
             for sender, unique_key, count in group.replies:
                 connection, opaque, one_way, serialize_type = sender
                 if not one_way:
                     queue_id = records[at][0].queue_id
                     if others is not None:
-                        queue_id = others.get(at, queue_id)
+                        queue_id, handle = others.get(at, (queue_id, ""))
                     if count == 1:
                         ids = f"{host}{positions[at]:016X}"
                     else:
                         ids = ",".join([f"{host}{p:016X}" for p in positions[at : at + count]])
-                    if serialize_type == JSON:
+                    if serialize_type == JSON and not handle:
                         data = success(opaque, ids, queue_id, offsets[at], unique_key)
                     else:
                         data = in_kind(
-                            opaque, ids, queue_id, offsets[at], unique_key, serialize_type
+                            opaque, ids, queue_id, offsets[at], unique_key, serialize_type, handle
                         )
                     chunks = writes.get(connection)
                     if chunks is None:

@@ -318,16 +318,8 @@ def _tags_unless_special(marked: str, rules: SendRules, special: bool) -> int:
     """The tags code of properties in which some name may be TAGS, DELAY, TRAN_MSG or TIMER_*."""
     found = _SPECIAL_PROPERTY.search(marked)
     while found is not None:
-        name, value = found[1], found[2]
-        if value not in ("", "0", "false"):
-            if name.startswith("TIMER_"):
-                raise Refused(
-                    MESSAGE_ILLEGAL,
-                    f"property {name}={value}: this broker does not offer messages at any time, "
-                    "but those of delay levels; the message was not stored",
-                )
-            if not special:
-                raise Special
+        if found[2] not in ("", "0", "false") and not special:
+            raise Special
         found = _SPECIAL_PROPERTY.search(marked, found.end())
     at = marked.rfind("TAGS\x01")
     if at < 0:

@@ -19,6 +19,7 @@ applied together with the frame's records becoming visible. `op` says which:
                                                        snapshot, every leader says it again
     {"op":"forget_offsets","topic":name}, {…,"group":name}
     {"op":"delay_progress","level":n,"offset":o}       the level's messages before o are delivered
+    {"op":"timer_progress","due_ms":t,"offset":o,"end":e,"floor":f}    broker.timers.wheel.Progress
     {"op":"sent_once",…}                               see broker.sentonce
     {"op":"several","commands":[command,…]}            one after the other, at one index
 
@@ -49,6 +50,7 @@ from broker.groups import GroupTable, SubscriptionGroup, group_from_json, group_
 from broker.locktable import OwnerChange, Renewals
 from broker.offsets import Commit, OffsetTable
 from broker.sentonce import SentOnce
+from broker.timers.wheel import Progress, progress_from_json
 from broker.topics import TopicConfig, TopicTable, topic_from_json, topic_problem
 from broker.versioned import Entry
 from remoting.codes import ResponseCode
@@ -165,6 +167,10 @@ class BrokerState:
         if op == "delay_progress":
             if index > self.delays.applied_index:
                 self.delays.advance(int(command["level"]), int(command["offset"]))
+            return NOTHING
+        if op == "timer_progress":
+            if index > self.delays.applied_index:
+                self.delays.advance_timer(progress_from_json(command))
             return NOTHING
         if op in ("put_topic", "delete_topic"):
             return self._change_topic(command, index, now_ms, topics_due, offsets_due)
@@ -307,6 +313,10 @@ def commit_offsets(commits: list[Commit]) -> bytes:
 
 def delay_progress(level: int, offset: int) -> bytes:
     return orjson.dumps({"op": "delay_progress", "level": level, "offset": offset})
+
+
+def timer_progress(progress: Progress) -> bytes:
+    return orjson.dumps({"op": "timer_progress", **progress._asdict()})
 
 
 def _if(condition: Condition | None) -> dict[str, Any]:

@@ -31,6 +31,7 @@ _CHARSET = re.compile(r"[%|a-zA-Z0-9_-]+")
 NO_SEND_TOPICS = frozenset(
     {
         "SCHEDULE_TOPIC_XXXX",
+        "rmq_sys_wheel_timer",
         "RMQ_SYS_TRANS_HALF_TOPIC",
         "RMQ_SYS_TRANS_OP_HALF_TOPIC",
         "TRANS_CHECK_MAX_TIME_TOPIC",

@@ -56,7 +56,7 @@ class Group:
     """Sends that will share a frame. `replies`: (sender, unique key, record count) per send, in
     the order of `records`; `commands` go with the records, `dones` are told how it went.
     `once`: the idempotent ones. `answered_queues`: of records whose senders hear of another
-    queue, by index, its id."""
+    queue, by index, its id and, of a timer message, the handle to recall it with."""
 
     __slots__ = (
         "answered_queues",
@@ -75,7 +75,7 @@ class Group:
         self.replies: list[tuple[Sender, str, int]] = []
         self.commands: list[bytes] = []
         self.dones: list[Done] = []
-        self.answered_queues: dict[int, int] | None = None
+        self.answered_queues: dict[int, tuple[int, str]] | None = None
         self.once: list[Once] | None = None
         self.size_bytes = 0  # of the records
         self.command_bytes = 0  # at least what the commands take together
@@ -86,11 +86,13 @@ class Group:
         """What the tables are told together with the records; b"": nothing."""
         return several(self.commands) if self.commands else b""
 
-    def add_parked(self, record: Record, sender: Sender, unique_key: str, queue_id: int) -> None:
+    def add_parked(
+        self, record: Record, sender: Sender, unique_key: str, queue_id: int, handle: str
+    ) -> None:
         """A send whose message is stored elsewhere than in the queue that its sender chose."""
         if self.answered_queues is None:
             self.answered_queues = {}
-        self.answered_queues[len(self.records)] = queue_id
+        self.answered_queues[len(self.records)] = queue_id, handle
         self.records.append(record)
         self.replies.append((sender, unique_key, 1))
 

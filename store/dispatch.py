@@ -1,7 +1,8 @@
 """From records to consume-queue units, one pass per batch.
 
 A unit is 20 bytes: int64 CommitLog offset, int32 record size, int64 tags code (the sign-extended
-hash of TAGS; for a message parked in SCHEDULE_TOPIC_XXXX its delivery time in ms instead).
+hash of TAGS; for a message parked in SCHEDULE_TOPIC_XXXX its delivery time in ms instead, for one
+in rmq_sys_wheel_timer `timer_code`).
 Records of transaction types none and commit get a unit; prepared and rolled-back ones do not
 (half messages are stored with their transaction bits cleared, so the half topic has units).
 
@@ -16,6 +17,7 @@ ends otherwise than the one before. Pure.
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from store.frame import Frame
@@ -32,6 +34,9 @@ from store.record import (
 UNIT = struct.Struct(">qiq")
 UNIT_SIZE_BYTES = UNIT.size
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+TIMER_TOPIC = "rmq_sys_wheel_timer"
+TIMER_OUT_MS = "TIMER_OUT_MS"  # which slot a timer message waits for
+TIMER_DEL_UNIQKEY = "TIMER_DEL_UNIQKEY"  # of one that recalls another
 DELAY_LEVELS_MS = tuple(
     1000 * s
     for s in (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
@@ -43,6 +48,7 @@ _INT = struct.Struct(">i")
 _SHORT = struct.Struct(">h")
 _UNUSUAL = 0x30 | SYS_TRANSACTION_MASK  # an IPv6 host, or a transaction type other than none
 _SCHEDULE = SCHEDULE_TOPIC.encode()
+_TIMER = TIMER_TOPIC.encode()
 _TAGS_MARK = TAGS.encode() + b"\x01"
 _TAGS_CACHE_MAX = 16_384  # entries; then it starts over: tags are few or they are not tags
 
@@ -116,6 +122,8 @@ class Dispatcher:
             topic = data[topic_start:at]
             if topic == _SCHEDULE:
                 code = self._deliver_time(data, offset, at + 2, next_offset)
+            elif topic == _TIMER:
+                code = timer_code(decode_properties(data[at + 2 : next_offset]))
             elif same_ending(ending, at + 2, next_offset):
                 code = ending_code
             elif (mark := rfind(_TAGS_MARK, at + 2, next_offset)) < 0:
@@ -165,6 +173,13 @@ class Dispatcher:
         levels = self._delay_levels_ms
         delay_ms = levels[min(int(level), len(levels)) - 1] if levels else 1000
         return store_timestamp_at(data, offset) + delay_ms
+
+
+def timer_code(properties: Mapping[str, str]) -> int:
+    """TIMER_OUT_MS; negative if the message recalls another; 0 if it says no time."""
+    text = properties.get(TIMER_OUT_MS, "")
+    out_ms = int(text) if text.isdecimal() and len(text) < 16 else 0
+    return -out_ms if TIMER_DEL_UNIQKEY in properties else out_ms
 
 
 _dispatcher = Dispatcher()

@@ -42,6 +42,11 @@ def encode_properties(properties: Mapping[str, str]) -> bytes:
     return data
 
 
+def joined(properties: Mapping[str, str]) -> bytes:
+    """What `decode_properties` was given, with a pair more or less. Nothing is checked."""
+    return "".join([f"{name}\x01{value}\x02" for name, value in properties.items()]).encode()
+
+
 def decode_properties(data: bytes | bytearray | memoryview | str) -> dict[str, str]:
     """Every pair with a name and a value, in stored order. Never raises."""
     text = data if isinstance(data, str) else str(data, "utf-8", "replace")

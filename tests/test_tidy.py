@@ -102,6 +102,8 @@ CORE = [
     "broker/sql92/values.py",
     "broker/transactions/book.py",
     "broker/transactions/conversion.py",
+    "broker/timers/timing.py",
+    "broker/timers/wheel.py",
     "namesrv/routes.py",
     "namesrv/watchers.py",
     "namesrv/http/differences.py",

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from broker.clients import ClientConnection
 from broker.errors import OutcomeUnknown, Refused
-from broker.parking import delayed
+from broker.parking import later
 from broker.send import NOT_LEADER, STORED_CODES
 from broker.sendrequest import Outgoing
 from broker.state import commit_offsets, put_topic
@@ -249,7 +249,7 @@ class Transactions:
         if header.decision == COMMIT:
             message = conversion.committed(record)
             properties = decode_properties(message.properties)
-            messages.insert(0, delayed(message, properties, self._config.delay_levels_ms))
+            messages.insert(0, later(message, properties, self._sends.parking))
         await self._end_with(book, half, messages, header.decision)
         if header.decision == COMMIT:
             self.counts.committed += 1

@@ -177,7 +177,6 @@ def test_missing_properties_are_added_once():
         (fields(), b"", 13, "0 bytes"),
         (fields(), b"x" * 4097, 13, "4097 bytes"),
         (fields("A\x01" + "v" * 32_766), b"x", 13, "properties"),
-        (fields("TIMER_DELAY_SEC\x015"), b"x", 13, "TIMER_DELAY_SEC"),
         (fields(h="4294967296"), b"x", 13, "range"),
         (fields(g="-1"), b"x", 13, "range"),
     ],

@@ -113,7 +113,7 @@ def test_no_delay(text):
     [
         ({"i": "DELAY\x01soon\x02"}, "DELAY=soon is no number"),
         ({"i": "DELAY\x01" + "1" * 20 + "\x02"}, "is no number"),
-        ({"i": "TIMER_DELIVER_MS\x011\x02DELAY\x013\x02"}, "TIMER_DELIVER_MS"),
+        ({"i": "TIMER_DELIVER_MS\x01soon\x02"}, "TIMER_DELIVER_MS=soon is no number"),
         ({"i": "DELAY\x013\x02A\x01" + "v" * 32_700}, "allowed are 32767"),
         ({"f": "8"}, "speaks of a transaction"),
         ({"f": "4"}, "speaks of a transaction"),

@@ -1,0 +1,185 @@
+"""What a send's properties ask for, where it waits, and what names it."""
+
+import pytest
+
+from broker.errors import Refused
+from broker.parking import Parking, delivered, later
+from broker.sendrequest import PROPERTIES_SIZE_MAX, Outgoing
+from broker.timers.timing import (
+    Key,
+    RecallHandle,
+    Timing,
+    handle_of,
+    key_of,
+    recall_message,
+    recalls,
+    rolled,
+    timed,
+)
+from remoting.codes import ResponseCode
+from store.dispatch import SCHEDULE_TOPIC, TIMER_TOPIC, timer_code
+from store.properties import decode_properties, joined
+from store.record import pack_host
+
+NOW = 1_800_000_000_123
+HOST = pack_host(("10.0.0.9", 4000))
+
+
+def timing(precision_ms=1, enabled=True, count_max=100):
+    return Timing(enabled, precision_ms, 3 * 86_400_000, count_max, lambda: NOW)
+
+
+def sent(**properties):
+    return Outgoing("T", 3, b"x", joined({"UNIQ_KEY": "K", **properties}), 1, HOST)
+
+
+def parked(precision_ms=1, **properties):
+    message = sent(**properties)
+    parking = Parking((1_000, 5_000), timing(precision_ms), "b")
+    return later(message, decode_properties(message.properties), parking)
+
+
+@pytest.mark.parametrize(
+    ("properties", "precision_ms", "out_ms"),
+    [
+        ({"TIMER_DELAY_SEC": "2"}, 1, NOW + 1_999),
+        ({"TIMER_DELAY_MS": "70"}, 1, NOW + 69),
+        ({"TIMER_DELIVER_MS": str(NOW + 5)}, 1, NOW + 4),
+        ({"TIMER_DELIVER_MS": str(NOW + 1)}, 1, NOW),
+        ({"TIMER_DELAY_MS": "70", "TIMER_DELAY_SEC": "2"}, 1, NOW + 1_999),
+        ({"TIMER_DELIVER_MS": str(NOW + 9), "TIMER_DELAY_MS": "70"}, 1, NOW + 69),
+        ({"TIMER_DELAY_SEC": "259200"}, 1, NOW + 259_199_999),
+        ({"TIMER_DELIVER_MS": "1800000005123"}, 1_000, 1_800_000_005_000),
+        ({"TIMER_DELIVER_MS": "1800000005000"}, 1_000, 1_800_000_004_000),
+        ({"TIMER_DELIVER_MS": "1800000005001"}, 100, 1_800_000_005_000),
+    ],
+)
+def test_where_and_until_when_it_waits(properties, precision_ms, out_ms):
+    message = parked(precision_ms, **properties)
+    assert (message.topic, message.queue_id) == (TIMER_TOPIC, 0)
+    there = decode_properties(message.properties)
+    assert there == {
+        "UNIQ_KEY": "K",
+        **properties,
+        "TIMER_OUT_MS": str(out_ms),
+        "REAL_TOPIC": "T",
+        "REAL_QID": "3",
+    }
+    assert timer_code(there) == out_ms
+    back = delivered(message)
+    assert (back.topic, back.queue_id, back.anyhow) == ("T", 3, True)
+    assert decode_properties(back.properties) == {
+        "UNIQ_KEY": "K",
+        **properties,
+        "TIMER_OUT_MS": str(out_ms),
+    }
+    assert later(back, decode_properties(back.properties), ANY) is back  # sent on, it is not timed
+
+
+ANY = Parking((1_000,), timing(), "b")
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        {},
+        {"TIMER_DELAY_SEC": "0"},
+        {"TIMER_DELAY_MS": "-5"},
+        {"TIMER_DELIVER_MS": str(NOW)},
+        {"TIMER_DELIVER_MS": "+17"},
+        {"TIMER_DELAY_SEC": "9", "TIMER_OUT_MS": "5"},  # it was delivered, and is sent on
+    ],
+)
+def test_what_is_stored_at_once(properties):
+    message = parked(**properties)
+    assert (message.topic, message.queue_id) == ("T", 3)
+
+
+def test_a_delay_level_counts_before_a_time():
+    message = parked(DELAY="1", TIMER_DELAY_SEC="9", TIMER_DELIVER_MS="1", TIMER_DELAY_MS="2")
+    assert message.topic == SCHEDULE_TOPIC
+    assert not any(name.startswith("TIMER") for name in decode_properties(message.properties))
+
+
+@pytest.mark.parametrize(
+    ("properties", "part"),
+    [
+        ({"TIMER_DELAY_SEC": "259201"}, "259200000 ms at most"),
+        ({"TIMER_DELAY_SEC": "9" * 18}, "ms at most"),
+        ({"TIMER_DELAY_MS": "9" * 19}, "is no number"),
+        ({"TIMER_DELAY_MS": "259200001"}, "ms at most"),
+        ({"TIMER_DELIVER_MS": str(NOW + 259_200_001)}, "ms at most"),
+        ({"TIMER_DELIVER_MS": "1.5"}, "is no number"),
+        ({"TIMER_DELAY_SEC": " 1"}, "is no number"),
+        ({"TIMER_DELIVER_MS": "7", "TIMER_DEL_UNIQKEY": "K"}, "is over"),
+    ],
+)
+def test_what_is_refused(properties, part):
+    with pytest.raises(Refused, match=part) as caught:
+        parked(**properties)
+    assert caught.value.code == ResponseCode.MESSAGE_ILLEGAL
+
+
+def test_a_broker_that_does_not_offer_it_says_so():
+    message = sent(TIMER_DELAY_SEC="1")
+    with pytest.raises(Refused, match="timerWheelEnable=false") as caught:
+        timed(message, decode_properties(message.properties), timing(enabled=False))
+    assert caught.value.code == ResponseCode.SYSTEM_ERROR
+
+
+def test_so_many_wait_and_no_more():
+    message = sent(TIMER_DELAY_SEC="1")
+    full = timing(count_max=2)
+    full.waiting = lambda: 1
+    assert timed(message, decode_properties(message.properties), full).topic == TIMER_TOPIC
+    full.waiting = lambda: 2
+    with pytest.raises(Refused, match=r"\[BUSY\] 2 timer messages wait") as caught:
+        timed(message, decode_properties(message.properties), full)
+    assert caught.value.code == ResponseCode.SYSTEM_BUSY
+    assert caught.value.retriable
+
+
+def test_how_often_it_was_stored_again_is_counted_if_there_is_room():
+    once = rolled(parked(TIMER_DELAY_SEC="1"))
+    assert decode_properties(rolled(once).properties)["TIMER_ROLL_TIMES"] == "2"
+    full = sent(A="v" * (PROPERTIES_SIZE_MAX - 20))
+    assert rolled(full) == full
+
+
+def test_a_handle_names_a_message_and_what_recalls_it_comes_to_the_same_slot():
+    for precision_ms in (1, 100, 1_000):
+        message = parked(precision_ms, TIMER_DELAY_MS="2345")
+        text = handle_of(message, "group-a")
+        handle = RecallHandle.decode(text)
+        assert handle[:2] == ("T", "group-a")
+        assert handle.unique_key == "K"
+        assert RecallHandle.encode(handle) == text
+        recall = recall_message(handle, "PG", NOW, HOST)
+        recall = timed(recall, decode_properties(recall.properties), timing(precision_ms))
+        there = decode_properties(recall.properties)
+        assert timer_code(there) == -timer_code(decode_properties(message.properties))
+        assert recalls(recall) == key_of(message) == Key("T", "K")
+        assert recalls(message) is None
+
+
+def test_an_apache_brokers_handle_is_read():
+    """Made by 5.3's RecallMessageHandle.HandleV1.buildHandle."""
+    text = "djEgVG9waWMgYnJva2VyLWEgMTczNjIyMzA2NjAwMSAwQUIwMDAwMQ=="
+    assert RecallHandle.decode(text) == ("Topic", "broker-a", 1736223066001, "0AB00001")
+
+
+@pytest.mark.parametrize("text", ["", "%%%", "djEgVA==", "a" * 3_000, "djIgYSBiIDEgYw=="])
+def test_what_is_no_handle(text):
+    with pytest.raises(ValueError, match=r".*"):
+        RecallHandle.decode(text)
+
+
+def test_only_what_waits_for_its_time_has_a_handle():
+    assert handle_of(sent(), "b") == ""
+    retry = sent(TIMER_DELAY_SEC="1")
+    retry = timed(
+        Outgoing("%RETRY%g", 0, b"x", retry.properties, 1, HOST),
+        decode_properties(retry.properties),
+        timing(),
+    )
+    assert handle_of(retry, "b") == ""

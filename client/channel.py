@@ -1,7 +1,8 @@
 """A connection as the producer's hot path uses it: sends out, answers in, nothing in between.
 
 It takes the answers to its own sends straight from the frames and hands every other frame on to
-the connection's usual treatment. No future, task or timer per message.
+the connection's usual treatment. No future, task or timer per message. Of an answer that says OK,
+as nearly all do, only the fields that are wanted are decoded.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import orjson
+from msgspec import MsgspecError, Struct, field
+from msgspec.json import Decoder
 
 from remoting.codec import RawFrame, decode_command
 from remoting.command import JSON, RESPONSE_FLAG
@@ -21,12 +24,38 @@ if TYPE_CHECKING:
 
 # (channel, pending, response code, remark, extFields)
 OnAnswer = Callable[["Channel", "Pending", int, str, dict[str, str]], None]
+# (channel, pending, what was answered); False: it is not for the quick way, nothing has happened.
+OnStored = Callable[["Channel", "Pending", "StoredAnswer"], bool]
 OnLost = Callable[["Channel", "list[Pending]"], None]
 _NO_FIELDS: dict[str, str] = {}
 # Sends are numbered from here; the connection numbers its other requests from 0, and would have to
 # carry 2^30 of them to come here.
 FIRST_OPAQUE = 1 << 30
 LAST_OPAQUE = (1 << 31) - 1
+
+
+OK_START = b'{"code":0,'  # how brokers begin such an answer
+
+
+class StoredPlace(Struct, gc=False):
+    """What is looked at of the answer's fields; the numbers are texts on the wire."""
+
+    message_id: str = field(name="msgId")
+    queue_id: int = field(name="queueId")
+    queue_offset: int = field(name="queueOffset")
+
+
+class StoredAnswer(Struct, gc=False):
+    """The answer to a send that is stored."""
+
+    code: int
+    flag: int
+    opaque: int
+    place: StoredPlace = field(name="extFields")
+
+
+# Raises msgspec.MsgspecError for what is not one. Not strict: numbers may be texts.
+decode_stored = Decoder(StoredAnswer, strict=False).decode
 
 
 class Channel:
@@ -39,6 +68,7 @@ class Channel:
         "_connection",
         "_on_answer",
         "_on_lost",
+        "_on_stored",
         "_opaque",
         "address",
         "outstanding",
@@ -46,7 +76,12 @@ class Channel:
     )
 
     def __init__(
-        self, address: str, connection: ClientConnection, on_answer: OnAnswer, on_lost: OnLost
+        self,
+        address: str,
+        connection: ClientConnection,
+        on_answer: OnAnswer,
+        on_lost: OnLost,
+        on_stored: OnStored,
     ) -> None:
         self.address = address
         self.outstanding: dict[int, Pending] = {}
@@ -55,6 +90,7 @@ class Channel:
         self._connection = connection
         self._on_answer = on_answer
         self._on_lost = on_lost
+        self._on_stored = on_stored
         connection.on_raw = self._receive
         connection.on_close(self._closed)
 
@@ -80,9 +116,19 @@ class Channel:
 
     def _receive(self, connection: Connection, frames: list[RawFrame]) -> None:
         take = self.outstanding.pop
-        on_answer = self._on_answer
+        find = self.outstanding.get
+        on_answer, on_stored = self._on_answer, self._on_stored
         loads = orjson.loads
         for frame in frames:
+            if frame[1].startswith(OK_START):
+                try:
+                    answer = decode_stored(frame[1])
+                except MsgspecError:
+                    answer = None  # the general way says what is wrong with it, if anything is
+                if answer is not None and answer.flag & RESPONSE_FLAG and not answer.code:
+                    pending = find(answer.opaque)
+                    if pending is not None and on_stored(self, pending, answer):
+                        continue
             try:
                 header = loads(frame[1]) if frame[0] == JSON else _binary_header(frame)
                 is_response = header["flag"] & RESPONSE_FLAG

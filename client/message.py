@@ -219,11 +219,15 @@ def _merge_user_properties(target: dict[str, str], user: Mapping[str, str]) -> N
         target[name] = value
 
 
+_HEX = [f"{number:02X}" for number in range(256)]
+
+
 class UniqueKeys:
     """Makes UNIQ_KEYs: ip(4) pid(2) instance hash(4) milliseconds in the month(4) counter(2), hex.
 
-    The time part is read every 256 keys, and once per 65,536 keys it is moved forward by at least
-    1 ms when the counter wraps, so a pair of time and counter never comes twice in one process.
+    All but the last two digits are made anew every 256 keys. The time part is read then, and once
+    per 65,536 keys it is moved forward by at least 1 ms when the counter wraps, so a pair of time
+    and counter never comes twice in one process.
     `instance_hash` must differ between generators of one process.
     """
 
@@ -244,10 +248,11 @@ class UniqueKeys:
 
     def next(self) -> str:
         """A fresh key of 32 upper-case hex digits."""
-        self._counter += 1
-        if not self._counter & 0xFF:
+        counter = self._counter = self._counter + 1
+        low = counter & 0xFF
+        if not low:
             self._refresh()
-        return f"{self._prefix}{self._counter:04X}"
+        return self._prefix + _HEX[low]
 
     def _refresh(self) -> None:
         floor = self._time_ms
@@ -255,7 +260,8 @@ class UniqueKeys:
             self._counter = 0
             floor += 1
         self._time_ms = max(self._now_ms(), floor)
-        self._prefix = f"{self._head}{self._time_ms & 0xFFFFFFFF:08X}"
+        time_part = self._time_ms & 0xFFFFFFFF
+        self._prefix = f"{self._head}{time_part:08X}{self._counter >> 8:02X}"
 
 
 def month_ms() -> int:

@@ -32,12 +32,13 @@ ZLIB = Compression()
 FRAME_PREFIX = struct.Struct(">ii")
 _BATCH_ITEM = struct.Struct(">iiiii")
 _PROPERTIES_LENGTH = struct.Struct(">h")
+_PLAIN_PROPERTIES = b'"UNIQ_KEY\\u0001%b\\u0002WAIT\\u0001true\\u0002"'  # as JSON writes them
 
 
 class SendTemplate:
     """Everything of the header that is the same for one producer group, topic and broker group."""
 
-    __slots__ = ("_format",)
+    __slots__ = ("_format", "_plain_format")
 
     def __init__(self, producer_group: str, topic: str, broker_name: str, code: int) -> None:
         batch = b"true" if code == SEND_BATCH_MESSAGE else b"false"
@@ -54,18 +55,28 @@ class SendTemplate:
                 b'"serializeTypeCurrentRPC":"JSON","version":' + b"%d}" % MQ_VERSION,
             )
         )
+        # The same where the flags are what they nearly always are: 0.
+        self._plain_format = (
+            self._format.replace(b'"f":"%d"', b'"f":"0"')
+            .replace(b'"h":"%d"', b'"h":"0"')
+            .replace(b'},"flag":%d,', b'},"flag":0,')
+        )
 
     def frame(self, item: OutgoingSend, queue_id: int, opaque: int, rpc_flag: int = 0) -> bytes:
         """The whole frame, length prefix included. `rpc_flag` 2 is one-way."""
-        header = self._format % (
-            queue_id,
-            item.sys_flag,
-            item.born_ms,
-            item.flag,
-            item.properties_json,
-            rpc_flag,
-            opaque,
-        )
+        if item.sys_flag or item.flag or rpc_flag:
+            header = self._format % (
+                queue_id,
+                item.sys_flag,
+                item.born_ms,
+                item.flag,
+                item.properties_json,
+                rpc_flag,
+                opaque,
+            )
+        else:
+            changing = (queue_id, item.born_ms, item.properties_json, opaque)
+            header = self._plain_format % changing
         header_length = len(header)
         body = item.body
         prefix = FRAME_PREFIX.pack(4 + header_length + len(body), header_length)
@@ -116,7 +127,16 @@ def outgoing(
     if len(body) >= compression.from_bytes:
         body, compressed = compression.apply(body)
         sys_flag |= compressed
-    json = orjson.dumps(encoded_properties(message, unique_key) + suffix)
+    if (
+        unique_key.isalnum()
+        and unique_key.isascii()
+        and not (suffix or message.tags or message.properties or message.keys)
+        and not message.delay_level
+        and message.wait_store
+    ):  # as the line below has it, in half the time
+        json = _PLAIN_PROPERTIES % unique_key.encode()
+    else:
+        json = orjson.dumps(encoded_properties(message, unique_key) + suffix)
     return OutgoingSend(code, body, unique_key, json, sys_flag, message.flag, born_ms)
 
 

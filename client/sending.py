@@ -17,7 +17,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from client.channel import Channel
+from client.channel import Channel, StoredAnswer
 from client.compression import Compression
 from client.errors import (
     CODE_TIMEOUT,
@@ -30,7 +30,7 @@ from client.errors import (
 from client.fault import FaultAvoidance, FaultPolicy
 from client.instance import ClientInstance
 from client.lane import Lane
-from client.message import MessageQueue, SendResult
+from client.message import MessageQueue, SendResult, SendStatus
 from client.pending import STORED, Pending, Verdict, judge
 from client.pulse import Pulses
 from client.route import ReplicaGroup
@@ -121,7 +121,11 @@ class SendEngine:
 
     def submit(self, pending: Pending) -> None:
         """First attempt of an admitted send."""
-        self.lane(pending.queue.broker_name).submit(pending)
+        lane = self._lanes.get(pending.queue.broker_name)
+        if lane is not None and lane.channel is not None:
+            self.write(pending, lane.channel)  # as the lane would, two calls shorter
+        else:
+            self.lane(pending.queue.broker_name).submit(pending)
 
     def lane(self, broker_name: str) -> Lane:
         found = self._lanes.get(broker_name)
@@ -161,7 +165,7 @@ class SendEngine:
             raise BrokerUnreachable(f"{address}: {error or 'no connection in time'}") from error
         channel = self._channels.get(address)
         if channel is None or not channel.is_open:
-            channel = Channel(address, connection, self._answered, self._lost)
+            channel = Channel(address, connection, self._answered, self._lost, self._stored_plainly)
             self._channels[address] = channel
         return channel
 
@@ -231,12 +235,52 @@ class SendEngine:
                 channel.forget(opaque)
         if pending.scout is not None and not pending.scout.done():
             pending.scout.set_result(False)
-        if self._room is not None and not self._room.done():
-            self._room.set_result(None)
+        if self._room is not None:
+            room, self._room = self._room, None
+            if not room.done():
+                room.set_result(None)
         try:
             pending.callback(result, error)
         except Exception:
             logger.exception("send_callback_failed")  # the user's mistake must not stop the others
+
+    def _stored_plainly(self, channel: Channel, pending: Pending, answer: StoredAnswer) -> bool:
+        """The quick way of `_answered` for a send that was answered OK at its first attempt, and
+        that nobody else waits for. False: nothing has happened."""
+        item = pending.item
+        if (
+            pending.done
+            or pending.channel is not channel
+            or pending.earlier is not None
+            or pending.scout is not None
+            or self._room is not None
+            or item.code == SEND_REPLY_MESSAGE_V2
+        ):
+            return False
+        place, queue = answer.place, pending.queue
+        if place.queue_id != queue.queue_id:
+            queue = MessageQueue(queue.topic, queue.broker_name, place.queue_id)
+        now = self.now()
+        latency_ms = (now - pending.sent_at) * 1000
+        if latency_ms >= SLOW_MS or not self.fault.quiet:
+            self.fault.answered(queue.broker_name, latency_ms, now * 1000)
+        del channel.outstanding[answer.opaque]
+        pending.done = True
+        self.in_flight -= 1
+        self.in_flight_bytes -= len(item.body)
+        result = SendResult(
+            SendStatus.OK,
+            item.unique_key,
+            place.message_id,
+            queue,
+            place.queue_offset,
+            pending.attempts,
+        )
+        try:
+            pending.callback(result, None)
+        except Exception:
+            logger.exception("send_callback_failed")  # the user's mistake must not stop the others
+        return True
 
     def _answered(
         self, channel: Channel, pending: Pending, code: int, remark: str, ext: dict[str, str]

@@ -5,10 +5,13 @@ from __future__ import annotations
 import random
 import struct
 import zlib
+from typing import cast
 
+import orjson
 import pytest
 
 from client.allocation import allocate_averagely, assignment_change
+from client.channel import Channel, StoredAnswer
 from client.compression import (
     BODY_SIZE_BYTES_MAX,
     NO_COMPRESSION,
@@ -24,9 +27,10 @@ from client.offsets import MovedAction, OffsetMoved, OffsetTable, PullAnswer
 from client.pending import Pending, Verdict, judge
 from client.processqueue import CacheLimits, ProcessQueue
 from client.route import REPLICAS_MAX, ReplicaGroup, RouteError, parse_route
-from client.sendframe import SendTemplate, outgoing, outgoing_batch
+from client.sendframe import SendTemplate, encoded_properties, outgoing, outgoing_batch
 from client.subscription import subscribe, tag_of
-from remoting.codec import FrameReader, decode_command
+from remoting.codec import FrameReader, RawFrame, decode_command
+from remoting.connection import ClientConnection, Connection
 from remoting.headers import SendHeader
 from store.record import RecordError
 from tests.client.fakes import SharedLog, queue
@@ -495,3 +499,127 @@ def test_a_good_answer_in_between_ends_the_row() -> None:
     assert moved.judge(50, answer) is MovedAction.KEEP
     moved.clear()
     assert moved.judge(50, answer) is MovedAction.KEEP
+
+
+@pytest.mark.parametrize(
+    ("message", "key", "suffix"),
+    [
+        (Message("T", b"x"), "K" * 32, ""),
+        (Message("T", b"x"), "K" * 32, "IDEMPOTENT\x01true\x02"),
+        (Message("T", b"x"), 'odd " \\ key', ""),
+        (Message("T", b"x"), "ключ", ""),
+        (Message("T", b"x", tags="a"), "K", ""),
+        (Message("T", b"x", keys="a b"), "K", ""),
+        (Message("T", b"x", properties={"a": "b"}), "K", ""),
+        (Message("T", b"x", delay_level=3), "K", ""),
+        (Message("T", b"x", wait_store=False), "K", ""),
+    ],
+)
+def test_a_plain_message_is_encoded_as_every_other(message: Message, key: str, suffix: str) -> None:
+    item = outgoing(message, key, 1, suffix=suffix)
+    assert item.properties_json == orjson.dumps(encoded_properties(message, key) + suffix)
+
+
+@pytest.mark.parametrize("odd", [(0, 0, 0), (1, 0, 0), (0, -3, 0), (0, 0, 2), (8, 7, 2)])
+def test_a_frame_says_the_same_whether_its_flags_are_usual_or_not(
+    odd: tuple[int, int, int],
+) -> None:
+    sys_flag, flag, rpc_flag = odd
+    item = outgoing(Message("T", b"b", flag=flag), "K" * 32, 7, sys_flag=sys_flag)
+    template = SendTemplate('g"f":"%d"},"flag":%d,', "T", "b", item.code)
+    reader = FrameReader()
+    reader.receive_data(template.frame(item, 3, 99, rpc_flag))
+    raw = reader.next_frame()
+    assert raw is not None
+    command = decode_command(raw)
+    ext = command.ext or {}
+    assert (ext["f"], ext["h"], command.flag) == (str(sys_flag), str(flag), rpc_flag)
+    assert (ext["e"], ext["g"], command.opaque) == ("3", "7", 99)
+    assert ext["a"] == 'g"f":"%d"},"flag":%d,'
+
+
+class Answered:
+    """A channel whose connection is not there, and what it makes of answers."""
+
+    def __init__(self) -> None:
+        self.stored: list[tuple[int, str, int, int]] = []
+        self.general: list[tuple[int, dict[str, str]]] = []
+        self.dispatched: list[bytes] = []
+        self.takes = True
+        self.channel = Channel("a:1", cast("ClientConnection", self), self._answer, _lost, self._ok)
+
+    def write(self, data: bytes) -> bool:
+        raise AssertionError("nothing is written")
+
+    def on_close(self, callback: object) -> None: ...
+
+    def dispatch(self, frame: RawFrame) -> None:
+        self.dispatched.append(frame[1])
+
+    def _ok(self, channel: Channel, pending: Pending, answer: StoredAnswer) -> bool:
+        if self.takes:
+            del channel.outstanding[answer.opaque]
+            place = answer.place
+            self.stored.append(
+                (answer.opaque, place.message_id, place.queue_id, place.queue_offset)
+            )
+        return self.takes
+
+    def _answer(
+        self, channel: Channel, pending: Pending, code: int, remark: str, ext: dict[str, str]
+    ) -> None:
+        self.general.append((code, ext))
+
+    def receive(self, header: bytes) -> None:
+        self.channel._receive(cast("Connection", self), [(0, header, b"")])
+
+
+def _lost(channel: Channel, pendings: list[Pending]) -> None: ...
+
+
+PLACE = b'"msgId":"00","queueId":"2","queueOffset":"5"'
+
+
+def test_an_answer_that_says_ok_takes_the_quick_way_and_all_else_the_general_one() -> None:
+    seen = Answered()
+    waiting = cast("Pending", object())
+    ok = b'{"code":0,"extFields":{%b},"flag":1,"opaque":%d}'
+
+    def answer(header: bytes) -> None:
+        seen.channel.outstanding = {7: waiting}
+        seen.receive(header)
+
+    answer(ok % (PLACE, 7))
+    assert seen.stored == [(7, "00", 2, 5)] and not seen.general
+    for header in (
+        ok % (b'"msgId":"00","queueId":"x","queueOffset":"5"', 7),
+        ok % (b'"msgId":"00"', 7),
+        b'{"opaque":7,"code":0,"extFields":{%b},"flag":1}' % PLACE,
+        b'{"code":0,"flag":1,"opaque":7}',
+        b'{"code":0,"extFields":{%b},"flag":1,"opaque":7,"code":10}' % PLACE,
+    ):
+        answer(header)
+    assert len(seen.stored) == 1
+    assert [code for code, _ in seen.general] == [0, 0, 0, 0, 10]
+    seen.takes = False
+    answer(ok % (PLACE, 7))
+    assert seen.general[-1] == (0, {"msgId": "00", "queueId": "2", "queueOffset": "5"})
+    assert not seen.dispatched
+    for header in (  # not an answer to a send; no response; damaged
+        ok % (PLACE, 8),
+        b'{"code":0,"extFields":{%b},"flag":0,"opaque":7}' % PLACE,
+        b'{"code":0,',
+    ):
+        answer(header)
+        assert seen.dispatched.pop() == header
+    assert len(seen.general) == 6
+
+
+def test_unique_keys_do_not_repeat_where_their_digits_are_made_anew() -> None:
+    ticks = iter(range(5, 100_000))
+    keys = UniqueKeys(b"\x7f\x00\x00\x01", 1, 2, lambda: next(ticks) // 200)
+    made = [keys.next() for _ in range(0x10100)]
+    assert len(set(made)) == len(made)
+    assert [key[28:] for key in made[:0x10000]] == [f"{n:04X}" for n in range(0x10000)]
+    assert made[0x10000][28:] == "0000"
+    assert made[0x10000][20:28] > made[0xFFFF][20:28]

@@ -68,7 +68,9 @@ from ops.logs import set_level
 from remoting.address import format_address
 from remoting.codes import ResponseCode
 from remoting.connection import ConnectionLimits, Handler
+from remoting.processtls import ProcessTls
 from remoting.server import RemotingServer
+from remoting.tlslinks import TlsLinks
 from store.disk import Disk
 from store.messagestore import MessageStore
 from store.record import pack_host
@@ -118,17 +120,19 @@ class Broker:
         self.put_rates = Rates(clock_ms(), self._today())
         self.get_rates = Rates(clock_ms(), self._today())
         self.metrics = BrokerMetrics(self)
+        self.tls = ProcessTls(config, config)
         self.http = NodeApi(self)
 
     # ---- life -----------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Raises ConfigError, EngineError, StoreError, RaftError, StateError, WebConfigError,
-        OSError."""
+        TlsError, OSError."""
         loop = asyncio.get_running_loop()
         self.failed = loop.create_future()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="broker-disk")
         await loop.run_in_executor(self._pool, self.http.prepare)
+        await loop.run_in_executor(self._pool, self.tls.load)
         self.keeper: Keeper
         self.engine: Engine
         if self.config.is_classic and self.disk.exists(RAFT_DIRECTORY):
@@ -160,6 +164,7 @@ class Broker:
             await self._listen_for_slaves()
         self.registrar.start()
         self._housekeeper.start()
+        self.tls.start()
         log.info(
             "listening port=%d address=%s broker=%s node=%s group=%s",
             self.port,
@@ -189,6 +194,7 @@ class Broker:
         self._stopping = True
         self._release_port()
         self.metrics.stop()
+        await self.tls.stop()
         if self._started:
             if await self._handed_over():
                 self.pulls.holds.release_all()  # their consumers go where the successor is
@@ -354,6 +360,7 @@ class Broker:
             on_fatal=self._on_fatal,
             listen_socket=self._replication_socket,
             source=Source(self.state, self.store, self._begin_anew),
+            network=TlsLinks(self.tls.peers) if self.tls.peers is not None else None,
         )
         self.application = application
         self.engine = self._framed_engine = engine
@@ -380,6 +387,7 @@ class Broker:
             master_address=lambda: self.config.master_address or self.roles.leader_address,
             master_ha_address=lambda: self.roles.master_ha_address,
             listen_socket=self._replication_socket,
+            tls=self.tls,
         )
         self.engine = self.classic
 
@@ -454,6 +462,7 @@ class Broker:
             limits=ConnectionLimits(write_bytes_max=config.write_buffer_bytes_max),
             on_raw=self.processor.on_raw,
             on_connection_closed=lambda connection, _: self.clients.closed(connection),
+            tls=self.tls.server,
         )
         self.registrar = Registrar(
             config.name_servers,
@@ -468,6 +477,7 @@ class Broker:
             needs_master=config.is_slave,
             period_ms=config.register_name_server_period,
             timeout_ms=config.register_broker_timeout_mills,
+            tls=self.tls.client,
         )
         quick = [
             Chore("offset_commits", config.offset_commit_interval_ms, self.commits.flush),

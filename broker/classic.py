@@ -33,6 +33,7 @@ from broker.state import BrokerState, Change, decode_command_payload
 from broker.waiting import Batch
 from dledger.errors import NotLeader
 from dledger.messages import Role, RoleEvent
+from remoting.processtls import ProcessTls
 from store.errors import StoreError
 from store.flush import FlushMode, GroupFlusher
 from store.messagestore import MessageStore
@@ -124,9 +125,12 @@ class ClassicEngine:
         master_address: Callable[[], str],
         master_ha_address: Callable[[], str],
         listen_socket: socket.socket | None = None,
+        tls: ProcessTls | None = None,
     ) -> None:
         """What a name server says of the master, for slaves: `master_address()` and
-        `master_ha_address()`, "" while unknown. `listen_socket` is bound already (tests)."""
+        `master_ha_address()`, "" while unknown. `listen_socket` is bound already (tests). `tls`
+        has been loaded."""
+        tls = tls or ProcessTls(config)
         self.config = config
         self.is_slave = config.is_slave
         self._application = application
@@ -163,6 +167,7 @@ class ClassicEngine:
             ),
             clock_ms=clock_ms,
             on_acknowledged=self._replicated,
+            tls=tls.server,
         )
         self.follower = Follower(
             self._commitlog,
@@ -173,6 +178,7 @@ class ClassicEngine:
             interval_ms=config.slave_sync_metadata_interval_ms,
             wall_ms=wall_ms,
             on_topics=self._topics_replaced,
+            tls=tls.client,
         )
         self.slave = HaSlave(
             self._commitlog,
@@ -184,6 +190,7 @@ class ClassicEngine:
             clock_ms=clock_ms,
             on_link=self._link_changed,
             on_fatal=self._fail,
+            tls=tls.client,
         )
         self._listen_socket = listen_socket
 

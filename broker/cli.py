@@ -31,6 +31,7 @@ from dledger.errors import RaftError
 from ops.configcli import config_commands
 from ops.logs import set_up
 from remoting.errors import RemotingError
+from remoting.tls import TlsError
 from store.disk import Disk, OsDisk
 from store.errors import StoreError
 from web.auth import WebConfigError
@@ -179,7 +180,7 @@ async def _run_one(
         log.critical("start_failed %s: %s", type(error).__name__, error)
         click.echo(f"mqbroker: cannot start: {error}", err=True)
         await broker.stop()
-        return 2 if isinstance(error, EngineError | WebConfigError) else 1
+        return 2 if isinstance(error, EngineError | WebConfigError | TlsError) else 1
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)

@@ -27,12 +27,14 @@ from ops.options import (
     Loaded,
     Option,
     Setting,
+    find,
     nearest,
     option,
     options_of,
     parse_settings,
 )
 from ops.settings import gather, parse_properties
+from ops.tlsoptions import OFF, PeerTlsOptions
 
 __all__ = [
     "OPTIONS",
@@ -63,7 +65,7 @@ class Peer:
 
 
 @dataclass(frozen=True, slots=True)
-class BrokerConfig:
+class BrokerConfig(PeerTlsOptions):
     """Everything a broker process can be told. Units are the declarations'."""
 
     # fmt: off
@@ -466,8 +468,10 @@ def parse_live(changes: Mapping[str, object]) -> Wanted:
     for key, value in changes.items():
         setting = Setting(key, value, "change")
         values, _ = parse_settings(OPTIONS, [setting])
-        kind = found.live if OPTIONS[key].live else found.fixed
-        kind[key] = values[OPTIONS[key].name]
+        declared = find(OPTIONS, setting)
+        assert declared is not None, key
+        kind = found.live if declared.live else found.fixed
+        kind[declared.key] = values[declared.name]
     return found
 
 
@@ -527,6 +531,10 @@ def _check_together(config: BrokerConfig, places: dict[str, str]) -> None:
             fail("raft_join", f"members do not change with engine={config.engine}")
         if config.raft_join and len(ids) == 1:
             fail("raft_join", "dLegerPeers must name the group's members, too")
+    if (wrong := config.wrong_tls()) is not None:
+        fail(*wrong)
+    if config.raft_tls_mode != OFF and config.is_classic:
+        fail("raft_tls_mode", "there is no Raft group: enableDLegerCommitLog is not set")
     try:
         parse_delay_levels(config.message_delay_level)
     except ValueError as error:

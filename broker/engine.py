@@ -20,6 +20,7 @@ from dledger.flusher import FlushMode
 from dledger.index import LogIndex
 from dledger.installer import InstallationSource
 from dledger.member import RaftMember
+from dledger.network import Network, PlainNetwork
 from dledger.peers import LinkConfig, PeerAddress
 from dledger.preference import PreferenceLimits
 from dledger.pysync.application import RevocableApplication
@@ -139,9 +140,10 @@ def make_engine(
     on_fatal: Callable[[str], None],
     listen_socket: socket.socket | None = None,
     source: InstallationSource | None = None,
+    network: Network | None = None,
 ) -> FramedEngine:
     """The engine that `config` asks for, which is not classic. `source`: what Raft refills other
-    replicas from. Raises EngineError."""
+    replicas from. `network` None: links are plain. Raises EngineError."""
     assert not config.is_classic
     peers = {p.node_id: PeerAddress(p.node_id, p.host, p.port) for p in config.peers}
     member = MemberConfig(
@@ -157,7 +159,9 @@ def make_engine(
             election_ms_max=config.election_timeout_max_ms,
             catch_up_bytes_per_s=config.raft_catch_up_bytes_per_s,
         ),
-        links=LinkConfig(listen_host=config.dleger_bind_address or None),
+        links=LinkConfig(
+            listen_host=config.dleger_bind_address or None, network=network or PlainNetwork()
+        ),
         preference=PreferenceLimits(steady_ms=config.preferred_leader_after_ms),
         join=config.raft_join,
     )

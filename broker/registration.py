@@ -36,6 +36,7 @@ from remoting.registration import (
     body_crc,
     encode_register_body,
 )
+from remoting.tls import TlsContext
 
 log = logging.getLogger("broker.registration")
 
@@ -84,6 +85,7 @@ class Registrar:
         needs_master: bool,
         period_ms: int,
         timeout_ms: int,
+        tls: TlsContext | None = None,
     ) -> None:
         """`on_master(address, ha_address)` is told whom a name server takes for the group's leader.
         With `needs_master` (a slave) registration is repeated soon until one names a master."""
@@ -99,7 +101,7 @@ class Registrar:
         self._on_master = on_master
         self._period_ms = period_ms
         self._timeout_ms = timeout_ms
-        self._client = RemotingClient(connect_timeout_ms=timeout_ms)
+        self._client = RemotingClient(connect_timeout_ms=timeout_ms, tls=tls)
         self._client.on_close(self._connection_lost)
         self._wanted = {server: asyncio.Event() for server in self._name_servers}
         self._tasks: list[asyncio.Task[None]] = []

@@ -29,16 +29,19 @@ from remoting.connection import Connection
 from remoting.errors import RemotingError
 from remoting.fastjson import loads_object
 from remoting.fields import boolean_or
+from remoting.tls import ClientTls, Renewed
 
 logger = logging.getLogger(__name__)
 
 LEAVE_S = 1.0  # how long heartbeats that are on their way hold up a goodbye
+TLS_LOOK_S = 10.0  # between two looks whether the files of certificates changed
 _instances = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceConfig:
-    """Intervals of the shared machinery, in milliseconds; `credentials` sign every request.
+    """Intervals of the shared machinery, in milliseconds; `credentials` sign every request; with
+    `tls` every connection is (files that change are taken over).
 
     Routes are asked for again every `route_interval_ms` besides at every sign of trouble: a leader
     that is frozen keeps its connections open and gives no sign.
@@ -48,6 +51,7 @@ class InstanceConfig:
     route_interval_ms: int = 5_000
     heartbeat_timeout_ms: int = 3_000
     credentials: Credentials | None = None
+    tls: ClientTls | None = None
 
 
 class ClientInstance:
@@ -94,9 +98,12 @@ class ClientInstance:
         handlers: Mapping[int, Any] | None = None,
     ) -> None:
         """Open for business. `heartbeat()` gives the producer/consumer part of the HeartbeatData;
-        `handlers` serve requests that brokers send to this client."""
+        `handlers` serve requests that brokers send to this client. Raises TlsError."""
         assert self._remoting is None, "already started"
-        self._remoting = RemotingClient(credentials=self.config.credentials)
+        tls = None
+        if self.config.tls is not None:
+            tls = await asyncio.to_thread(Renewed, self.config.tls, "client")
+        self._remoting = RemotingClient(credentials=self.config.credentials, tls=tls)
         for code, handler in (handlers or {}).items():
             self._remoting.register(code, handler)
         self._name_servers = NameServers(self._remoting, self._namesrv)
@@ -105,6 +112,8 @@ class ClientInstance:
         self._heartbeat = heartbeat
         self._leaving = False
         self.spawn(self._refresh_routes(), "route refresh")
+        if tls is not None:
+            self.spawn(_renew(tls), "tls renewal")
         if heartbeat is not None:
             self._directory.watch_replicas(self._greet)
             self._directory.watch_leaders(self._greet_leader)
@@ -298,3 +307,9 @@ def make_client_id() -> str:
     """ip@pid#nanotime: a new identity for every instance, so two in one process never clash."""
     address = socket.inet_ntoa(local_address())
     return f"{address}@{os.getpid()}#{time.monotonic_ns()}{next(_instances)}"
+
+
+async def _renew(tls: Renewed) -> None:
+    while True:
+        await asyncio.sleep(TLS_LOOK_S)
+        await asyncio.to_thread(tls.look)

@@ -122,7 +122,7 @@ async def run(config: NameServerConfig) -> int:
         return 1
     click.echo(f"The Name Server boot success. serializeType=JSON, address {server.address}")
     if server.http is not None:
-        click.echo(f"Dashboard and HTTP API: http://{server.http.address}/")
+        click.echo(f"Dashboard and HTTP API: {server.http.url}")
     sys.stdout.flush()
     status = await stop
     LOG.info("name_server_stops")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from namesrv.routes import RouteLimits
 from ops.options import BYTES, ConfigError, Loaded, Option, option, options_of, parse_settings
 from ops.settings import gather
+from ops.tlsoptions import TlsOptions
 
 __all__ = ["FRAME_SIZE_BYTES_MAX", "OPTIONS", "ConfigError", "Loaded", "NameServerConfig", "load"]
 
@@ -18,7 +19,7 @@ FRAME_SIZE_BYTES_MAX = 64 * 1024 * 1024  # 16 MiB, Apache's, is too small for 10
 
 
 @dataclass(frozen=True, slots=True)
-class NameServerConfig:
+class NameServerConfig(TlsOptions):
     """Everything a name server can be told. Units are the declarations'."""
 
     # fmt: off
@@ -83,4 +84,10 @@ def load(
     """The defaults, the file at `path`, RAFTMQ_ variables of `environment` and `key=value`
     overrides, each over the ones before. Raises ConfigError."""
     values, places = parse_settings(OPTIONS, gather(OPTIONS, path, overrides, environment))
-    return Loaded(NameServerConfig(**values), places)
+    config = NameServerConfig(**values)
+    if (wrong := config.wrong_tls()) is not None:
+        name, why = wrong
+        declared = next(one for one in OPTIONS.values() if one.name == name)
+        value = declared.text(getattr(config, name))
+        raise ConfigError(f"{places.get(name, 'default')}: {declared.key}={value}: {why}")
+    return Loaded(config, places)

@@ -16,6 +16,7 @@ from namesrv.routes import RouteTable
 from namesrv.settings import Settings
 from remoting.connection import Connection, ConnectionLimits
 from remoting.errors import RemotingError
+from remoting.processtls import ProcessTls
 from remoting.server import RemotingServer
 from remoting.threads import in_thread_to_its_end
 
@@ -35,6 +36,7 @@ class NameServer:
         self.metrics = NameServerMetrics(self.table)
         self._kv_path = Path(config.store, KV_FILE_NAME) if config.store else None
         self._kv_lock = asyncio.Lock()  # one writer of the file at a time, in order
+        self.tls = ProcessTls(config)
         self._server: RemotingServer | None = None
         self._scan: asyncio.Task[None] | None = None
         self._push: asyncio.TimerHandle | None = None
@@ -52,7 +54,8 @@ class NameServer:
     async def start(self) -> None:
         """Raises OSError if a port is taken or the store unusable, BodyError if its file is
         damaged: a name server that forgot its configuration would mislead; WebConfigError for an
-        HTTP API that everybody could use."""
+        HTTP API that everybody could use; TlsError."""
+        await asyncio.to_thread(self.tls.load)
         kv = await asyncio.to_thread(self._load_kv)
         shown = {"kvConfigPath": str(self._kv_path) if self._kv_path else ""}
         settings = Settings(self._config, shown)
@@ -64,18 +67,21 @@ class NameServer:
             self.metrics.counted(processor.handlers()),
             limits=ConnectionLimits(frame_size_max=self._config.frame_size_max),
             on_connection_closed=processor.channel_closed,
+            tls=self.tls.server,
         )
         await self._server.start(self._config.bind, self._config.port)
         self.metrics.start(self._server)
+        self.tls.start()
         self._scan = asyncio.create_task(self._scan_forever())
         if self._config.http_enable:
             host, port = self._config.bind, self.port
             render = self.metrics.render
-            self.http = ClusterApi(self._config, self.table, host, port, render)
+            self.http = ClusterApi(self._config, self.table, host, port, render, self.tls)
             await self.http.start()
 
     async def stop(self) -> None:
         self.metrics.stop()
+        await self.tls.stop()
         if self.http is not None:
             await self.http.stop()
         if self._push is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from namesrv.config import OPTIONS, NameServerConfig
 from ops.logs import set_level
-from ops.options import ConfigError, parse_settings
+from ops.options import ConfigError, find, parse_settings
 from ops.settings import parse_properties
 
 
@@ -28,7 +28,8 @@ class Settings:
         """Take over properties, all of them or none. Raises ConfigError."""
         settings = parse_properties(text, "the request")
         values, _ = parse_settings(OPTIONS, settings)
-        fixed = sorted(setting.key for setting in settings if not OPTIONS[setting.key].live)
+        found = [find(OPTIONS, setting) for setting in settings]
+        fixed = sorted(one.key for one in found if one is not None and not one.live)
         if fixed:
             raise ConfigError(f"{', '.join(fixed)}: not while the name server runs")
         for name, value in values.items():

@@ -59,6 +59,8 @@ class Option:
     choices: tuple[str, ...] = ()
     live: bool = False  # may be changed while the process runs
     name: str = ""
+    also: str = ""  # another name of the key: Apache's, where ours differs
+    secret: bool = False  # its value is shown nowhere
 
     @property
     def kind(self) -> str:
@@ -124,12 +126,18 @@ class Option:
             raise ConfigError(f"{what}: must be a whole number of {self.unit}")
         return number * factor // parts
 
+    def shown(self, value: Any) -> Any:
+        """A value as it may be shown."""
+        return MASKED if self.secret and value else value
+
     def text(self, value: object) -> str:
         """A value as properties files have it."""
+        value = self.shown(value)
         return str(value).lower() if isinstance(value, bool) else str(value)
 
     def toml(self, value: object) -> str:
         """A value as TOML has it."""
+        value = self.shown(value)
         if isinstance(value, bool | int):
             return self.text(value)
         escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
@@ -137,6 +145,7 @@ class Option:
 
 
 VARIABLE_PREFIX = "RAFTMQ_"
+MASKED = "******"  # in the place of a secret
 
 
 def option(
@@ -150,16 +159,21 @@ def option(
     high: int | None = None,
     choices: tuple[str, ...] = (),
     live: bool = False,
+    also: str = "",
+    secret: bool = False,
 ) -> Any:
     """A field of a configuration's dataclass. `doc` is Markdown, for docs/configuration.md."""
-    declared = Option(section, key, default, doc, unit, low, high, choices, live)
-    return dataclasses.field(default=default, metadata={"option": declared})
+    declared = Option(
+        section, key, default, doc, unit, low, high, choices, live, also=also, secret=secret
+    )
+    return dataclasses.field(default=default, repr=not secret, metadata={"option": declared})
 
 
 def options_of(cls: type) -> dict[str, Option]:
-    """What a dataclass declares, by key, in its order."""
+    """What a dataclass declares, by key, in its order; what it inherits comes last."""
     found = {}
-    for field in dataclasses.fields(cls):
+    own = cls.__annotations__
+    for field in sorted(dataclasses.fields(cls), key=lambda field: field.name not in own):
         declared = field.metadata.get("option")
         if declared is not None:
             found[declared.key] = dataclasses.replace(declared, name=field.name)
@@ -196,7 +210,7 @@ def parse_settings(
     values: dict[str, Any] = {}
     places: dict[str, str] = {}
     for setting in settings:
-        declared = options.get(setting.key)
+        declared = find(options, setting)
         if declared is None:
             raise ConfigError(f"{setting.place}: {unknown_key(setting.key, options)}")
         if setting.section and setting.section != declared.section:
@@ -204,9 +218,19 @@ def parse_settings(
                 f"{setting.place}: {setting.key} stands in [{setting.section}]; "
                 f"it belongs in [{declared.section}]"
             )
-        values[declared.name] = declared.parse(setting.value, str(setting))
+        shown = dataclasses.replace(setting, value=declared.shown(setting.value))
+        values[declared.name] = declared.parse(setting.value, str(shown))
         places[declared.name] = setting.place
     return values, places
+
+
+def find(options: Mapping[str, Option], setting: Setting) -> Option | None:
+    """By the key, or by its other name: TOML's `server.mode` in [tls] is tls.server.mode."""
+    found = options.get(setting.key)
+    if found is None:
+        names = {setting.key, f"{setting.section}.{setting.key}"}
+        found = next((option for option in options.values() if option.also in names), None)
+    return found
 
 
 def unknown_key(key: str, options: Iterable[str]) -> str:

@@ -13,8 +13,9 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ops.options import (
     VARIABLE_PREFIX,
@@ -91,10 +92,19 @@ def parse_toml(text: str, source: str, sections: Iterable[str]) -> list[Setting]
             place = f"{source}:{lines.get((name, ''), 1)}"
             near = nearest(name, known) or f"; there are {', '.join(known)}"
             raise ConfigError(f"{place}: unknown section [{name}]{near}")
-        for key, entry in value.items():
+        for key, entry in _flat(value):
             place = f"{source}:{lines.get((name, key), lines.get((name, ''), 1))}"
             settings.append(Setting(key, entry, place, name))
     return settings
+
+
+def _flat(table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Values by dotted key: `server.mode = …` is a table to TOML."""
+    for key, value in table.items():
+        if isinstance(value, dict) and value:
+            yield from ((f"{key}.{inner}", entry) for inner, entry in _flat(value))
+        else:
+            yield key, value
 
 
 def _lines_of_keys(text: str) -> dict[tuple[str, str], int]:
@@ -108,7 +118,7 @@ def _lines_of_keys(text: str) -> dict[tuple[str, str], int]:
             section = header[1]
             found.setdefault((section, ""), number)
             continue
-        key = re.match(r"\s*[\"']?([\w-]+)[\"']?\s*=", line)
+        key = re.match(r"\s*[\"']?([\w.-]+)[\"']?\s*=", line)
         if key is not None:
             found.setdefault((section, key[1]), number)
     return found

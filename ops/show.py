@@ -34,9 +34,8 @@ def tables(options: Mapping[str, Option]) -> str:
         lines.append("|---|---|---|---|")
         for option in members:
             live = " Live." if option.live else ""
-            lines.append(
-                f"| `{option.key}` | {_default(option)} | {_range(option)} | {option.doc}{live} |"
-            )
+            key = f"`{option.key}`" + (f", `{option.also}`" if option.also else "")
+            lines.append(f"| {key} | {_default(option)} | {_range(option)} | {option.doc}{live} |")
         lines.append("")
     return "\n".join(lines)
 

@@ -7,6 +7,7 @@ None: whoever gets it speaks in the clear.
 from __future__ import annotations
 
 import asyncio
+import ssl
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,6 +21,9 @@ from remoting.tls import (
     TlsMode,
 )
 from remoting.tlslistener import ArrivalCounts, ArrivalLimits, TlsPolicy
+
+# Of a group's replicas, of which there are few; a dial takes a second at most.
+LINK_LIMITS = ArrivalLimits(arriving_max=64, grace_s=0.2, patience_s=1.0)
 
 
 class TlsKeys(Protocol):
@@ -103,12 +107,15 @@ class ContextStatus:
 class ProcessTls:
     """See the module."""
 
-    def __init__(self, keys: TlsKeys) -> None:
+    def __init__(self, keys: TlsKeys, peer_keys: PeerTlsKeys | None = None) -> None:
+        """`peer_keys`: of a process that is a replica of a Raft group."""
         self.server: TlsPolicy | None = None  # the ports of the remoting protocol
         self.client: Renewed | None = None  # own connections
         self.http: TlsPolicy | None = None
         self.peers: PeerTls | None = None
+        self._dialling: Renewed | None = None
         self._keys = keys
+        self._peer_keys = peer_keys
         self._contexts: list[Renewed] = []
         self._task: asyncio.Task[None] | None = None
 
@@ -116,17 +123,19 @@ class ProcessTls:
         """Blocking. Raises TlsError."""
         keys = self._keys
         self.server = self._policy(keys.tls_server_mode, "server", _server(keys))
+        if keys.tls_enable or keys.tls_client_trust_cert_path:
+            self._dialling = self._renewed("client", _client(keys))
         if keys.tls_enable:
-            self.client = self._renewed("client", _client(keys))
+            self.client = self._dialling
         own = ServerTls(keys.http_tls_cert_path, keys.http_tls_key_path, keys.http_tls_key_password)
         if not own.cert_path:
             own = _without_clients(_server(keys))  # its callers show tokens
         self.http = self._policy(keys.http_tls_mode, "http", own)
+        if self._peer_keys is not None and self._peer_keys.raft_tls_mode != TlsMode.DISABLED:
+            self._load_peers(self._peer_keys)
 
-    def load_peers(self, keys: PeerTlsKeys, limits: ArrivalLimits) -> None:
-        """Blocking. Raises TlsError. The same certificate serves and dials."""
-        if keys.raft_tls_mode == TlsMode.DISABLED:
-            return
+    def _load_peers(self, keys: PeerTlsKeys) -> None:
+        """The same certificate serves and dials."""
         cert, key, password = (
             keys.raft_tls_cert_path,
             keys.raft_tls_key_path,
@@ -137,7 +146,7 @@ class ProcessTls:
             cert, key, password = own.cert_path, own.key_path, own.key_password
         trust = keys.raft_tls_trust_cert_path
         serving = ServerTls(cert, key, password, trust, ClientAuth.REQUIRE)
-        policy = self._policy(keys.raft_tls_mode, "raft server", serving, limits)
+        policy = self._policy(keys.raft_tls_mode, "raft server", serving, LINK_LIMITS)
         assert policy is not None, keys.raft_tls_mode
         if not trust:
             raise TlsError("Raft's links need the CA of their group: no trust file is named")
@@ -159,6 +168,17 @@ class ProcessTls:
             ContextStatus(one.name, one.certificate, one.error, one.renewed_count)
             for one in self._contexts
         ]
+
+    @property
+    def https(self) -> ssl.SSLContext | None:
+        """What others' HTTPS is believed by; None: by what the system trusts."""
+        return self._dialling.context if self._dialling is not None else None
+
+    @property
+    def http_scheme(self) -> str:
+        """By which others are told to call: with `permissive` they need not know the CA yet."""
+        enforcing = self.http is not None and self.http.mode is TlsMode.ENFORCING
+        return "https" if enforcing else "http"
 
     @property
     def error(self) -> str:

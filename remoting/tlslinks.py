@@ -20,12 +20,9 @@ from typing import Any
 
 from remoting.processtls import PeerTls
 from remoting.tls import TlsMode, words_of
-from remoting.tlslistener import ArrivalLimits, TlsListener
+from remoting.tlslistener import TlsListener
 
 LOG = logging.getLogger("remoting.tls")
-
-# Of a group's replicas, of which there are few; a dial takes a second at most.
-LINK_LIMITS = ArrivalLimits(arriving_max=64, grace_s=0.2, patience_s=1.0)
 
 Factory = Callable[[], asyncio.Protocol]
 

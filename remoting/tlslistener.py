@@ -19,7 +19,7 @@ import logging
 import socket
 import ssl
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from remoting.tls import TlsContext, TlsMode, words_of
@@ -311,3 +311,18 @@ def _hang_up(connected: socket.socket) -> None:
         connected.shutdown(socket.SHUT_RDWR)
     except OSError:
         pass  # the other side was first
+
+
+def listening_with(
+    policy: TlsPolicy | None,
+) -> Callable[[Factory, str, int], Awaitable[TlsListener]] | None:
+    """How a server that knows nothing of TLS listens with it; None: it listens in the clear."""
+    if policy is None:
+        return None
+
+    async def listen(factory: Factory, host: str, port: int) -> TlsListener:
+        listener = TlsListener(factory, policy)
+        await listener.listen(host, port)
+        return listener
+
+    return listen

@@ -16,7 +16,7 @@ import logging
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
@@ -75,6 +75,21 @@ class RawRoute:
     role: Callable[[web.Request], Role]
 
 
+class Listening(Protocol):
+    """What listens in the place of an asyncio.Server."""
+
+    @property
+    def sockets(self) -> Sequence[Any]: ...
+
+    def close(self) -> None: ...
+
+    async def wait_closed(self) -> None: ...
+
+
+# How to listen otherwise than in the clear: (factory of protocols, host, port).
+Listen = Callable[[Callable[[], asyncio.BaseProtocol], str, int], Awaitable[Listening]]
+
+
 class WebServer:
     """See the module. `start` once, `stop` once."""
 
@@ -93,10 +108,11 @@ class WebServer:
         on_broken: Callable[[AssertionError], None] = lambda error: None,
         connections_max: int = CONNECTIONS_MAX,
         first_request_s: float = FIRST_REQUEST_S,
+        listen: Listen | None = None,
     ) -> None:
         """`translate`: an error of the rooms below as a problem; None: it is none of theirs.
         `closing` is called first in `stop` (event hubs end their streams). `on_broken` hears of
-        broken invariants."""
+        broken invariants. `listen` None: HTTP and no HTTPS."""
         self.port = 0
         self.refused_connections = 0
         self._settings = settings
@@ -138,13 +154,17 @@ class WebServer:
             keepalive_timeout=KEEPALIVE_S,
             shutdown_timeout=STOP_LIMIT_S,
         )
-        self._listener: asyncio.Server | None = None
+        self._listen = listen
+        self._listener: asyncio.Server | Listening | None = None
 
     async def start(self, listen_socket: socket.socket | None = None) -> int:
         """Listen; returns the port. Raises OSError."""
         await self._runner.setup()
         loop = asyncio.get_running_loop()
-        if listen_socket is not None:
+        if self._listen is not None:
+            host = self._settings.bind_address.strip("[]")
+            self._listener = await self._listen(self._protocol, host, self._settings.port)
+        elif listen_socket is not None:
             self._listener = await loop.create_server(
                 self._protocol, sock=listen_socket, backlog=BACKLOG
             )
@@ -168,6 +188,8 @@ class WebServer:
             self._sweeper.cancel()
         if self._listener is not None:
             self._listener.close()
+            if self._listen is not None:
+                await self._listener.wait_closed()
         await self._runner.cleanup()
 
     # ---- connections ------------------------------------------------------------------------

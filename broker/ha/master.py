@@ -21,6 +21,7 @@ from typing import Any, cast
 
 from broker.ha.protocol import HaProtocolError, ReportReader, transfer
 from remoting.address import format_address
+from remoting.tlslistener import TlsListener, TlsPolicy
 from store.commitlog import CommitLog
 
 log = logging.getLogger("broker.ha.master")
@@ -52,8 +53,10 @@ class HaMaster:
         *,
         clock_ms: Callable[[], int],
         on_acknowledged: Callable[[int], None],
+        tls: TlsPolicy | None = None,
     ) -> None:
         """`on_acknowledged(offset)`: some slave has everything below it."""
+        self._tls = tls
         self.commitlog = commitlog
         self.settings = settings
         self.clock_ms = clock_ms
@@ -61,14 +64,18 @@ class HaMaster:
         self.acknowledged = 0  # the highest offset that any slave ever reported
         self.address = ""
         self._on_acknowledged = on_acknowledged
-        self._server: asyncio.Server | None = None
+        self._server: asyncio.Server | TlsListener | None = None
 
     async def start(
         self, host: str, port: int, told_host: str, bound_socket: socket.socket | None = None
     ) -> None:
         """Listen; `address` is then what slaves are told. Raises OSError."""
         loop = asyncio.get_running_loop()
-        if bound_socket is not None:
+        policy = self._tls
+        if policy is not None:
+            self._server = TlsListener(lambda: SlaveLink(self), policy)
+            await self._server.listen(host, port, bound=bound_socket)
+        elif bound_socket is not None:
             self._server = await loop.create_server(lambda: SlaveLink(self), sock=bound_socket)
         else:
             self._server = await loop.create_server(lambda: SlaveLink(self), host, port)

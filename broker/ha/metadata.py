@@ -24,6 +24,7 @@ from remoting.codes import RequestCode, ResponseCode
 from remoting.command import RemotingCommand
 from remoting.errors import RemotingError
 from remoting.fastjson import loads_object
+from remoting.tls import TlsContext
 from store.commitlog import CommitLog
 
 log = logging.getLogger("broker.ha.metadata")
@@ -39,9 +40,9 @@ class MetadataError(RemotingError):
 class MasterClient:
     """Asks the master. `address()` is "" while it is not known."""
 
-    def __init__(self, address: Callable[[], str]) -> None:
+    def __init__(self, address: Callable[[], str], tls: TlsContext | None = None) -> None:
         self.address = address
-        self._client = RemotingClient(connect_timeout_ms=REQUEST_TIMEOUT_MS)
+        self._client = RemotingClient(connect_timeout_ms=REQUEST_TIMEOUT_MS, tls=tls)
 
     async def ask(self, code: RequestCode, ext: dict[str, str] | None = None) -> RemotingCommand:
         """The successful answer. Raises RemotingError."""

@@ -21,6 +21,7 @@ from broker.ha.master import no_delay
 from broker.ha.protocol import REPORT, HaProtocolError, RecordRuns, Run, TransferReader
 from remoting.address import parse_address
 from remoting.errors import RemotingError
+from remoting.tls import TlsContext
 from store.commitlog import CommitLog
 from store.errors import Diverged
 
@@ -58,10 +59,12 @@ class HaSlave:
         clock_ms: Callable[[], int],
         on_link: Callable[[bool], None],
         on_fatal: Callable[[str], None],
+        tls: TlsContext | None = None,
     ) -> None:
         """`verify()` raises LogsDiffer. `append(run)` raises Diverged, OSError (fatal).
         `reported()` is the offset to report; `on_link(up)` is told when a link begins and ends."""
         self.commitlog = commitlog
+        self._tls = tls
         self.settings = settings
         self.append = append
         self.reported = reported
@@ -129,7 +132,10 @@ class HaSlave:
             host, port = parse_address(address)
             await self._verify()
             async with asyncio.timeout(CONNECT_TIMEOUT_MS / 1000):
-                _, link = await loop.create_connection(lambda: MasterLink(self), host, port)
+                context = None if self._tls is None else self._tls.context
+                _, link = await loop.create_connection(
+                    lambda: MasterLink(self), host, port, ssl=context
+                )
         except LogsDiffer as error:
             self._refuse(str(error))
             return False

@@ -25,6 +25,7 @@ from broker.http.settings import SettingOperations
 from broker.http.tables import TableOperations
 from dledger.messages import Role as RaftRole
 from dledger.messages import RoleEvent
+from remoting.tlslistener import listening_with
 from web.app import WebServer
 from web.auth import Access, WebSettings
 from web.events import EventHub
@@ -61,7 +62,7 @@ class NodeApi:
         self._access: Access | None = None  # None: httpEnable=false
         self._server: WebServer | None = None
         self.faults: FaultDoor | None = None  # None: the broker does not run over the fault layer
-        self.address = ""  # host:port that others are told
+        self.address = ""  # host:port that others are told; with https:// before it if need be
         self.hub = EventHub(broker.wall_ms)
         self._was: RoleEvent | None = None
         self._disk = ("ok", "")
@@ -97,14 +98,17 @@ class NodeApi:
             translate=local.translate,
             closing=self.hub.close,
             on_broken=lambda error: broker.fail(f"broken invariant: {error!r}"),
+            listen=listening_with(broker.tls.http),
         )
         try:
             port = await self._server.start()
         except OSError as error:
             where = f"httpBindAddress={settings.bind_address} httpPort={settings.port}"
             raise OSError(error.errno, f"{where}: {error.strerror}") from error
-        self.address = settings.advertised_address(broker.config.broker_ip1, port)
-        self._access.audience = self.address
+        told = settings.advertised_address(broker.config.broker_ip1, port)
+        self._access.audience = told
+        secure = broker.tls.http_scheme == "https"
+        self.address = f"https://{told}" if secure else told  # whoever asks goes by it
         broker.registrar.on_route = self._route_changed
         log.info("http_listening address=%s port=%d", self.address, port)
 

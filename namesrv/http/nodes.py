@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Mapping
+import ssl
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +29,7 @@ WRITE_TIMEOUT_S = 12.0  # longer than a broker takes to say that an outcome is u
 STREAM_SILENCE_S = 60.0  # brokers send a comment line now and then; this long without is dead
 ANSWER_BYTES_MAX = 16 * 1024 * 1024
 JSON = "application/json"
+HTTPS = "https://"
 LAST_OF_TRIES = (False, False, True)  # not signed, signed, and signed for another nonce
 
 
@@ -78,8 +80,15 @@ class Answer:
 class Nodes:
     """`start` and `stop` once each, on the loop that uses it."""
 
-    def __init__(self, token: str = "", concurrency_max: int = CONCURRENCY_MAX) -> None:
-        """`token`: what requests are signed with where brokers want that; "": with none."""
+    def __init__(
+        self,
+        token: str = "",
+        concurrency_max: int = CONCURRENCY_MAX,
+        tls: Callable[[], ssl.SSLContext | None] = lambda: None,
+    ) -> None:
+        """`token`: what requests are signed with where brokers want that; "": with none. `tls()`:
+        by what brokers with HTTPS are believed; None: by what the system trusts."""
+        self._tls = tls
         self._signer = Signer(token, random_id) if token else None
         self._slots = asyncio.Semaphore(concurrency_max)
         self._session: aiohttp.ClientSession | None = None
@@ -123,7 +132,7 @@ class Nodes:
                     signed = self._sign(http_address, method, url, body)
                     request = self._session.request(
                         method, url, data=body, headers=wanted | _shown(signed), timeout=limit,
-                        allow_redirects=False,
+                        allow_redirects=False, ssl=self._tls() or True,
                     )  # fmt: skip
                     sent = method != "GET"
                     async with request as response:
@@ -165,8 +174,9 @@ class Nodes:
         for last in LAST_OF_TRIES:
             signed = self._sign(http_address, "GET", url, None)
             wanted = {**headers, **_shown(signed)}
+            context = self._tls() or True
             async with self._session.get(
-                url, headers=wanted, timeout=limit, allow_redirects=False
+                url, headers=wanted, timeout=limit, allow_redirects=False, ssl=context
             ) as response:
                 if last or not self._is_challenged(http_address, response, signed):
                     yield response
@@ -176,7 +186,7 @@ class Nodes:
         """What proves who asks; nothing to whom it has not been asked for."""
         if self._signer is None:
             return None
-        return self._signer.sign(address, method, url.raw_path_qs, body or b"")
+        return self._signer.sign(_place(address), method, url.raw_path_qs, body or b"")
 
     def _is_challenged(
         self, address: str, response: aiohttp.ClientResponse, signed: Signed | None
@@ -185,7 +195,7 @@ class Nodes:
         if self._signer is None or response.status != 401:
             return False
         wants = response.headers.get("WWW-Authenticate", "")
-        return self._signer.challenged(address, wants, signed)
+        return self._signer.challenged(_place(address), wants, signed)
 
 
 def _shown(signed: Signed | None) -> dict[str, str]:
@@ -193,9 +203,15 @@ def _shown(signed: Signed | None) -> dict[str, str]:
 
 
 def url_of(http_address: str, path: str, query: Mapping[str, str] | None = None) -> URL:
-    """`path` stays as it is encoded."""
-    url = URL(f"http://{http_address}{path}", encoded=True)
+    """`path` stays as it is encoded. A broker that takes HTTPS tells its address with it."""
+    scheme = "https" if http_address.startswith(HTTPS) else "http"
+    url = URL(f"{scheme}://{_place(http_address)}{path}", encoded=True)
     return url.with_query(dict(query)) if query else url
+
+
+def _place(http_address: str) -> str:
+    """host:port"""
+    return http_address.removeprefix(HTTPS)
 
 
 async def _read(response: aiohttp.ClientResponse) -> bytes:
@@ -214,5 +230,9 @@ def _lower(headers: Mapping[str, str]) -> dict[str, str]:
 
 def _plain(error: aiohttp.ClientConnectorError) -> str:
     """asyncio puts its own words about addresses where the system's should stand."""
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return f"its certificate is refused: {error.certificate_error}"
     number = error.os_error.errno
+    if isinstance(error.os_error, ssl.SSLError):
+        return f"TLS: {error.os_error.reason or error.os_error}"
     return os.strerror(number).lower() if number else str(error.os_error)

@@ -16,6 +16,8 @@ from namesrv.http.nodes import Nodes
 from namesrv.http.proxy import Proxy
 from namesrv.http.reads import Reads
 from namesrv.routes import RouteTable
+from remoting.processtls import ProcessTls
+from remoting.tlslistener import listening_with
 from web.app import Page, WebServer
 from web.auth import Access, WebSettings, load_token
 from web.events import EventHub
@@ -48,9 +50,10 @@ class ClusterApi:
         host: str,
         port: int,
         render_metrics: Render,
+        tls: ProcessTls | None = None,
     ) -> None:
         """`host`, `port`: where the name server is reached. Raises WebConfigError; reads the files
-        of the tokens and of the dashboard."""
+        of the tokens and of the dashboard. `tls` has been loaded."""
         self._config = config
         self._settings = settings_of(config)
         self._host = host
@@ -58,7 +61,8 @@ class ClusterApi:
         if config.http_cluster_token_file:
             token = load_token(Path(config.http_cluster_token_file), "httpClusterTokenFile")
         self.hub = EventHub()
-        self._nodes = Nodes(token)
+        self._tls = tls or ProcessTls(config)
+        self._nodes = Nodes(token, tls=lambda: self._tls.https)
         self.cluster = ClusterView(table, self._nodes, self.hub, f"{host}:{port}")
         leaders = Leaders(self.cluster)
         operations = [
@@ -77,6 +81,7 @@ class ClusterApi:
             pages=pages(),
             raw=[*Proxy(self.cluster).routes(), metrics_route(render_metrics)],
             closing=self.hub.close,
+            listen=listening_with(self._tls.http),
         )
 
     @property
@@ -87,6 +92,10 @@ class ClusterApi:
     def address(self) -> str:
         """host:port that others are told."""
         return self._settings.advertised_address(self._host, self.port)
+
+    @property
+    def url(self) -> str:
+        return f"{self._tls.http_scheme}://{self.address}/"
 
     async def start(self) -> None:
         """Raises OSError if the port is taken."""

@@ -13,9 +13,9 @@ import pytest
 
 from dledger.peers import LinkConfig, PeerAddress
 from dledger.wire import encode_message
-from remoting.processtls import PeerTls
+from remoting.processtls import LINK_LIMITS, PeerTls
 from remoting.tls import ClientAuth, ClientTls, Renewed, ServerTls, TlsMode
-from remoting.tlslinks import LINK_LIMITS, TlsLinks, valid_for
+from remoting.tlslinks import TlsLinks, valid_for
 from remoting.tlslistener import ArrivalLimits, TlsPolicy
 from tests.certificates import Authority
 from tests.dledger.test_peers import Net, beat, big_append

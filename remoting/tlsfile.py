@@ -1,0 +1,63 @@
+"""The TLS settings of a client in a file, as Apache's clients have them (tls.config.file).
+
+Properties: `tls.enable`, `tls.client.trustCertPath`, `tls.client.certPath`, `tls.client.keyPath`,
+`tls.client.keyPassword`, `tls.client.authServer` (Apache's default is false, ours true), and our
+own `tls.client.checkHostName`. Other keys of Apache's that begin with `tls.` are passed over: its
+brokers read the same file. Paths that are not absolute are meant from the file's directory.
+"""
+
+from __future__ import annotations
+
+import os
+
+from remoting.tls import ClientTls, TlsError
+
+ENABLE = "tls.enable"
+PATHS = {
+    "tls.client.trustCertPath": "trust_path",
+    "tls.client.certPath": "cert_path",
+    "tls.client.keyPath": "key_path",
+}
+PASSWORD = "tls.client.keyPassword"
+SWITCHES = {
+    "tls.client.authServer": "auth_server",
+    "tls.client.checkHostName": "check_host_name",
+}
+
+
+def read_client_tls(path: str) -> ClientTls | None:
+    """None if the file says `tls.enable=false`. Blocking. Raises TlsError."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            lines = file.read().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise TlsError(f"TLS settings {path}: {reason}") from error
+    found: dict[str, str] = {}
+    for number, line in enumerate(lines, start=1):
+        text = line.strip()
+        if not text or text[0] in "#!":
+            continue
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise TlsError(f"TLS settings {path}:{number}: expected key=value")
+        if not key.strip().startswith("tls."):
+            raise TlsError(f"TLS settings {path}:{number}: unknown key {key.strip()!r}")
+        found[key.strip()] = value.strip()
+    if not _boolean(path, ENABLE, found.get(ENABLE, "true")):
+        return None
+    directory = os.path.dirname(os.path.abspath(path))
+    paths = {
+        field: os.path.join(directory, found[key]) for key, field in PATHS.items() if found.get(key)
+    }
+    switches = {
+        field: _boolean(path, key, found[key]) for key, field in SWITCHES.items() if key in found
+    }
+    password = found.get(PASSWORD, "")
+    return ClientTls(**paths, **switches, key_password=password)  # type: ignore[arg-type]
+
+
+def _boolean(path: str, key: str, value: str) -> bool:
+    if value.lower() not in ("true", "false"):
+        raise TlsError(f"TLS settings {path}: {key}={value}: expected true or false")
+    return value.lower() == "true"

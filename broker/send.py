@@ -502,7 +502,7 @@ class SendPath:
         """Tell the senders of stored groups SEND_OK, or another of STORED_CODES: one write per
         connection."""
         writes: dict[Connection, list[bytes]] = {}
-        success = self._answers[code].success
+        plain, success = self._answers[code].plain, self._answers[code].success
         in_kind = self._answers[code].success_in
         host = self._answers[code].host
         now_s = time.perf_counter()
@@ -523,15 +523,22 @@ class SendPath:
                     queue_id = records[at][0].queue_id
                     if others is not None:
                         queue_id, handle = others.get(at, (queue_id, ""))
-                    if count == 1:
-                        ids = f"{host}{positions[at]:016X}"
+                    if serialize_type == JSON and count == 1 and not handle:
+                        data = plain(opaque, positions[at], queue_id, offsets[at], unique_key)
                     else:
                         ids = ",".join([f"{host}{p:016X}" for p in positions[at : at + count]])
-                    if serialize_type == JSON and not handle:
-                        data = success(opaque, ids, queue_id, offsets[at], unique_key)
-                    else:
-                        data = in_kind(
-                            opaque, ids, queue_id, offsets[at], unique_key, serialize_type, handle
+                        data = (
+                            success(opaque, ids, queue_id, offsets[at], unique_key)
+                            if serialize_type == JSON and not handle
+                            else in_kind(
+                                opaque,
+                                ids,
+                                queue_id,
+                                offsets[at],
+                                unique_key,
+                                serialize_type,
+                                handle,
+                            )
                         )
                     chunks = writes.get(connection)
                     if chunks is None:

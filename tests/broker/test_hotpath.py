@@ -242,3 +242,14 @@ def test_answers_decode(key):
     first, second = header.message_id.split(",")
     assert first == "7F00000100002A9F0000000000000400"
     assert decode_offset_message_id(second) == (STORE, 2048)
+
+
+@pytest.mark.parametrize("key", ["ABC123", "", 'quo"te\\', "键", "k" * 3000])
+@pytest.mark.parametrize("code", [0, 11])
+@pytest.mark.parametrize("region", ["R1", "100%d %"])
+def test_the_answer_to_one_message_is_made_as_every_other(key, code, region):
+    answers = AnswerFormat(region, False, pack_host(STORE), code)
+    for opaque, position, queue_id, offset in ((-5, 0, 0, 0), (1 << 30, 1 << 40, 1023, 1 << 50)):
+        ids = f"{answers.host}{position:016X}"
+        usual = answers.success(opaque, ids, queue_id, offset, key)
+        assert answers.plain(opaque, position, queue_id, offset, key) == usual

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from broker.access import Access
 from broker.admin import Admin
 from broker.application import BrokerApplication
 from broker.classic import ClassicEngine, LocalApplication
@@ -122,6 +123,7 @@ class Broker:
         self.metrics = BrokerMetrics(self)
         self.tls = ProcessTls(config, config)
         self.http = NodeApi(self)
+        self.access = Access(self)
 
     # ---- life -----------------------------------------------------------------------------
 
@@ -148,6 +150,7 @@ class Broker:
         await loop.run_in_executor(self._pool, self.keeper.prepare)
         await loop.run_in_executor(self._pool, self.store.open)
         await loop.run_in_executor(self._pool, self.keeper.load)
+        await loop.run_in_executor(self._pool, self.access.prepare)
         self.port = self.config.listen_port
         if not self.port:
             self._reserved = reserved_port()
@@ -206,6 +209,7 @@ class Broker:
             await self.consuming.stop()
             self.sends.close()
             self.pulls.holds.release_all()
+            self.access.stop()
             await self.server.stop()
             self._closed = True
             await self.http.stop()
@@ -460,7 +464,7 @@ class Broker:
         self.server = RemotingServer(
             guarded,
             limits=ConnectionLimits(write_bytes_max=config.write_buffer_bytes_max),
-            on_raw=self.processor.on_raw,
+            on_raw=self.access.guarding(self.processor.on_raw),
             on_connection_closed=lambda connection, _: self.clients.closed(connection),
             tls=self.tls.server,
         )
@@ -478,6 +482,7 @@ class Broker:
             period_ms=config.register_name_server_period,
             timeout_ms=config.register_broker_timeout_mills,
             tls=self.tls.client,
+            credentials=config.inner_credentials,
         )
         quick = [
             Chore("offset_commits", config.offset_commit_interval_ms, self.commits.flush),
@@ -492,6 +497,7 @@ class Broker:
             Chore("transactions", 0, self.transactions.tick),
             Chore("group_rates", GROUP_SAMPLE_MS, self.operators.rates.sample),
             *self.consuming.chores(),
+            *self.access.chores(),
         ]
         self._housekeeper = Housekeeper(self.clock_ms, quick, self.keeper.chores(), self.fail)
 
@@ -581,7 +587,9 @@ class Broker:
             self.timers.leadership_changed()
             self.transactions.leadership_changed()
             self.consuming.leadership_changed()
-        self.sends.leadership(event.term, leading, self._leader_is_awaited(event))
+        awaited = self._leader_is_awaited(event)
+        self.sends.leadership(event.term, leading, awaited)
+        self.access.leadership(awaited)
         if was_leading and not leading:
             self.commits.leadership_lost()
         if leading and not was_leading:

@@ -174,6 +174,7 @@ class ClassicEngine:
             application.state,
             application.files,
             self._pool,
+            credentials=config.inner_credentials,
             master_address=master_address,
             interval_ms=config.slave_sync_metadata_interval_ms,
             wall_ms=wall_ms,

@@ -35,6 +35,7 @@ from ops.options import (
 )
 from ops.settings import gather, parse_properties
 from ops.tlsoptions import OFF, PeerTlsOptions
+from remoting.acl.signature import Credentials, credentials_of
 
 __all__ = [
     "OPTIONS",
@@ -310,6 +311,20 @@ class BrokerConfig(PeerTlsOptions):
         "What a leader sends, at most, of its old log to all replicas that are far behind together;"
         " more than what is written, or they never catch up. 0: no limit.", unit=BYTES, low=0)
 
+    # [acl]
+    acl_enable: bool = option("acl", "aclEnable", False,
+        "Ask every request for an account that may do what it wants ([Security](security.md)).")
+    acl_file: str = option("acl", "aclFile", "conf/plain_acl.yml",
+        "The accounts, in the form of Apache's plain_acl.yml. In a Raft group only the first: what"
+        " is changed from then on is the group's.")
+    acl_file_wins: bool = option("acl", "aclFileWins", False,
+        "A replica of a Raft group that comes to lead puts its file in the place of the group's"
+        " accounts, once a start: for who has locked himself out.")
+    inner_client_authentication_credentials: str = option(
+        "acl", "innerClientAuthenticationCredentials", "",
+        "What this node signs its own requests to name servers and brokers with:"
+        ' `{"accessKey":"…","secretKey":"…"}`, an admin\'s. Never shown.', secret=True)
+
     # [http]
     http_enable: bool = option("http", "httpEnable", True, "Serve the HTTP API and `/metrics`.")
     http_bind_address: str = option("http", "httpBindAddress", "127.0.0.1",
@@ -335,6 +350,11 @@ class BrokerConfig(PeerTlsOptions):
         "Series of consumer lag in `/metrics`: the (topic, group) pairs furthest behind; the rest"
         " is counted.", low=0, high=100_000, live=True)
     # fmt: on
+
+    @property
+    def inner_credentials(self) -> Credentials | None:
+        """This node's own. Raises ValueError, which does not hold them."""
+        return credentials_of(self.inner_client_authentication_credentials)
 
     @property
     def is_classic(self) -> bool:
@@ -531,6 +551,10 @@ def _check_together(config: BrokerConfig, places: dict[str, str]) -> None:
             fail("raft_join", f"members do not change with engine={config.engine}")
         if config.raft_join and len(ids) == 1:
             fail("raft_join", "dLegerPeers must name the group's members, too")
+    try:
+        assert config.inner_credentials is None or config.inner_credentials.access_key
+    except ValueError as error:
+        fail("inner_client_authentication_credentials", str(error))
     if (wrong := config.wrong_tls()) is not None:
         fail(*wrong)
     if config.raft_tls_mode != OFF and config.is_classic:

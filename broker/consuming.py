@@ -13,6 +13,7 @@ from broker.locktable import LockTable
 from broker.queries import not_leader
 from broker.reply import ReplyService, reply_topic
 from broker.subscriptions import SubscriptionQuestions
+from remoting.client import RemotingClient
 from remoting.codes import RequestCode
 from remoting.connection import Handler
 
@@ -58,6 +59,7 @@ class Consuming:
             own_address=lambda: broker.address,
             elsewhere=self._other_leaders,
             wall_ms=broker.wall_ms,
+            peers=RemotingClient(credentials=config.inner_credentials, tls=broker.tls.client),
         )
 
         self.questions = SubscriptionQuestions(broker.clients)

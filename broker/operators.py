@@ -54,6 +54,8 @@ class Operators:
         self._upkeep = Upkeep(broker)
         self.members = Members(broker)
         self._backups = Backups(broker)
+        self._access = broker.access
+        self._access.book.use_log(propose, propose_then, barrier)
 
     def handlers(self) -> dict[int, Handler]:
         return {
@@ -64,4 +66,5 @@ class Operators:
             **self._upkeep.handlers(),
             **self.members.handlers(),
             **self._backups.handlers(),
+            **self._access.handlers(),
         }

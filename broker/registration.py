@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from remoting.acl.signature import Credentials
 from remoting.client import RemotingClient
 from remoting.codes import RequestCode, ResponseCode
 from remoting.command import RemotingCommand
@@ -85,6 +86,7 @@ class Registrar:
         needs_master: bool,
         period_ms: int,
         timeout_ms: int,
+        credentials: Credentials | None = None,
         tls: TlsContext | None = None,
     ) -> None:
         """`on_master(address, ha_address)` is told whom a name server takes for the group's leader.
@@ -101,7 +103,9 @@ class Registrar:
         self._on_master = on_master
         self._period_ms = period_ms
         self._timeout_ms = timeout_ms
-        self._client = RemotingClient(connect_timeout_ms=timeout_ms, tls=tls)
+        self._client = RemotingClient(
+            connect_timeout_ms=timeout_ms, credentials=credentials, tls=tls
+        )
         self._client.on_close(self._connection_lost)
         self._wanted = {server: asyncio.Event() for server in self._name_servers}
         self._tasks: list[asyncio.Task[None]] = []

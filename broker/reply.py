@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from broker.catcher import send
 from broker.clients import ClientTable
@@ -72,7 +72,7 @@ class ReplyService:
     own_address: Callable[[], str]
     elsewhere: Callable[[], list[str]]
     wall_ms: Callable[[], int]
-    _peers: RemotingClient = field(default_factory=RemotingClient)
+    peers: RemotingClient
     _pushes: int = 0
 
     def handlers(self) -> dict[int, Handler]:
@@ -80,7 +80,7 @@ class ReplyService:
         return {int(code): self.reply for code in codes}
 
     async def stop(self) -> None:
-        await self._peers.close()
+        await self.peers.close()
 
     async def reply(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """324, 325. Raises Refused, HeaderError."""
@@ -172,7 +172,7 @@ class ReplyService:
         """Whether a replica that led before knew the requester and handed the reply over."""
         ext = {**(request.ext or {}), FORWARDED_FROM: born_host}
         asked = [
-            self._peers.invoke(
+            self.peers.invoke(
                 address, RemotingCommand.request(request.code, dict(ext), request.body), timeout_ms
             )
             for address in self.elsewhere()

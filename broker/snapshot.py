@@ -1,7 +1,7 @@
 """Snapshots of the replicated tables under config/, in Apache's JSON shape.
 
     config/topics.json  subscriptionGroup.json  consumerOffset.json  delayOffset.json
-           sentOnce.json (ours)                                         each with .bak
+           sentOnce.json plainAcl.json (ours)                           each with .bak
 
 Each file carries `raftAppliedIndex`, the Raft index its table reflects, and `raftChecksum`. They
 save replay and let retention delete old log; they are no second truth: without them the tables are
@@ -40,7 +40,9 @@ FILES = (
     "consumerOffset.json",
     "delayOffset.json",
     "sentOnce.json",
+    "plainAcl.json",
 )
+RAFT_ONLY = ("plainAcl.json",)  # classic accounts have a file of their own (broker.accountbook)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,7 @@ def write_changed(disk: Disk, snapshot: Snapshot, written: dict[str, bytes]) -> 
     disk.makedirs(DIRECTORY)
     for name, table in snapshot.tables:
         data = orjson.dumps(table.to_json())
-        if written.get(name) != data:
+        if name not in RAFT_ONLY and written.get(name) != data:
             replace(disk, f"{DIRECTORY}/{name}", data)
             written[name] = data
 

@@ -21,6 +21,7 @@ applied together with the frame's records becoming visible. `op` says which:
     {"op":"delay_progress","level":n,"offset":o}       the level's messages before o are delivered
     {"op":"timer_progress","due_ms":t,"offset":o,"end":e,"floor":f}    broker.timers.wheel.Progress
     {"op":"sent_once",…}                               see broker.sentonce
+    {"op":"acl_…",…}                                   see broker.acltable
     {"op":"several","commands":[command,…]}            one after the other, at one index
 
 put_topic, delete_topic, put_group and delete_group may carry "if": {"versions":[…],"absent":bool},
@@ -44,6 +45,8 @@ from typing import Any
 
 import orjson
 
+from broker.acltable import PREFIX as ACL_PREFIX
+from broker.acltable import AclTable
 from broker.delayoffsets import DelayOffsets
 from broker.errors import Refused, StateError
 from broker.groups import GroupTable, SubscriptionGroup, group_from_json, group_problem
@@ -56,7 +59,7 @@ from broker.versioned import Entry
 from remoting.codes import ResponseCode
 from web.versions import Condition, version_of
 
-Table = TopicTable | GroupTable | OffsetTable | DelayOffsets | SentOnce
+Table = TopicTable | GroupTable | OffsetTable | DelayOffsets | SentOnce | AclTable
 UNMET_MAX = 1_000  # remembered; whoever proposed one asks right after it is applied
 
 
@@ -80,6 +83,7 @@ class BrokerState:
         self.offsets = OffsetTable()
         self.delays = DelayOffsets()
         self.once = SentOnce()
+        self.acl = AclTable()
         self.damaged: list[str] = []  # files of a snapshot that could not be read
         self.addresses: dict[str, str] = {}  # node id → client address; bounded by the voters
         self.http_addresses: dict[str, str] = {}  # node id → HTTP API; "": it has none
@@ -94,7 +98,7 @@ class BrokerState:
     @property
     def tables(self) -> tuple[Table, ...]:
         """In the order of broker.snapshot's files."""
-        return self.topics, self.groups, self.offsets, self.delays, self.once
+        return self.topics, self.groups, self.offsets, self.delays, self.once, self.acl
 
     def clear(self) -> None:
         """As at the very beginning."""
@@ -136,6 +140,10 @@ class BrokerState:
         topics_due = index > self.topics.applied_index
         groups_due = index > self.groups.applied_index
         offsets_due = index > self.offsets.applied_index
+        if op.startswith(ACL_PREFIX):
+            if index > self.acl.applied_index:
+                self.acl.apply(command, now_ms)
+            return NOTHING
         if op == "commit_offsets":
             if offsets_due:
                 self.offsets.commit((t, g, int(q), int(o)) for t, g, q, o in command["commits"])

@@ -44,6 +44,15 @@ class NameServerConfig(TlsOptions):
     topics_max: int = option("limits", "topicsMax", 1_000_000,
         "Topic names, over all groups; a registration beyond is refused whole.", low=1)
 
+    # [acl]
+    acl_enable: bool = option("acl", "aclEnable", False,
+        "Only admins of `aclFile` register brokers and change anything ([Security](security.md)).")
+    acl_file: str = option("acl", "aclFile", "conf/plain_acl.yml",
+        "The accounts, in the form of Apache's plain_acl.yml. An edited file is taken over.")
+    acl_reads_need_account: bool = option("acl", "aclReadsNeedAccount", False,
+        "Routes, too, are for accounts of `aclFile` alone. Accounts that were made at a broker's"
+        " run time are not known here: put them into the file.")
+
     # [http]
     http_enable: bool = option("http", "httpEnable", True,
         "Serve the cluster's HTTP API, the dashboard and `/metrics`.")

@@ -7,6 +7,7 @@ import os
 import time
 from pathlib import Path
 
+from namesrv.access import Access
 from namesrv.config import NameServerConfig
 from namesrv.http.server import ClusterApi
 from namesrv.kv import KvConfig
@@ -36,6 +37,7 @@ class NameServer:
         self.metrics = NameServerMetrics(self.table)
         self._kv_path = Path(config.store, KV_FILE_NAME) if config.store else None
         self._kv_lock = asyncio.Lock()  # one writer of the file at a time, in order
+        self.access = Access(config)
         self.tls = ProcessTls(config)
         self._server: RemotingServer | None = None
         self._scan: asyncio.Task[None] | None = None
@@ -54,7 +56,8 @@ class NameServer:
     async def start(self) -> None:
         """Raises OSError if a port is taken or the store unusable, BodyError if its file is
         damaged: a name server that forgot its configuration would mislead; WebConfigError for an
-        HTTP API that everybody could use; TlsError."""
+        HTTP API that everybody could use; TlsError; AclError for accounts that cannot be read."""
+        await asyncio.to_thread(self.access.prepare)
         await asyncio.to_thread(self.tls.load)
         kv = await asyncio.to_thread(self._load_kv)
         shown = {"kvConfigPath": str(self._kv_path) if self._kv_path else ""}
@@ -64,7 +67,7 @@ class NameServer:
         self.table.watch(lambda group: self._push_soon(self._watchers.group_changed(group.name)))
         self.table.watch_topics(lambda topic: self._push_soon(self._watchers.topic_changed(topic)))
         self._server = RemotingServer(
-            self.metrics.counted(processor.handlers()),
+            self.metrics.counted(self.access.guarding(processor.handlers())),
             limits=ConnectionLimits(frame_size_max=self._config.frame_size_max),
             on_connection_closed=processor.channel_closed,
             tls=self.tls.server,
@@ -115,6 +118,7 @@ class NameServer:
     async def _scan_forever(self) -> None:
         while True:
             await asyncio.sleep(SCAN_INTERVAL_S)
+            await asyncio.to_thread(self.access.look_at_file)
             gone = self.table.expire(_now_ms())
             log_gone(gone, "silent")
             for broker in gone:

@@ -13,6 +13,7 @@ from concurrent.futures import Executor
 from broker.configfiles import ConfigFiles
 from broker.ha.metadata import LogComparison, MasterClient, MetadataSync
 from broker.state import BrokerState
+from remoting.acl.signature import Credentials
 from remoting.tls import TlsContext
 from store.commitlog import CommitLog
 from store.record import walk_records
@@ -34,12 +35,13 @@ class Follower:
         interval_ms: int,
         wall_ms: Callable[[], int],
         on_topics: Callable[[], None],
+        credentials: Credentials | None = None,
         tls: TlsContext | None = None,
     ) -> None:
         """`master_address()`: where the master takes requests, "" while unknown."""
         self._commitlog = commitlog
         self._pool = pool
-        self._client = MasterClient(master_address, tls=tls)
+        self._client = MasterClient(master_address, credentials, tls)
         self.last_record: int | None = None  # where the log's last record begins
         self._known = False  # last_record is what it should be
         self.comparison = LogComparison(self._client, commitlog, lambda: self.last_record)

@@ -19,6 +19,7 @@ from broker.configfiles import ConfigFiles
 from broker.errors import StateError
 from broker.ha.slave import LogsDiffer
 from broker.state import BrokerState
+from remoting.acl.signature import Credentials
 from remoting.client import RemotingClient
 from remoting.codes import RequestCode, ResponseCode
 from remoting.command import RemotingCommand
@@ -40,9 +41,16 @@ class MetadataError(RemotingError):
 class MasterClient:
     """Asks the master. `address()` is "" while it is not known."""
 
-    def __init__(self, address: Callable[[], str], tls: TlsContext | None = None) -> None:
+    def __init__(
+        self,
+        address: Callable[[], str],
+        credentials: Credentials | None = None,
+        tls: TlsContext | None = None,
+    ) -> None:
         self.address = address
-        self._client = RemotingClient(connect_timeout_ms=REQUEST_TIMEOUT_MS, tls=tls)
+        self._client = RemotingClient(
+            connect_timeout_ms=REQUEST_TIMEOUT_MS, credentials=credentials, tls=tls
+        )
 
     async def ask(self, code: RequestCode, ext: dict[str, str] | None = None) -> RemotingCommand:
         """The successful answer. Raises RemotingError."""

@@ -67,7 +67,7 @@ class SettingOperations:
                 SettingView(
                     key=option.key,
                     section=option.section,
-                    value=getattr(config, option.name),
+                    value=option.shown(getattr(config, option.name)),
                     default=option.default,
                     live=option.live,
                     unit=option.unit,

@@ -13,7 +13,7 @@ import yaml
 from remoting.acl.accounts import Accounts, AclError, accounts_from_config
 from remoting.acl.signature import Credentials
 
-FILE_SIZE_BYTES_MAX = 16 * 1024 * 1024
+FILE_SIZE_BYTES_MAX = 4 * 1024 * 1024  # it becomes one frame of a Raft log
 
 
 def parse_accounts(text: str) -> Accounts:

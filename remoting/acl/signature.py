@@ -16,6 +16,8 @@ from binascii import b2a_base64
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import orjson
+
 from remoting.command import RemotingCommand
 
 ACCESS_KEY = "AccessKey"
@@ -47,6 +49,20 @@ class Credentials:
             ext[SECURITY_TOKEN] = self.security_token
         ext[SIGNATURE] = signature(self.secret_key, signed_text(ext, command.body))
         command.ext = ext
+
+
+def credentials_of(text: str) -> Credentials | None:
+    """Of `{"accessKey":"…","secretKey":"…"}`, as Apache's brokers are told theirs; None of "".
+    Raises ValueError, which does not hold them."""
+    if not text:
+        return None
+    try:
+        value = orjson.loads(text)
+        token = value.get("securityToken")
+        found = str(value["accessKey"]), str(value["secretKey"]), token and str(token)
+    except (orjson.JSONDecodeError, KeyError, AttributeError, TypeError):
+        raise ValueError('expected {"accessKey":"…","secretKey":"…"}') from None
+    return Credentials(*found)
 
 
 def signed_text(ext: Mapping[str, str], body: bytes) -> bytes:

@@ -7,6 +7,7 @@ import orjson
 import pytest
 
 from broker import snapshot
+from broker.acltable import delete_account, put_account, seed
 from broker.clients import ClientTable
 from broker.commits import CommitService
 from broker.errors import Refused, StateError
@@ -27,6 +28,7 @@ from broker.state import (
     several,
 )
 from broker.topics import TopicConfig, topic_name_problem, topic_problem
+from remoting.acl import Account, Accounts
 from remoting.errors import BodyError
 from store.disk import OsDisk
 from store.properties import java_string_hash
@@ -44,6 +46,8 @@ COMMANDS = [
     delete_group("h", offsets=True),
     several([delay_progress(1, 7), delay_progress(2, 1)]),
     b'{"op":"sent_once","window_ms":9,"max":9,"host":"00","sends":[["T","K",0,3,0]]}',
+    several([seed(Accounts()), put_account(Account("somebody", "a secret"))]),
+    delete_account("somebody"),
 ]
 
 
@@ -80,10 +84,15 @@ def test_changes_are_told_only_when_something_changed():
 
 def test_replay_over_any_mixture_of_snapshot_ages_gives_the_same_tables(tmp_path):
     whole = picture(applied(COMMANDS))
-    for ages in [(0, 3, 8, 10, 11), (9, 0, 4, 9, 11), (4, 9, 11, 0, 8), (5, 5, 5, 5, 5)]:
+    for ages in [
+        (0, 3, 8, 10, 11, 12),
+        (9, 0, 4, 9, 11, 0),
+        (4, 9, 11, 0, 8, 13),
+        (5, 5, 5, 5, 5, 5),
+    ]:
         disk = OsDisk(str(tmp_path / "-".join(map(str, ages))))
         snapshots = [snapshot.capture(applied(COMMANDS[:age])) for age in ages]
-        mixed = tuple(snapshots[n].tables[n] for n in range(5))
+        mixed = tuple(snapshots[n].tables[n] for n in range(6))
         assert snapshot.write(disk, snapshot.Snapshot(mixed)) == min(ages)
         state = BrokerState()
         assert snapshot.load(disk, state) == min(ages)
@@ -103,12 +112,12 @@ def test_snapshot_is_a_copy_and_falls_back_to_the_one_before(tmp_path):
     assert picture(loaded) == before
     snapshot.write(disk, snapshot.capture(state))
     offsets = tmp_path / "config" / "consumerOffset.json"
-    assert orjson.loads(offsets.read_bytes())["raftAppliedIndex"] == 11
+    assert orjson.loads(offsets.read_bytes())["raftAppliedIndex"] == len(COMMANDS)
     for damage in (b"{", b'{"offsetTable":{"T@g":{"0":"x"}},"raftAppliedIndex":3}', b"[]"):
         offsets.write_bytes(damage)
         loaded = BrokerState()
         assert snapshot.load(disk, loaded) == 4
-        assert loaded.topics.applied_index == 11
+        assert loaded.topics.applied_index == len(COMMANDS)
         assert loaded.offsets.get("T", "g", 0) == 5
 
 

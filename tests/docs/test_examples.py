@@ -60,6 +60,7 @@ PRINTS = {
     "pull.py": r"0 \[b'entry 0', b'entry 1'\]\n2 \[b'entry 2', b'entry 3'\]\n4 \[b'entry 4'\]\n",
     "replay.py": "\n".join(f"yesterday, {n}" for n in range(8)) + r"\n",
     "idempotent.py": r"stored once\n",
+    "credentials.py": r"OK\n",
     "request.py": r"b'SOUP\?'\n",
     "admin.py": r"ends at 1\nfound b'7.50' i-1\nbroker-a has 3 brokers\n",
 }

@@ -1,0 +1,152 @@
+"""Where a broker's accounts are kept, and how they change.
+
+Raft mode: in the replicated table `AclTable` (config/plainAcl.json, commands in the log). A group
+that has none yet takes them from the file `aclFile` of whoever leads first; until then each replica
+goes by its own file. From then on the file says nothing any more, unless `aclFileWins` is set:
+then a replica that comes to lead, once a start, puts its file in the place of the table.
+
+Classic mode: the file is the truth. A change rewrites it, before it is in force or answered; a file
+that somebody edits is taken over within `WATCH_MS`. One that cannot be read changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from broker.acltable import delete_account, put_account, put_white_addresses, seed
+from broker.errors import EngineError
+from broker.housekeeping import Chore
+from broker.state import several
+from remoting.acl import Accounts, AclError
+from remoting.aclfile import AccountFile
+
+if TYPE_CHECKING:
+    from broker.broker import Broker
+
+LOG = logging.getLogger("broker.acl")
+
+WATCH_MS = 1_000  # between two looks at a classic broker's file
+SEED_MS = 500  # between two tries of a leader to put the file's accounts into the log
+
+
+class AccountBook:
+    """One per broker with aclEnable. `on_change()` is called when other accounts are in force."""
+
+    def __init__(self, broker: Broker, on_change: Callable[[], None]) -> None:
+        self._broker = broker
+        self._config = broker.config
+        self._on_change = on_change
+        self._file = AccountFile(broker.config.acl_file)
+        self._wins = broker.config.acl_file_wins
+        self._changing = asyncio.Lock()  # one change at a time: each begins with what there is
+
+    def use_log(
+        self,
+        propose: Callable[[bytes], Awaitable[int]],
+        propose_then: Callable[[bytes, Callable[[Exception | None], None]], None],
+        barrier: Callable[[], Awaitable[None]],
+    ) -> None:
+        """Raft mode: `propose` has a command committed and applied here, `barrier` returns once
+        this replica certainly leads."""
+        self._propose, self._propose_then, self._barrier = propose, propose_then, barrier
+
+    @property
+    def path(self) -> str:
+        return str(self._file.path)
+
+    def current(self) -> Accounts:
+        """Those in force."""
+        table = self._broker.state.acl
+        if self._config.is_classic or table.accounts is None:
+            return self._file.accounts
+        return table.accounts
+
+    def load(self) -> None:
+        """At the start, when the tables are loaded. Blocking. Raises EngineError."""
+        config, table = self._config, self._broker.state.acl
+        if not self._file.exists and not config.is_classic:
+            if table.accounts is not None or config.raft_join:
+                LOG.info("acl_file_missing path=%s: the group has its accounts", self._file.path)
+                return
+        try:
+            self._file.read()
+        except AclError as error:
+            raise EngineError(f"aclEnable=true: aclFile={error}") from error
+
+    def chores(self) -> list[Chore]:
+        if self._config.is_classic:
+            return [Chore("acl_file", WATCH_MS, self._look_at_file)]
+        return [Chore("acl_seed", SEED_MS, self.seed_if_needed)]
+
+    # ---- changes --------------------------------------------------------------------------
+
+    async def change(self, changed: Callable[[Accounts], Accounts]) -> None:
+        """Have `changed(accounts)` in force instead; on return it is durable. Raises AclError,
+        Refused, RaftError."""
+        async with self._changing:
+            if self._config.is_classic:
+                await self._rewrite(changed)
+            else:
+                await self._replicate(changed)
+        self._on_change()
+
+    async def _replicate(self, changed: Callable[[Accounts], Accounts]) -> None:
+        broker = self._broker
+        await self._barrier()  # only who certainly leads knows what there is
+        before = self.current()
+        after = changed(before)
+        commands = [] if broker.state.acl.accounts is not None else [seed(before)]
+        commands += difference(before, after)
+        await self._propose(several(commands))
+
+    async def _rewrite(self, changed: Callable[[Accounts], Accounts]) -> None:
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(None, self._file.read_if_changed)
+        after = changed(self._file.accounts)
+        await loop.run_in_executor(None, self._file.replace, after)
+
+    def seed_if_needed(self) -> None:
+        """A chore of a leader in Raft mode."""
+        broker = self._broker
+        table = broker.state.acl
+        if not broker.roles.leading or self._changing.locked():
+            return
+        if table.accounts is not None and not self._wins:
+            return
+        if not self._file.exists:
+            return
+        force, self._wins = self._wins, False
+
+        def done(error: Exception | None) -> None:
+            if error is not None:
+                self._wins = force
+                LOG.info("acl_not_seeded: %s", error)
+            else:
+                LOG.warning("acl_seeded path=%s forced=%s", self._file.path, force)
+                self._on_change()
+
+        self._propose_then(seed(self._file.accounts, force=force), done)
+
+    async def _look_at_file(self) -> None:
+        async with self._changing:
+            before = self._file.accounts
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(None, self._file.read_if_changed)
+        if self._file.accounts is not before:
+            self._on_change()
+
+
+def difference(before: Accounts, after: Accounts) -> list[bytes]:
+    """The commands that make `after` out of `before`."""
+    commands = [
+        put_account(account)
+        for key, account in after.by_key.items()
+        if before.by_key.get(key) != account
+    ]
+    commands += [delete_account(key) for key in before.by_key if key not in after.by_key]
+    if before.white_addresses != after.white_addresses:
+        commands.append(put_white_addresses(after.white_addresses))
+    return commands or [put_white_addresses(after.white_addresses)]

@@ -1,0 +1,78 @@
+"""Access control of a name server (aclEnable): who may register brokers and change what clients
+are told, and, if it is set so, who may ask.
+
+The accounts are those of its file, and of nothing else: what admins change at brokers' run time is
+not known here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from namesrv.config import NameServerConfig
+from remoting.acl import AclError, Gate, name_server_needs
+from remoting.acl.needs import NAME_SERVER_ADMIN
+from remoting.acl.signature import ACCESS_KEY
+from remoting.aclfile import AccountFile
+from remoting.command import RemotingCommand
+from remoting.connection import Answer, Connection, Handler
+
+LOG = logging.getLogger("namesrv.acl")
+
+
+class Access:
+    """One per name server; does nothing unless aclEnable is set."""
+
+    def __init__(self, config: NameServerConfig) -> None:
+        self.enabled = config.acl_enable
+        self.refused_count = 0  # requests that were answered so
+        self.dropped_count = 0  # one-way requests
+        self._reads_need_account = config.acl_reads_need_account
+        self._file = AccountFile(config.acl_file)
+        self._gate = Gate(lambda: self._file.accounts, name_server_needs)
+
+    def prepare(self) -> None:
+        """Blocking. Raises AclError."""
+        if self.enabled:
+            self._file.read()
+
+    def look_at_file(self) -> None:
+        """By the clock. Blocking."""
+        if self.enabled:
+            self._file.read_if_changed()
+
+    def guarding(self, handlers: Mapping[int, Handler]) -> dict[int, Handler]:
+        """The handlers, behind the question who asks."""
+        if not self.enabled:
+            return dict(handlers)
+        return {code: self._around(code, handler) for code, handler in handlers.items()}
+
+    def _around(self, code: int, handler: Handler) -> Handler:
+        if code not in NAME_SERVER_ADMIN and not self._reads_need_account:
+            return handler
+
+        def guarded(connection: Connection, request: RemotingCommand) -> Answer:
+            try:
+                self._gate.check(connection.peer_address, request)
+            except AclError as error:
+                return self._refused(connection, request, error)
+            return handler(connection, request)
+
+        return guarded
+
+    def _refused(
+        self, connection: Connection, request: RemotingCommand, error: AclError
+    ) -> RemotingCommand | None:
+        LOG.warning(
+            "acl_refused peer=%s access_key=%s code=%d: %s",
+            connection.peer_address,
+            (request.ext or {}).get(ACCESS_KEY, "")[:256],
+            request.code,
+            error,
+        )
+        if request.is_oneway:
+            self.dropped_count += 1
+            return None
+        self.refused_count += 1
+        return RemotingCommand.response_to(request, error.code, str(error), {})

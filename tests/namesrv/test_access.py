@@ -1,0 +1,84 @@
+"""A name server with aclEnable: who registers, who changes, who asks."""
+
+import asyncio
+
+from namesrv.config import NameServerConfig
+from namesrv.server import NameServer
+from remoting.acl import AclError, Credentials
+from remoting.client import RemotingClient
+from remoting.codes import RequestCode
+from remoting.command import RemotingCommand
+from tests.namesrv.test_server import Caller
+from tests.remoting.harness import eventually
+
+ADMIN = Credentials("administrator", "sesame-open")
+SOMEBODY = Credentials("somebody", "sesame-open")
+PLAIN_ACL = """
+accounts:
+  - {accessKey: administrator, secretKey: sesame-open, admin: true}
+  - {accessKey: somebody, secretKey: sesame-open}
+"""
+
+
+def config(tmp_path, **more):
+    path = tmp_path / "plain_acl.yml"
+    path.write_text(PLAIN_ACL)
+    return NameServerConfig(
+        bind="127.0.0.1", port=0, http_enable=False, acl_enable=True, acl_file=str(path), **more
+    )
+
+
+class As(Caller):
+    """A caller with credentials."""
+
+    def __init__(self, server, who):
+        super().__init__(server.address)
+        self.remoting = RemotingClient(credentials=who)
+
+
+async def test_who_registers_and_who_asks(tmp_path):
+    async with NameServer(config(tmp_path)) as server:
+        admin, somebody, nobody = (As(server, who) for who in (ADMIN, SOMEBODY, None))
+        for caller, why in ((somebody, "Need admin permission"), (nobody, "No accessKey")):
+            refused = await caller.register("127.0.0.1:1", 0)
+            assert refused.code == 1 and why in refused.remark
+            put = {"namespace": "n", "key": "k", "value": "v"}
+            assert why in (await caller.ask(RequestCode.PUT_KV_CONFIG, put)).remark
+        assert (await admin.register("127.0.0.1:1", 0)).code == 0
+        assert (await nobody.route("TopicTest"))["brokerDatas"]
+        wipe = {"brokerName": "broker-a"}
+        assert (await somebody.ask(RequestCode.WIPE_WRITE_PERM_OF_BROKER, wipe)).code == 1
+        assert (await admin.ask(RequestCode.WIPE_WRITE_PERM_OF_BROKER, wipe)).code == 0
+        assert server.access.refused_count == 5
+        command = RemotingCommand.request(RequestCode.UNREGISTER_BROKER, {"brokerName": "b"})
+        await nobody.remoting.invoke_oneway(server.address, command)
+        await eventually(lambda: server.access.dropped_count == 1)
+        for caller in (admin, somebody, nobody):
+            await caller.remoting.close()
+
+
+async def test_routes_may_need_an_account_too_and_an_edited_file_is_taken_over(tmp_path):
+    async with NameServer(config(tmp_path, acl_reads_need_account=True)) as server:
+        somebody, nobody = As(server, SOMEBODY), As(server, None)
+        ask = (RequestCode.GET_BROKER_CLUSTER_INFO,)
+        assert (await somebody.ask(*ask)).code == 0
+        assert (await nobody.ask(*ask)).code == 1
+        path = tmp_path / "plain_acl.yml"
+        await asyncio.to_thread(path.write_text, PLAIN_ACL.replace("somebody", "somebody-else"))
+        server.access.look_at_file()
+        assert "No acl config" in (await somebody.ask(*ask)).remark
+        await somebody.remoting.close()
+        await nobody.remoting.close()
+
+
+async def test_a_file_that_cannot_be_read_is_an_error_at_the_start(tmp_path):
+    settings = config(tmp_path)
+    (tmp_path / "plain_acl.yml").unlink()
+    server = NameServer(settings)
+    try:
+        await server.start()
+        raise AssertionError("it started")
+    except AclError as error:
+        assert "plain_acl.yml" in str(error)
+    finally:
+        await server.stop()

@@ -32,13 +32,12 @@ class Authority:
         made = self._ca.issue_cert(*(hosts or LOCAL), not_after=past)
         cert, key = (str(self._directory / f"{name}{end}") for end in (".crt", ".key"))
         Path(cert).write_bytes(b"".join(part.bytes() for part in made.cert_chain_pems))
-        pem = made.private_key_pem.bytes()
-        if password:
-            pem = serialization.load_pem_private_key(pem, None).private_bytes(
-                serialization.Encoding.PEM,
-                serialization.PrivateFormat.PKCS8,
-                serialization.BestAvailableEncryption(password.encode()),
-            )
+        locked = serialization.BestAvailableEncryption(password.encode() or b"-")
+        pem = serialization.load_pem_private_key(made.private_key_pem.bytes(), None).private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,  # all that Java reads
+            locked if password else serialization.NoEncryption(),
+        )
         Path(key).write_bytes(pem)
         return cert, key
 

@@ -10,74 +10,16 @@ import pytest
 
 from client import Message, Producer
 from client.instance import InstanceConfig
-from namesrv.config import load as load_namesrv
 from namesrv.server import NameServer
-from remoting.client import RemotingClient
-from remoting.tls import ClientTls, Renewed
+from remoting.tls import ClientTls
 from store.record import decode_record, walk_records
 from tests.broker.cluster import Group, until
-from tests.certificates import Authority
-
-
-class World:
-    """Two CAs: one of what clients see, one of the Raft group."""
-
-    def __init__(self, directory: Path) -> None:
-        self.ca = Authority(directory, "servers")
-        self.group_ca = Authority(directory, "group")
-        self.cert, self.key = self.ca.issue("server")
-        self.peer_cert, self.peer_key = self.group_ca.issue("peer")
-        self.client = Renewed(ClientTls(self.ca.path), "test")
-
-    def common(self) -> dict[str, str]:
-        """Of every process."""
-        return {
-            "tls.server.mode": "enforcing",
-            "tls.server.certPath": self.cert,
-            "tls.server.keyPath": self.key,
-            "tls.enable": "true",
-            "tls.client.trustCertPath": self.ca.path,
-            "httpTlsMode": "enforcing",
-            "tlsReloadIntervalMs": "20",
-        }
-
-    def broker(self) -> dict[str, str]:
-        return {
-            **self.common(),
-            "httpPort": "0",
-            "raftTlsMode": "enforcing",
-            "raftTlsCertPath": self.peer_cert,
-            "raftTlsKeyPath": self.peer_key,
-            "raftTlsTrustCertPath": self.group_ca.path,
-        }
-
-    def name_server(self) -> NameServer:
-        settings = {**self.common(), "listenPort": "0", "bindAddress": "127.0.0.1", "httpPort": "0"}
-        overrides = [f"{key}={value}" for key, value in settings.items()]
-        return NameServer(load_namesrv(None, overrides).config)
-
-
-class SecureGroup(Group):
-    """As Group, and what the test asks with speaks TLS."""
-
-    world: World
-
-    async def __aenter__(self) -> SecureGroup:
-        self.client = RemotingClient(tls=self.world.client)
-        for name in self.names:
-            await self.start(name)
-        return self
+from tests.broker.tlsworld import World, secure_group
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     return World(tmp_path_factory.mktemp("tls"))
-
-
-def secure_group(world: World, root: Path, namesrv: str, count: int = 3) -> SecureGroup:
-    group = SecureGroup(root, count, namesrvAddr=namesrv, **world.broker())
-    group.world = world
-    return group
 
 
 async def test_a_leader_is_killed_and_nothing_is_lost(world: World, tmp_path: Path) -> None:

@@ -214,10 +214,12 @@ class Producer:
         Returns the UNIQ_KEY. Raises TooManyInFlight (nothing was sent), InvalidMessage,
         ClientClosed. Retries as `send`, at no cost in tasks or futures.
         """
-        engine = self._running()
+        engine = self._engine
+        if engine is None:
+            raise ClientClosed
         item = self._outgoing(message)
         topic = message.topic
-        deadline = engine.now() + timeout_ms / 1000
+        now = engine.now()
         fixed = queue is not None
         publication = None if fixed else self._publication_if_known(topic)
         if publication is not None:
@@ -227,12 +229,12 @@ class Producer:
             if publication.provisional:
                 self._look_for_created(topic)
         chosen = queue or MessageQueue(topic, "", -1)
-        pending = Pending(item, chosen, fixed, deadline, callback)
+        pending = Pending(item, chosen, fixed, now + timeout_ms / 1000, callback)
         engine.admit(pending)
         if queue is None or (fixed and not self._group_known(queue)):
             self._park(topic, pending)
         else:
-            engine.submit(pending)
+            engine.submit(pending, now)
         return item.unique_key
 
     async def send_oneway(

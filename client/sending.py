@@ -119,11 +119,11 @@ class SendEngine:
             self._room = self._loop.create_future()
         await asyncio.shield(self._room)
 
-    def submit(self, pending: Pending) -> None:
-        """First attempt of an admitted send."""
+    def submit(self, pending: Pending, now: float | None = None) -> None:
+        """First attempt of an admitted send. `now`: what `now()` says, if that is known."""
         lane = self._lanes.get(pending.queue.broker_name)
         if lane is not None and lane.channel is not None:
-            self.write(pending, lane.channel)  # as the lane would, two calls shorter
+            self.write(pending, lane.channel, now)  # as the lane would, two calls shorter
         else:
             self.lane(pending.queue.broker_name).submit(pending)
 
@@ -169,7 +169,7 @@ class SendEngine:
             self._channels[address] = channel
         return channel
 
-    def write(self, pending: Pending, channel: Channel) -> None:
+    def write(self, pending: Pending, channel: Channel, now: float | None = None) -> None:
         topic, broker_name, queue_id = pending.queue
         item = pending.item
         try:
@@ -180,7 +180,7 @@ class SendEngine:
         pending.channel = channel
         pending.opaque = opaque
         pending.attempts += 1
-        pending.sent_at = self.now()
+        pending.sent_at = self.now() if now is None else now
         channel.outstanding[opaque] = pending
         if not channel.write(template.frame(item, queue_id, opaque)):
             # Closed a moment ago, and its close callback is still to come. Not from within this

@@ -15,6 +15,7 @@ import click
 from remoting.ask import complaint
 from remoting.codes import RequestCode
 from remoting.fastjson import loads_object
+from remoting.tlsfile import context_of
 
 PORT = "10911"  # listenPort's default
 PORT_VARIABLE = "RAFTMQ_LISTEN_PORT"
@@ -24,13 +25,17 @@ PORT_VARIABLE = "RAFTMQ_LISTEN_PORT"
 @click.option("--address", metavar="HOST:PORT", help="The broker. [this machine's listenPort]")
 @click.option("--timeout", "timeout_s", default=3.0, show_default=True, help="Seconds.")
 def health(address: str | None, timeout_s: float) -> None:
-    """Say whether a broker does its part; exit status 1 if not."""
+    """Say whether a broker does its part; exit status 1 if not.
+
+    Where it takes TLS only, the variable RAFTMQ_TLS_CONFIG_FILE names the file that says how.
+    """
     address = address or f"127.0.0.1:{os.environ.get(PORT_VARIABLE, PORT)}"
     reason = complaint(
         address,
         RequestCode.GET_BROKER_RUNTIME_INFO,
         timeout_s,
         lambda answer: why_not(loads_object(answer.body).get("table") or {}),
+        context=lambda: context_of(os.environ),
     )
     click.echo(f"{address}: {reason or 'healthy'}")
     sys.exit(1 if reason else 0)

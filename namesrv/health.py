@@ -12,6 +12,7 @@ import click
 
 from remoting.ask import complaint
 from remoting.codes import RequestCode
+from remoting.tlsfile import context_of
 
 PORT = "9876"  # listenPort's default
 PORT_VARIABLE = "RAFTMQ_LISTEN_PORT"
@@ -21,9 +22,18 @@ PORT_VARIABLE = "RAFTMQ_LISTEN_PORT"
 @click.option("--address", metavar="HOST:PORT", help="The name server. [this machine's listenPort]")
 @click.option("--timeout", "timeout_s", default=3.0, show_default=True, help="Seconds.")
 def health(address: str | None, timeout_s: float) -> None:
-    """Say whether a name server answers; exit status 1 if not."""
+    """Say whether a name server answers; exit status 1 if not.
+
+    Where it takes TLS only, the variable RAFTMQ_TLS_CONFIG_FILE names the file that says how.
+    """
     address = address or f"127.0.0.1:{os.environ.get(PORT_VARIABLE, PORT)}"
-    reason = complaint(address, RequestCode.GET_BROKER_CLUSTER_INFO, timeout_s, lambda _: "")
+    reason = complaint(
+        address,
+        RequestCode.GET_BROKER_CLUSTER_INFO,
+        timeout_s,
+        lambda _: "",
+        context=lambda: context_of(os.environ),
+    )
     click.echo(f"{address}: {reason or 'healthy'}")
     sys.exit(1 if reason else 0)
 

@@ -4,6 +4,7 @@ checks that run every few seconds and must be cheap. No event loop, no connectio
 from __future__ import annotations
 
 import socket
+import ssl
 from collections.abc import Callable
 
 from remoting.acl.signature import Credentials
@@ -18,21 +19,27 @@ from remoting.errors import (
     RemotingProtocolError,
     SendTimeout,
 )
+from remoting.tls import words_of
 
 RECEIVE_BYTES = 64 * 1024
 
 
 def ask(
-    address: str, command: RemotingCommand, timeout_s: float, credentials: Credentials | None = None
+    address: str,
+    command: RemotingCommand,
+    timeout_s: float,
+    credentials: Credentials | None = None,
+    *,
+    context: ssl.SSLContext | None = None,
 ) -> RemotingCommand:
-    """The answer of `host:port`; signed with `credentials`. Raises ConnectError, ConnectionLost,
-    SendTimeout, RemotingProtocolError."""
+    """The answer of `host:port`; signed with `credentials`, over TLS with `context`. Raises
+    ConnectError, ConnectionLost, SendTimeout, RemotingProtocolError."""
     host, port = parse_address(address)
     reader = FrameReader()
     if credentials is not None:
         credentials.sign(command)
     try:
-        with socket.create_connection((host, port), timeout_s) as connection:
+        with _connected(host, port, timeout_s, context) as connection:
             connection.settimeout(timeout_s)
             connection.sendall(encode_command(command))
             while (frame := reader.next_frame()) is None:
@@ -44,6 +51,8 @@ def ask(
         raise SendTimeout(f"{address} did not answer in time", outcome_unknown=True) from error
     except (BrokenPipeError, ConnectionResetError) as error:  # refused ones are of another kind
         raise ConnectionLost(f"{address}: {error}", outcome_unknown=True) from error
+    except ssl.SSLError as error:
+        raise ConnectError(f"{address}: {words_of(error)}") from error
     except OSError as error:
         raise ConnectError(f"{address}: {error}") from error
     answer = decode_command(frame)
@@ -52,17 +61,35 @@ def ask(
     return answer
 
 
+def _connected(
+    host: str, port: int, timeout_s: float, context: ssl.SSLContext | None
+) -> socket.socket:
+    """Raises OSError."""
+    plain = socket.create_connection((host, port), timeout_s)
+    if context is None:
+        return plain
+    try:
+        return context.wrap_socket(plain, server_hostname=host)
+    except OSError:
+        plain.close()
+        raise
+
+
 def complaint(
     address: str,
     code: int,
     timeout_s: float,
     judge: Callable[[RemotingCommand], str],
     credentials: Credentials | None = None,
+    *,
+    context: Callable[[], ssl.SSLContext | None] = lambda: None,
 ) -> str:
     """Why the server at `host:port` is not well: it does not answer request `code`, refuses it, or
-    `judge` says what is wrong with its answer; "" if nothing is."""
+    `judge` says what is wrong with its answer; "" if nothing is. `context()`: of TLS; may raise
+    TlsError."""
     try:
-        answer = ask(address, RemotingCommand.request(code), timeout_s, credentials)
+        request = RemotingCommand.request(code)
+        answer = ask(address, request, timeout_s, credentials, context=context())
         if answer.code != ResponseCode.SUCCESS:
             return f"answers {answer.code}: {answer.remark}"
         return judge(answer)

@@ -9,9 +9,12 @@ brokers read the same file. Paths that are not absolute are meant from the file'
 from __future__ import annotations
 
 import os
+import ssl
+from collections.abc import Mapping
 
-from remoting.tls import ClientTls, TlsError
+from remoting.tls import ClientTls, Renewed, TlsError
 
+VARIABLE = "RAFTMQ_TLS_CONFIG_FILE"
 ENABLE = "tls.enable"
 PATHS = {
     "tls.client.trustCertPath": "trust_path",
@@ -61,3 +64,21 @@ def _boolean(path: str, key: str, value: str) -> bool:
     if value.lower() not in ("true", "false"):
         raise TlsError(f"TLS settings {path}: {key}={value}: expected true or false")
     return value.lower() == "true"
+
+
+def client_tls_of(environment: Mapping[str, str]) -> ClientTls | None:
+    """What the file that VARIABLE names says; None: no TLS. Blocking. Raises TlsError."""
+    path = environment.get(VARIABLE, "")
+    return read_client_tls(path) if path else None
+
+
+def tls_of(environment: Mapping[str, str]) -> Renewed | None:
+    """The same, ready to connect with."""
+    settings = client_tls_of(environment)
+    return None if settings is None else Renewed(settings, "client")
+
+
+def context_of(environment: Mapping[str, str]) -> ssl.SSLContext | None:
+    """The same, for who asks once."""
+    found = tls_of(environment)
+    return None if found is None else found.context

@@ -33,6 +33,7 @@ from ops.options import BYTES, Option
 from remoting.address import format_address, parse_address_list
 from remoting.client import RemotingClient
 from remoting.errors import RemotingError
+from remoting.tlsfile import tls_of
 from store.config import StoreConfig
 from store.errors import StoreError
 
@@ -136,7 +137,7 @@ async def _of_running(
     *,
     confirm: bool,
 ) -> Taken:
-    client = RemotingClient()
+    client = RemotingClient(tls=await asyncio.to_thread(tls_of, os.environ))
     try:
         if name_servers:
             replicas = await replicas_of(client, name_servers, broker_name)

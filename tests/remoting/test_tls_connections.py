@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from remoting.ask import ask
 from remoting.client import RemotingClient
 from remoting.command import RemotingCommand
 from remoting.connection import ConnectionLimits
@@ -341,3 +342,16 @@ async def test_a_dial_that_is_given_up_leaves_nothing() -> None:
         await client.close()
         with pytest.raises(ConnectError):
             await dialling
+
+
+def test_one_blocking_question() -> None:
+    context = Renewed(ClientTls(world().ca.path), "ask").context
+
+    async def scenario() -> None:
+        async with serving({1: echo}, tls=world().policy()) as (_, address):
+            answer = await asyncio.to_thread(ask, address, REQUEST(1), 20.0, context=context)
+            assert answer.code == 0
+            with pytest.raises(RemotingError):
+                await asyncio.to_thread(ask, address, REQUEST(1), 20.0)
+
+    asyncio.run(scenario())

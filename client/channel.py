@@ -43,6 +43,7 @@ class StoredPlace(Struct, gc=False):
     message_id: str = field(name="msgId")
     queue_id: int = field(name="queueId")
     queue_offset: int = field(name="queueOffset")
+    recall_handle: str = field(name="recallHandle", default="")
 
 
 class StoredAnswer(Struct, gc=False):

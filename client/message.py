@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from enum import Enum, IntEnum
 from typing import NamedTuple
 
@@ -14,16 +15,23 @@ from store.record import Host, unpack_host
 
 BODY_SIZE_BYTES_MAX = 4 * 1024 * 1024  # the broker's maxMessageSize default
 PROPERTIES_SIZE_BYTES_MAX = 32767  # a signed int16 on disk
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 RETRY_PREFIX = "%RETRY%"  # of a group's topic of messages that come again
-RESERVED_PROPERTIES = frozenset({"UNIQ_KEY", "KEYS", "TAGS", "WAIT", "DELAY", "TRAN_MSG", "PGROUP"})
+DELAY_TIME = "TIMER_DELAY_MS"
+DELIVER_TIME = "TIMER_DELIVER_MS"
+RESERVED_PROPERTIES = frozenset(
+    {"UNIQ_KEY", "KEYS", "TAGS", "WAIT", "DELAY", "TRAN_MSG", "PGROUP", DELAY_TIME, DELIVER_TIME}
+)
 
 
 @dataclass(slots=True)
 class Message:
     """What a producer sends. `tags` is one tag in practice, `keys` are searchable names.
 
-    `properties` are the user's own; KEYS, TAGS, WAIT, DELAY and UNIQ_KEY have fields of their own
-    and are refused there, as are TRAN_MSG and PGROUP, which a TransactionProducer sets.
+    `properties` are the user's own; KEYS, TAGS, WAIT, DELAY, TIMER_DELAY_MS, TIMER_DELIVER_MS and
+    UNIQ_KEY have fields of their own and are refused there, as are TRAN_MSG and PGROUP, which a
+    TransactionProducer sets. Of `delay_level`, `delay_time` (from when the broker has it) and
+    `deliver_time` (with a time zone) one may be given; a time that is over means at once.
     """
 
     topic: str
@@ -35,6 +43,15 @@ class Message:
     delay_level: int = 0
     wait_store: bool = True
     unique_key: str | None = None  # made by the producer when absent; the same on every retry
+    delay_time: timedelta | None = None
+    deliver_time: datetime | None = None
+
+    @property
+    def is_later(self) -> bool:
+        """Whether it is to be delivered later than it is sent."""
+        return (
+            bool(self.delay_level) or self.delay_time is not None or self.deliver_time is not None
+        )
 
 
 class MessageQueue(NamedTuple):
@@ -59,7 +76,8 @@ class SendStatus(IntEnum):
 
 class SendResult(NamedTuple):
     """An acknowledged send. `msg_id` is the UNIQ_KEY (comma list for a batch), `offset_msg_id`
-    where the record is; `attempts` counts the times it was written to a broker."""
+    where the record is; `attempts` counts the times it was written to a broker. `recall_handle`,
+    of a message that waits for its time: what Producer.recall takes."""
 
     status: SendStatus
     msg_id: str
@@ -67,6 +85,7 @@ class SendResult(NamedTuple):
     queue: MessageQueue
     queue_offset: int
     attempts: int
+    recall_handle: str = ""
 
 
 class ConsumeResult(IntEnum):
@@ -199,9 +218,26 @@ def properties_of(message: Message, unique_key: str) -> dict[str, str]:
         properties["KEYS"] = keys if isinstance(keys, str) else " ".join(keys)
     if message.delay_level > 0:
         properties["DELAY"] = str(message.delay_level)
+    properties |= _time_properties(message)
     if message.properties:
         _merge_user_properties(properties, message.properties)
     return properties
+
+
+def _time_properties(message: Message) -> dict[str, str]:
+    """Raises ValueError for times that contradict each other, or mean nothing."""
+    delay, at = message.delay_time, message.deliver_time
+    if (message.delay_level > 0) + (delay is not None) + (at is not None) > 1:
+        raise ValueError("of delay_level, delay_time and deliver_time only one may be given")
+    if delay is not None:
+        if delay < timedelta(0):
+            raise ValueError("delay_time is negative")
+        return {DELAY_TIME: str(-(-delay // timedelta(milliseconds=1)))}
+    if at is not None:
+        if at.tzinfo is None:
+            raise ValueError("deliver_time has no time zone")
+        return {DELIVER_TIME: str(-((_EPOCH - at) // timedelta(milliseconds=1)))}
+    return {}
 
 
 def properties_text(properties: Mapping[str, str]) -> str:

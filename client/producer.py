@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from client.batch import SPLIT_SIZE_BYTES, split_batch
 from client.errors import (
     CODE_NO_ROUTE,
+    BrokerRefused,
     ClientClosed,
     ClientError,
     InvalidMessage,
@@ -44,10 +45,11 @@ from client.sendframe import (
 )
 from client.sending import SendConfig, SendEngine
 from client.signedframe import template_for
-from remoting.codes import RequestCode
-from remoting.command import ONEWAY_FLAG
+from remoting.codes import RequestCode, ResponseCode
+from remoting.command import ONEWAY_FLAG, RemotingCommand
 from remoting.connection import Handler
 from remoting.errors import RemotingError
+from remoting.recallhandle import RecallHandle
 
 T = TypeVar("T")
 Selector = Callable[[Sequence[MessageQueue], Message, T], MessageQueue]
@@ -307,6 +309,25 @@ class Producer:
             await self._publication_by(request.topic, deadline)
         item = self._outgoing(message, SEND_REPLY_MESSAGE_V2)
         return await self._submit(item, queue, True, deadline)
+
+    async def recall(self, topic: str, recall_handle: str, timeout_ms: int = 3000) -> str:
+        """Have a message that waits for its time (`SendResult.recall_handle`) never delivered;
+        returns its id. Raises InvalidMessage, BrokerRefused (604: its time is over, or nearly),
+        BrokerUnreachable: it may be delivered then."""
+        try:
+            handle = RecallHandle.decode(recall_handle)
+        except ValueError as error:
+            raise InvalidMessage(f"no recall handle: {error}") from error
+        ext = {"producerGroup": self.group, "topic": topic, "recallHandle": recall_handle}
+        instance, code = self._instance, RequestCode.RECALL_MESSAGE
+        if not self._group_known(MessageQueue(topic, handle.broker_name, 0)):
+            await self._publication_by(topic, self._running().now() + timeout_ms / 1000)
+        response = await instance.invoke_leader(
+            handle.broker_name, lambda: RemotingCommand.request(code, ext), timeout_ms
+        )
+        if response.code != ResponseCode.SUCCESS:
+            raise BrokerRefused(response.code, response.remark or "", handle.broker_name)
+        return (response.ext or {}).get("msgId", "")
 
     async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """The topic's write queues. Raises NoRoute, NameServerUnreachable."""

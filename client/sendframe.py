@@ -132,6 +132,8 @@ def outgoing(
         and unique_key.isascii()
         and not (suffix or message.tags or message.properties or message.keys)
         and not message.delay_level
+        and message.delay_time is None
+        and message.deliver_time is None
         and message.wait_store
     ):  # as the line below has it, in half the time
         json = _PLAIN_PROPERTIES % unique_key.encode()
@@ -150,7 +152,7 @@ def outgoing_batch(
     if not messages:
         raise InvalidMessage("batch is empty")
     first = messages[0]
-    if any(m.topic != first.topic or m.delay_level for m in messages):
+    if any(m.topic != first.topic or m.is_later for m in messages):
         raise InvalidMessage("a batch has one topic and no delayed messages")
     if first.topic.startswith(RETRY_PREFIX):
         raise InvalidMessage("a retry topic takes no batches")
@@ -184,7 +186,7 @@ def parse_answer(header: bytes) -> tuple[int, int, dict[str, Any]]:
 def encoded_properties(message: Message, unique_key: str) -> str:
     """The properties string; the plain message (tag or nothing) does not pay for a dict.
     Raises InvalidMessage."""
-    if message.properties or message.keys or message.delay_level or not message.wait_store:
+    if message.properties or message.keys or message.is_later or not message.wait_store:
         try:
             text = properties_text(properties_of(message, unique_key))
         except ValueError as error:

@@ -275,6 +275,7 @@ class SendEngine:
             queue,
             place.queue_offset,
             pending.attempts,
+            place.recall_handle,
         )
         try:
             pending.callback(result, None)
@@ -340,7 +341,15 @@ class SendEngine:
         status = STORED[code]
         self.finish(
             pending,
-            SendResult(status, key, offset_msg_id, queue, queue_offset, pending.attempts),
+            SendResult(
+                status,
+                key,
+                offset_msg_id,
+                queue,
+                queue_offset,
+                pending.attempts,
+                ext.get("recallHandle", ""),
+            ),
             None,
         )
 

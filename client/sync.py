@@ -161,6 +161,9 @@ class BlockingProducer(Blocking):
         """May be called from a BlockingConsumer's listener."""
         return self._thread.run(self._producer.reply(request, body, timeout_ms))
 
+    def recall(self, topic: str, recall_handle: str, timeout_ms: int = 3000) -> str:
+        return self._thread.run(self._producer.recall(topic, recall_handle, timeout_ms))
+
 
 class BlockingTransactionListener(Protocol):
     """`TransactionListener` whose methods block; they run in threads."""

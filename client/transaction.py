@@ -119,7 +119,7 @@ class TransactionProducer(Producer):
         Raises as `send` does when the half message is not certainly stored; `execute` did not run
         then. What `execute` raises comes out, and counts as UNKNOWN: it may have got half way.
         """
-        if message.delay_level:
+        if message.is_later:
             raise InvalidMessage("a transactional message cannot be delayed")
         message.unique_key = message.unique_key or self._keys.next()
         item = self._outgoing(

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 from broker.errors import OutcomeUnknown, Refused
 from broker.queries import not_leader
 from broker.send import STORED_CODES
-from broker.timers.timing import Key, RecallHandle, recall_message, timed
+from broker.timers.timing import Key, recall_message, timed
 from broker.topics import PERM_WRITE
 from remoting.codes import RequestCode, ResponseCode
 from remoting.command import RemotingCommand
 from remoting.connection import Connection, Handler
 from remoting.fields import text, text_or
+from remoting.recallhandle import RecallHandle
 from store.properties import decode_properties
 from store.record import pack_host
 

@@ -19,7 +19,6 @@ waits like any other, and is gone when it is due. Names, layout and rules are th
 from __future__ import annotations
 
 import re
-from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -29,6 +28,7 @@ from broker.sendrequest import MESSAGE_ILLEGAL, PROPERTIES_SIZE_MAX, SYSTEM_ERRO
 from broker.topics import RETRY_PREFIX
 from broker.transactions.conversion import PRODUCER_GROUP, REAL_QUEUE_ID, REAL_TOPIC
 from remoting.codes import ResponseCode
+from remoting.recallhandle import RecallHandle
 from store.dispatch import TIMER_DEL_UNIQKEY, TIMER_OUT_MS, TIMER_TOPIC
 from store.properties import TAGS, UNIQ_KEY, decode_properties, joined
 
@@ -38,8 +38,6 @@ TIMER_DELIVER_MS = "TIMER_DELIVER_MS"
 TIMER_ROLL_TIMES = "TIMER_ROLL_TIMES"
 ASKED = (TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS)
 RECALL_TAG = "_RECALL_TAG_"
-HANDLE_VERSION = "v1"
-HANDLE_SIZE_MAX = 2_048  # a topic has 255 characters at most, a key hardly more than 100
 _NUMBER = re.compile(r"[+-]?\d{1,18}")
 
 
@@ -146,29 +144,6 @@ def recalls(message: Outgoing) -> Key | None:
 def key_of(message: Outgoing) -> Key:
     properties = decode_properties(message.properties)
     return Key(properties.get(REAL_TOPIC, ""), properties.get(UNIQ_KEY, ""))
-
-
-class RecallHandle(NamedTuple):
-    """What names a message that waits, to who sent it. `deliver_ms` lies in its slot."""
-
-    topic: str
-    broker_name: str
-    deliver_ms: int
-    unique_key: str
-
-    def encode(self) -> str:
-        parts = (HANDLE_VERSION, self.topic, self.broker_name, str(self.deliver_ms))
-        return urlsafe_b64encode(" ".join((*parts, self.unique_key)).encode()).decode()
-
-    @classmethod
-    def decode(cls, text: str) -> RecallHandle:
-        """Raises ValueError."""
-        if len(text) > HANDLE_SIZE_MAX:
-            raise ValueError("the recall handle is too long")
-        parts = urlsafe_b64decode(text.encode()).decode().split(" ")
-        if len(parts) != 5 or parts[0] != HANDLE_VERSION:
-            raise ValueError("the recall handle is invalid")
-        return cls(parts[1], parts[2], int(parts[3]), parts[4])
 
 
 def handle_of(parked: Outgoing, broker_name: str) -> str:

@@ -7,7 +7,6 @@ from broker.parking import Parking, delivered, later
 from broker.sendrequest import PROPERTIES_SIZE_MAX, Outgoing
 from broker.timers.timing import (
     Key,
-    RecallHandle,
     Timing,
     handle_of,
     key_of,
@@ -17,6 +16,7 @@ from broker.timers.timing import (
     timed,
 )
 from remoting.codes import ResponseCode
+from remoting.recallhandle import RecallHandle
 from store.dispatch import SCHEDULE_TOPIC, TIMER_TOPIC, timer_code
 from store.properties import decode_properties, joined
 from store.record import pack_host

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from client import (
+    BrokerRefused,
     Compression,
     CompressionType,
     ConsumeFrom,
     ConsumerConfig,
+    InvalidMessage,
     Message,
     MessageExt,
     Producer,
@@ -218,6 +221,55 @@ async def delayed_messages(cluster: Cluster) -> None:
         assert "DELAY" not in message.properties or message.properties["DELAY"] == str(seconds)
 
 
+async def timer_messages(cluster: Cluster) -> None:
+    """At any time, at once if that is over; what is recalled never comes."""
+    topic, seen = await topic_of(cluster), Seen()
+    times: dict[bytes, datetime] = {}
+    async with Producer(fresh("P"), cluster.namesrv) as producer:
+        async with consumer_of(cluster, topic, seen):
+
+            async def send(body: bytes, at: datetime) -> SendResult:
+                times[body] = at
+                message = Message(topic, body, tags="A", deliver_time=at)
+                sent = await producer.send(message, SEND_MS)
+                assert sent.recall_handle or datetime.now(UTC) >= at
+                return sent
+
+            for number in range(5):
+                ahead = timedelta(milliseconds=2_000 + 410 * (number * 2 % 5))
+                await send(b"%d" % number, datetime.now(UTC) + ahead)
+            over = await send(b"over", datetime.now(UTC) - timedelta(hours=1))
+            assert not over.recall_handle
+            recalled, at = await recalled_one(producer, topic)
+            await send(b"behind it", at + timedelta(milliseconds=1_100))
+            delay = timedelta(milliseconds=2_700)
+            await producer.send(Message(topic, b"delayed", tags="A", delay_time=delay), SEND_MS)
+            await cluster.fail_over()
+            await seen.has([*times, b"delayed"])
+    assert recalled not in seen.bodies
+    for message in seen.messages:
+        assert message.topic == topic and message.tags == "A"
+        if message.body in times:
+            assert message.store_timestamp_ms / 1000 >= times[message.body].timestamp()
+        else:
+            assert message.store_timestamp_ms - message.born_timestamp_ms >= 2_700 - 50
+
+
+async def recalled_one(producer: Producer, topic: str) -> tuple[bytes, datetime]:
+    """The body of a message that was recalled, and when it would have come. A busy machine may be
+    too late for one."""
+    for seconds in (3, 10, 30):
+        body, at = b"recalled-%d" % seconds, datetime.now(UTC) + timedelta(seconds=seconds)
+        sent = await producer.send(Message(topic, body, deliver_time=at), SEND_MS)
+        try:
+            assert await producer.recall(topic, sent.recall_handle) == sent.msg_id
+        except (BrokerRefused, InvalidMessage) as error:
+            assert datetime.now(UTC) >= at - timedelta(seconds=1), error
+        else:
+            return body, at
+    raise AssertionError("none was recalled in time")
+
+
 class Books:
     """A transaction listener: what became of each transaction, by body."""
 
@@ -293,6 +345,7 @@ SCENARIOS = (
     idempotent_sends,
     compressed_bodies,
     delayed_messages,
+    timer_messages,
     transactions,
     request_and_reply,
 )

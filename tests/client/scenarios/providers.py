@@ -124,6 +124,8 @@ class ApacheCluster:
             enablePropertyFilter="true",
             transactionTimeOut="500",
             transactionCheckInterval="500",
+            timerWheelEnable="true",
+            recallMessageEnable="true",
         )
         await asyncio.to_thread(self._broker.start)
         await self._registered(True)

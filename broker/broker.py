@@ -484,7 +484,14 @@ class Broker:
             tls=self.tls.client,
             credentials=config.inner_credentials,
         )
-        quick = [
+        self._housekeeper = Housekeeper(
+            self.clock_ms, self._quick_chores(), self.keeper.chores(), self.fail
+        )
+
+    def _quick_chores(self) -> list[Chore]:
+        """What is done by the clock and never blocks."""
+        config = self.config
+        return [
             Chore("offset_commits", config.offset_commit_interval_ms, self.commits.flush),
             Chore("outcomes", max(50, config.outcome_timeout_ms // 10), self.sends.sweep),
             Chore("index", 0, self.key_queries.tick),
@@ -499,7 +506,6 @@ class Broker:
             *self.consuming.chores(),
             *self.access.chores(),
         ]
-        self._housekeeper = Housekeeper(self.clock_ms, quick, self.keeper.chores(), self.fail)
 
     def fail(self, reason: str) -> None:
         self.abandon(reason)

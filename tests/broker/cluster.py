@@ -7,7 +7,7 @@ from broker.broker import Broker
 from broker.config import Setting, build_config
 from remoting.admin_headers import TopicHeader
 from remoting.client import RemotingClient
-from remoting.codes import RequestCode
+from remoting.codes import RequestCode, ResponseCode
 from remoting.command import RemotingCommand
 from remoting.headers import PullHeader, SendHeader
 from store.disk import OsDisk
@@ -27,6 +27,7 @@ class Group:
         self.names = [f"n{number}" for number in range(count)]
         self.sockets = {name: _bound() for name in self.names}
         self.ports = {name: s.getsockname()[1] for name, s in self.sockets.items()}
+        self.held = {}  # their ports: nobody else is given them while they are down
         self.brokers = {}
         self.client = None
         self.clock = LoopClock()
@@ -40,8 +41,7 @@ class Group:
     async def __aexit__(self, *_):
         for name in list(self.brokers):
             await self.stop(name)
-        for listener in self.sockets.values():
-            listener.close()
+        self.let_go()
         await self.client.close()
 
     def config(self, name):
@@ -66,7 +66,7 @@ class Group:
         return build_config([Setting(key, value, "test") for key, value in values.items()])
 
     async def start(self, name):
-        listener = self.sockets.pop(name, None) or _bound(self.ports[name])
+        listener = self.listener(name)
         broker = Broker(
             self.config(name),
             self.disk(str(self.root / name)),
@@ -76,6 +76,28 @@ class Group:
         self.brokers[name] = broker
         await broker.start()
         return broker
+
+    async def transfer(self, leader, target=""):
+        """Ask this broker to hand over; again while it says that it cannot just now: it does not
+        know yet that the other one is whole."""
+        ext = {"target": target} if target else {}
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                answer = await self.ask(leader, RequestCode.TRANSFER_LEADERSHIP, ext)
+                if answer.code != ResponseCode.SYSTEM_BUSY:
+                    return answer
+                await asyncio.sleep(0.01)
+
+    def let_go(self):
+        """Of the ports that are held for who does not run."""
+        for listener in (*self.sockets.values(), *self.held.values()):
+            listener.close()
+
+    def listener(self, name):
+        """Bound for its peers; and once more, without listening, for as long as this group is."""
+        if self.ports[name] not in self.held:
+            self.held[self.ports[name]] = _bound(self.ports[name])
+        return self.sockets.pop(name, None) or _bound(self.ports[name])
 
     async def stop(self, name):
         await self.brokers.pop(name).stop()

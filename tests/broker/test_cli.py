@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import random
 import signal
 import socket
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import pytest
 
 from broker.cli import _on_exception
+from chaos.cluster.ports import choose_ports
 from remoting.client import RemotingClient
 from remoting.codes import RequestCode, ResponseCode
 from remoting.command import RemotingCommand
@@ -51,9 +53,7 @@ def test_role_and_broker_id_must_agree(tmp_path, settings, part):
 
 
 async def test_life_of_a_process(tmp_path):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        raft_port = probe.getsockname()[1]
+    (raft_port,) = choose_ports(1, "127.0.0.1", random.Random())
     conf = tmp_path / "broker.conf"
     conf.write_text(
         "enableDLegerCommitLog=true\nlistenPort=0\nflushDiskType=SYNC_FLUSH\n"
@@ -104,9 +104,7 @@ def broker_process(conf):
 
 
 async def test_classic_roles_start_from_broker_conf(tmp_path):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        ha_port = probe.getsockname()[1]
+    (ha_port,) = choose_ports(1, "127.0.0.1", random.Random())
     common = "listenPort=0\nmappedFileSizeCommitLog=8388608\ndiskSpaceWarningLevelRatio=100\n"
     master, slave = tmp_path / "master.conf", tmp_path / "slave.conf"
     master.write_text(

@@ -173,8 +173,7 @@ async def test_after_a_hand_over_the_former_leader_is_asked(tmp_path):
         async with Requester() as requester:
             await requester.beat(first)
             target = next(n for n, b in group.brokers.items() if b is not first)
-            ext = {"target": target}
-            assert (await group.ask(first, 30001, ext)).code == 0
+            assert (await group.transfer(first, target)).code == 0
             second = group.brokers[target]
             await until(lambda: second.roles.leading)
             await until(lambda: len(second.state.addresses) == 2)

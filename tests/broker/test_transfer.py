@@ -17,9 +17,7 @@ async def group(tmp_path):
 async def test_leadership_goes_where_it_is_asked_to_go(group):
     old = await group.leader()
     target = next(name for name in group.names if name != old)
-    answer = await group.ask(
-        group.brokers[old], RequestCode.TRANSFER_LEADERSHIP, {"target": target}
-    )
+    answer = await group.transfer(group.brokers[old], target)
     assert (answer.code, answer.ext["target"]) == (0, target)
     await until(lambda: group.brokers[target].roles.leading)
     refused = await group.ask(group.brokers[old], RequestCode.TRANSFER_LEADERSHIP)
@@ -31,7 +29,7 @@ async def test_without_a_target_it_goes_to_a_follower_and_a_stranger_is_refused(
     old = await group.leader()
     answer = await group.ask(group.brokers[old], RequestCode.TRANSFER_LEADERSHIP, {"target": "n9"})
     assert answer.code == ResponseCode.SYSTEM_ERROR and "n9" in answer.remark
-    answer = await group.ask(group.brokers[old], RequestCode.TRANSFER_LEADERSHIP)
+    answer = await group.transfer(group.brokers[old])
     assert answer.code == 0 and answer.ext["target"] != old
     await until(lambda: group.brokers[answer.ext["target"]].roles.leading)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import socket
+import random
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from chaos.cluster.ports import HeldPorts
 from client import (
     Admin,
     BrokerUnreachable,
@@ -26,17 +27,6 @@ from client import (
 from tests.client.fakes import until
 
 ROOT = Path(__file__).parents[2]
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for item in sockets:
-            item.bind(("127.0.0.1", 0))
-        return [item.getsockname()[1] for item in sockets]
-    finally:
-        for item in sockets:
-            item.close()
 
 
 class Processes:
@@ -70,13 +60,14 @@ async def spawn(log: Path, *arguments: str) -> asyncio.subprocess.Process:
 
 @asynccontextmanager
 async def cluster(directory: Path) -> AsyncIterator[Processes]:
-    name_port, *ports = free_ports(7)
+    held = HeldPorts("127.0.0.1")
+    name_port, *ports = held.choose(7, random.Random())
     listen, peer = ports[:3], ports[3:]
     running = Processes(f"127.0.0.1:{name_port}")
     peers = ";".join(f"n{i}=127.0.0.1:{port}" for i, port in enumerate(peer))
     started: list[asyncio.subprocess.Process] = []
     try:
-        name_arguments = ("-p", str(name_port), "--bind", "127.0.0.1")
+        name_arguments = ("-p", str(name_port), "--bind", "127.0.0.1", "--set", "httpEnable=false")
         started.append(await spawn(directory / "ns.txt", "namesrv.cli", *name_arguments))
         for i in range(3):
             settings = {
@@ -88,6 +79,7 @@ async def cluster(directory: Path) -> AsyncIterator[Processes]:
                 "dLegerGroup": "g0",
                 "dLegerPeers": peers,
                 "dLegerSelfId": f"n{i}",
+                "httpEnable": "false",
             }
             options = [part for k, v in settings.items() for part in ("--set", f"{k}={v}")]
             process = await spawn(
@@ -101,6 +93,7 @@ async def cluster(directory: Path) -> AsyncIterator[Processes]:
             if process.returncode is None:
                 process.kill()
             await process.wait()
+        held.close()
 
 
 @pytest.mark.timeout(120)

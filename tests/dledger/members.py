@@ -175,11 +175,9 @@ class Node:
         self.snapshot_index = 0
         self.source: InstallationSource | None = None
         self.settings: dict[str, object] = {}  # other than the group's
-        sock = socket.socket()
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(("127.0.0.1", 0))
-        self.sock = sock
-        self.port = sock.getsockname()[1]
+        self.sock = _bound()
+        self.port = self.sock.getsockname()[1]
+        self.held = _bound(self.port)  # nobody else is given the port while this node is down
 
     async def start(self, recovering: str | None = None) -> None:
         group = self.group
@@ -274,6 +272,7 @@ class Group:
                 await node.stop()
             if node.sock is not None:
                 node.sock.close()
+            node.held.close()
 
     def wake(self) -> None:
         self._changed.set()
@@ -323,3 +322,10 @@ class Group:
             return all(n.member.applied_index == last for n in chosen)
 
         await self.until(same)
+
+
+def _bound(port: int = 0) -> socket.socket:
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind(("127.0.0.1", port))
+    return sock

@@ -61,10 +61,10 @@ class Recorder:
                 await self._changed.wait()
 
 
-def bound() -> tuple[socket.socket, int]:
+def bound(port: int = 0) -> tuple[socket.socket, int]:
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    sock.bind(("127.0.0.1", 0))
+    sock.bind(("127.0.0.1", port))
     return sock, sock.getsockname()[1]
 
 
@@ -73,6 +73,7 @@ class Net:
 
     def __init__(self, count: int) -> None:
         self.sockets: dict[str, socket.socket | None] = {}
+        self.held: list[socket.socket] = []
         self.peers: dict[str, PeerAddress] = {}
         self.links: dict[str, PeerLinks] = {}
         self.seen: dict[str, Recorder] = {}
@@ -80,6 +81,7 @@ class Net:
             sock, port = bound()
             self.sockets[f"n{n}"] = sock
             self.peers[f"n{n}"] = PeerAddress(f"n{n}", "127.0.0.1", port)
+            self.held.append(bound(port)[0])  # nobody else is given it while the node is down
 
     async def start(self, node: str, group: str = "g", config: LinkConfig | None = None) -> None:
         self.seen[node] = Recorder()
@@ -96,7 +98,7 @@ class Net:
     async def close(self) -> None:
         for node in list(self.links):
             await self.stop(node)
-        for sock in self.sockets.values():
+        for sock in (*self.sockets.values(), *self.held):
             if sock is not None:
                 sock.close()
 

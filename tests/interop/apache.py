@@ -6,12 +6,13 @@ slave of ours would not see anyway (timer wheel, tiered store, the VIP port's cl
 """
 
 import glob
+import random
 import signal
-import socket
 from pathlib import Path
 
 from py4j.java_gateway import JavaObject
 
+from chaos.cluster.ports import choose_ports
 from tests.interop.jvm import Jvm, fetch
 
 IVY_FILE = Path(__file__).with_name("ivy-broker.xml")
@@ -61,17 +62,7 @@ def jars(version: str) -> list[str]:
 
 def ports():
     """A port for the broker whose neighbours (VIP listener, HA listener) are free, too."""
-    while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        try:
-            for near in (port - 2, port + 1):
-                with socket.socket() as probe:
-                    probe.bind(("127.0.0.1", near))
-        except OSError:
-            continue
-        return port
+    return choose_ports(1, "127.0.0.1", random.Random())[0]
 
 
 class ApacheBroker:

@@ -46,7 +46,7 @@ class Classic(Group):
     async def start(self, name):
         listener = None
         if name == "master":
-            listener = self.sockets.pop(name, None) or _bound(self.ports[name])
+            listener = self.listener(name)
         disk = OsDisk(str(self.root / name))
         broker = Broker(self.config(name), disk, replication_socket=listener)
         self.brokers[name] = broker

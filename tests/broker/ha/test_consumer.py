@@ -1,10 +1,13 @@
 """Our client and a classic group: it reads at the slave while the master is away and goes back by
 itself, reads cold data where the master sends it; a producer is told statuses, not errors."""
 
+import random
+
+from chaos.cluster.ports import choose_ports
 from client import ConsumeFrom, ConsumerConfig, Message, Producer, PushConsumer, SendStatus
 from client.instance import InstanceConfig
 from namesrv.server import NameServer, NameServerConfig
-from tests.broker.cluster import _bound, until
+from tests.broker.cluster import until
 from tests.broker.ha.pair import Classic
 
 
@@ -43,9 +46,8 @@ async def test_the_consumer_turns_to_the_slave_and_back(tmp_path):
     seen = Seen()
     async with NameServer(NameServerConfig(bind="127.0.0.1", port=0)) as server:
         namesrv = f"127.0.0.1:{server.port}"
-        listener = _bound()  # the master comes back at the same address
-        own = {"master": {"listenPort": listener.getsockname()[1]}}
-        listener.close()
+        (port,) = choose_ports(1, "127.0.0.1", random.Random())
+        own = {"master": {"listenPort": port}}  # the master comes back at the same address
         async with Classic(tmp_path, names=own, namesrvAddr=namesrv) as pair:
             await pair.followed()
             await pair.create_topic(pair.master, "T")

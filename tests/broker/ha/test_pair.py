@@ -334,7 +334,7 @@ async def test_a_raft_store_is_not_opened_in_classic_mode(tmp_path):
     with pytest.raises(EngineError, match="a Raft replica's"):
         await pair.start("master")
     await pair.brokers["master"].stop()
-    pair.sockets.clear()
+    pair.let_go()
 
 
 async def test_name_servers_bring_slaves_and_masters_together(tmp_path):

@@ -1,13 +1,15 @@
 """One broker as a process of its own, with tokens, for tests that talk to it from outside."""
 
+import random
 import signal
-import socket
 import subprocess
 import sys
 import time
 from contextlib import contextmanager
 
 import orjson
+
+from chaos.cluster.ports import choose_ports
 
 TOKENS = {role: f"{role}-token-{'0' * 16}" for role in ("viewer", "operator", "admin")}
 PATIENCE_S = 30.0
@@ -60,6 +62,5 @@ def _address(process, log):
 
 
 def _free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """Below what the system gives away by itself."""
+    return choose_ports(1, "127.0.0.1", random.Random())[0]

@@ -171,7 +171,7 @@ async def test_what_waits_is_not_lost_with_its_segment_nor_by_who_is_refilled(tm
         await start_again(group, away)
         other = group.brokers[away]
         await until(lambda: other.application.applied_index >= leader.application.applied_index)
-        leader.hand_over(away)
+        assert (await group.transfer(leader, away)).code == 0
         await until(lambda: other.roles.leading)
         other.timers.timing.wall_ms = lambda: other.wall_ms() + 3_700_000
         await until(lambda: other.timers.look().waiting == 0 and other.timers.delivered_count)

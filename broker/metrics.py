@@ -22,6 +22,7 @@ from broker.engine import RaftEngine
 from dledger.messages import Role, RoleEvent
 from ops.metrics import LAG_BOUNDS_S, Exposition, Families, LoopLag, Timings
 from remoting.codes import RequestCode, ResponseCode
+from remoting.tlsfigures import tell
 from store.errors import StoreError
 
 if TYPE_CHECKING:
@@ -230,6 +231,7 @@ class BrokerMetrics:
             "Client connections closed for want of room.",
             broker.server.refused_count,
         )
+        tell(families, "rocketmq", broker.tls)
         families.gauge("rocketmq_clients", "Memberships of clients.", broker.clients.count)
         families.gauge("rocketmq_topics", "Topics.", len(broker.state.topics.entries))
 

@@ -59,6 +59,7 @@ def runtime_info(broker: Broker) -> dict[str, str]:
         "pullThreadPoolQueueHeadWaitTimeMills": "0",
         "clientCount": str(broker.clients.count),
         "httpAddress": broker.http.address,
+        "tlsFilesRefused": broker.tls.error,
     }
     if config.is_classic:
         return info | _classic(broker)

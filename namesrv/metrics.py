@@ -16,7 +16,9 @@ from ops.metrics import LAG_BOUNDS_S, Exposition, Families, LoopLag, Timings
 from remoting.codes import RequestCode, ResponseCode
 from remoting.command import RemotingCommand
 from remoting.connection import Answer, Connection, Handler
+from remoting.processtls import ProcessTls
 from remoting.server import RemotingServer
+from remoting.tlsfigures import tell
 
 GROUPS_MAX = 1_000
 LATER = "LATER"  # answered by a task; what it said is not counted
@@ -29,6 +31,7 @@ class NameServerMetrics:
         self.answers: dict[tuple[int, int | None], int] = {}  # (request code, response code)
         self._table = table
         self._server: RemotingServer | None = None
+        self._tls: ProcessTls | None = None
         self._lag = LoopLag(Timings(LAG_BOUNDS_S))
         self._exposition = Exposition(self._collect)
 
@@ -36,8 +39,8 @@ class NameServerMetrics:
         """`handlers`, with their answers counted."""
         return {int(code): self._counted(handler) for code, handler in handlers.items()}
 
-    def start(self, server: RemotingServer) -> None:
-        self._server = server
+    def start(self, server: RemotingServer, tls: ProcessTls) -> None:
+        self._server, self._tls = server, tls
         self._lag.start()
 
     def stop(self) -> None:
@@ -137,6 +140,8 @@ class NameServerMetrics:
                 "Connections closed for want of room.",
                 server.refused_count,
             )
+        if self._tls is not None:
+            tell(families, "rocketmq_namesrv", self._tls)
         families.histogram(
             "rocketmq_namesrv_event_loop_lag_seconds",
             "By how much the event loop is late for its timers.",

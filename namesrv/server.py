@@ -73,7 +73,7 @@ class NameServer:
             tls=self.tls.server,
         )
         await self._server.start(self._config.bind, self._config.port)
-        self.metrics.start(self._server)
+        self.metrics.start(self._server, self.tls)
         self.tls.start()
         self._scan = asyncio.create_task(self._scan_forever())
         if self._config.http_enable:

@@ -169,6 +169,12 @@ class ProcessTls:
             for one in self._contexts
         ]
 
+    def arrivals(self) -> list[tuple[str, ArrivalCounts]]:
+        """By what each port's context is called in `status`."""
+        peers = None if self.peers is None else self.peers.policy
+        found = (("server", self.server), ("http", self.http), ("raft server", peers))
+        return [(name, policy.counts) for name, policy in found if policy is not None]
+
     @property
     def https(self) -> ssl.SSLContext | None:
         """What others' HTTPS is believed by; None: by what the system trusts."""
@@ -203,17 +209,6 @@ class ProcessTls:
         renewed = Renewed(settings, name)
         self._contexts.append(renewed)
         return renewed
-
-
-def total(counts: list[ArrivalCounts]) -> ArrivalCounts:
-    """Of several ports together."""
-    return ArrivalCounts(
-        tls=sum(one.tls for one in counts),
-        plain=sum(one.plain for one in counts),
-        plain_refused=sum(one.plain_refused for one in counts),
-        failed=sum(one.failed for one in counts),
-        silent=sum(one.silent for one in counts),
-    )
 
 
 def _server(keys: TlsKeys) -> ServerTls:

@@ -70,9 +70,9 @@ class RemotingServer:
         return int(self._listeners[0].sockets[0].getsockname()[1])
 
     @property
-    def arrivals(self) -> list[ArrivalCounts]:
-        """Of each port that takes TLS."""
-        return [one.counts for one in self._listeners if isinstance(one, TlsListener)]
+    def arrivals(self) -> ArrivalCounts | None:
+        """Of all ports, if they take TLS."""
+        return None if self._tls is None else self._tls.counts
 
     @property
     def traffic_bytes(self) -> tuple[int, int]:

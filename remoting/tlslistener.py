@@ -20,7 +20,7 @@ import socket
 import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from remoting.tls import TlsContext, TlsMode, words_of
 
@@ -45,15 +45,6 @@ class ArrivalLimits:
     starts_per_turn: int = 8
 
 
-@dataclass(frozen=True, slots=True)
-class TlsPolicy:
-    """What a listener takes, and with which certificate."""
-
-    mode: TlsMode
-    source: TlsContext
-    limits: ArrivalLimits = ArrivalLimits()
-
-
 @dataclass(slots=True)
 class ArrivalCounts:
     """Since the start."""
@@ -63,6 +54,16 @@ class ArrivalCounts:
     plain_refused: int = 0  # enforcing
     failed: int = 0  # handshakes that failed, or took too long
     silent: int = 0  # closed because they said nothing
+
+
+@dataclass(frozen=True, slots=True)
+class TlsPolicy:
+    """What a listener takes, and with which certificate; `counts` of all listeners that have it."""
+
+    mode: TlsMode
+    source: TlsContext
+    limits: ArrivalLimits = ArrivalLimits()
+    counts: ArrivalCounts = field(default_factory=ArrivalCounts)
 
 
 @dataclass(eq=False, frozen=True, slots=True)
@@ -78,7 +79,7 @@ class TlsListener:
     """See the module; stands where an asyncio.Server stands."""
 
     def __init__(self, factory: Factory, policy: TlsPolicy) -> None:
-        self.counts = ArrivalCounts()
+        self.counts = policy.counts
         self.sockets: list[socket.socket] = []
         self._factory = factory
         self._policy = policy

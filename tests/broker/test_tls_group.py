@@ -52,7 +52,7 @@ async def test_a_leader_is_killed_and_nothing_is_lost(world: World, tmp_path: Pa
             assert len(sent) == 250
             await same_everywhere(group, len(stored))
             for one in group.brokers.values():
-                counts = one.server.arrivals[0]
+                counts = one.server.arrivals
                 assert (counts.plain, one.tls.error) == (0, "")
                 network = one.engine.config.links.network
                 assert network.listener.counts.plain == 0

@@ -1,0 +1,66 @@
+"""What a process shows of TLS at /metrics: its certificates, and who came how. Pure.
+
+Names begin with what its owner's other families begin with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from typing import Protocol
+
+from remoting.processtls import ProcessTls
+
+
+class Families(Protocol):
+    """As ops.metrics has them."""
+
+    def gauges(
+        self,
+        name: str,
+        doc: str,
+        labels: Sequence[str],
+        rows: Iterable[tuple[Sequence[str], float]],
+    ) -> None: ...
+
+    def counters(
+        self,
+        name: str,
+        doc: str,
+        labels: Sequence[str],
+        rows: Iterable[tuple[Sequence[str], float]],
+    ) -> None: ...
+
+
+def tell(families: Families, prefix: str, tls: ProcessTls) -> None:
+    """Without TLS the families have no series."""
+    contexts = tls.status()
+    families.gauges(
+        f"{prefix}_tls_certificate_not_after_seconds",
+        "When a certificate of this process ends, in seconds since the epoch.",
+        ("context",),
+        [((c.name,), c.certificate.not_after_s) for c in contexts if c.certificate is not None],
+    )
+    families.gauges(
+        f"{prefix}_tls_files_refused",
+        "1: the files of certificates as they are now cannot be used; those before still are.",
+        ("context",),
+        [((c.name,), float(bool(c.error))) for c in contexts],
+    )
+    families.counters(
+        f"{prefix}_tls_renewals_total",
+        "How often files of certificates that changed were taken over.",
+        ("context",),
+        [((c.name,), c.renewed_count) for c in contexts],
+    )
+    families.counters(
+        f"{prefix}_tls_arrivals_total",
+        "Connections at ports that take TLS: tls, plain, plain_refused (enforcing), failed in the"
+        " handshake, silent (said nothing in time).",
+        ("context", "result"),
+        [
+            ((name, one.name), getattr(counts, one.name))
+            for name, counts in tls.arrivals()
+            for one in fields(counts)
+        ],
+    )

@@ -51,6 +51,7 @@ class Access:
         self.book = AccountBook(broker, self._accounts_changed)
         self._gate = Gate(self.book.current, broker_needs)
         self._then: RawHandler = lambda connection, frames: None
+        self._admin: AclAdmin | None = None
         self._unsettled = False
         self._held: list[tuple[Connection, list[RawFrame]]] = []
         self._held_bytes = 0
@@ -75,7 +76,10 @@ class Access:
         return self._arrived
 
     def handlers(self) -> dict[int, Handler]:
-        return AclAdmin(self._broker, self.book).handlers() if self.enabled else {}
+        if not self.enabled:
+            return {}
+        self._admin = AclAdmin(self._broker, self.book)
+        return self._admin.handlers()
 
     def chores(self) -> list[Chore]:
         return self.book.chores() if self.enabled else []
@@ -86,13 +90,15 @@ class Access:
         if not self._unsettled:
             self._release()
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
         self._unsettled = False
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         self._held.clear()
         self._held_bytes = 0
+        if self._admin is not None:
+            await self._admin.stop()
 
     def _accounts_changed(self) -> None:
         """Pulls that are held were let in by the accounts of before."""

@@ -98,6 +98,8 @@ class AccountBook:
         await self._barrier()  # only who certainly leads knows what there is
         before = self.current()
         after = changed(before)
+        if after is before and broker.state.acl.accounts is not None:
+            return
         commands = [] if broker.state.acl.accounts is not None else [seed(before)]
         commands += difference(before, after)
         await self._propose(several(commands))
@@ -149,4 +151,4 @@ def difference(before: Accounts, after: Accounts) -> list[bytes]:
     commands += [delete_account(key) for key in before.by_key if key not in after.by_key]
     if before.white_addresses != after.white_addresses:
         commands.append(put_white_addresses(after.white_addresses))
-    return commands or [put_white_addresses(after.white_addresses)]
+    return commands or [put_white_addresses(after.white_addresses)]  # the version counts on

@@ -13,12 +13,16 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from broker.accountbook import AccountBook
-from remoting.acl import AclError, account_from_config
+from broker.queries import not_leader
+from remoting.acl import Accounts, AclError, account_from_config
+from remoting.acl.signature import SIGNATURE
+from remoting.client import RemotingClient
 from remoting.codes import RequestCode
 from remoting.command import RemotingCommand
 from remoting.connection import Connection, Handler
@@ -33,6 +37,9 @@ log = logging.getLogger("broker.acl")
 UPDATE_FAILED = 209
 DELETE_FAILED = 210
 WHITE_ADDRESSES_FAILED = 211
+PASSED_ON = "passed on"  # remark of a change that another replica was asked for
+PASS_ON_TIMEOUT_MS = 5_000.0
+Change = Callable[[Connection, RemotingCommand], Awaitable[RemotingCommand]]
 
 
 class AclAdmin:
@@ -41,15 +48,46 @@ class AclAdmin:
     def __init__(self, broker: Broker, book: AccountBook) -> None:
         self._broker = broker
         self._book = book
+        self._peers = RemotingClient(tls=broker.tls.client)
 
     def handlers(self) -> dict[int, Handler]:
         return {
-            int(RequestCode.UPDATE_AND_CREATE_ACL_CONFIG): self._put,
-            int(RequestCode.DELETE_ACL_CONFIG): self._delete,
+            int(RequestCode.UPDATE_AND_CREATE_ACL_CONFIG): self._by_leader(self._put),
+            int(RequestCode.DELETE_ACL_CONFIG): self._by_leader(self._delete),
             int(RequestCode.GET_BROKER_CLUSTER_ACL_INFO): self._version,
-            int(RequestCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG): self._white_addresses,
+            int(RequestCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG): self._by_leader(
+                self._white_addresses
+            ),
             int(RequestCode.GET_BROKER_CLUSTER_ACL_CONFIG): self._config,
         }
+
+    def _by_leader(self, handler: Change) -> Handler:
+        """Apache's tools send a change of a cluster to all its brokers and stop at a refusal. So a
+        replica that does not lead passes it on, with the signature that it has; one that was let
+        in by its address is signed by this node, which judged it."""
+
+        async def at_leader(connection: Connection, request: RemotingCommand) -> RemotingCommand:
+            roles = self._broker.roles
+            if self._broker.config.is_classic or roles.leading or request.remark == PASSED_ON:
+                return await handler(connection, request)
+            address = roles.leader_address
+            if not address:
+                raise not_leader()
+            ext = dict(request.ext or {})
+            command = RemotingCommand.request(request.code, ext, request.body)
+            command.remark = PASSED_ON  # not part of what is signed
+            own = self._broker.config.inner_credentials
+            if SIGNATURE not in ext and own is not None:
+                own.sign(command)
+            answer = await self._peers.invoke(address, command, PASS_ON_TIMEOUT_MS)
+            return RemotingCommand.response_to(
+                request, answer.code, answer.remark, answer.ext, answer.body
+            )
+
+        return at_leader
+
+    async def stop(self) -> None:
+        await self._peers.close()
 
     async def _put(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         key = text(request.ext, "accessKey")
@@ -73,11 +111,18 @@ class AclAdmin:
         key = text(request.ext, "accessKey")
         now_ms = self._broker.wall_ms()
         try:
-            await self._book.change(lambda accounts: accounts.without(key, now_ms))
+            await self._book.change(lambda accounts: self._without(accounts, key, now_ms))
         except AclError as error:
             return RemotingCommand.response_to(request, DELETE_FAILED, str(error))
         log.warning("acl_changed op=delete access_key=%s by=%s", key, _by(connection, request))
         return RemotingCommand.response_to(request)
+
+    def _without(self, accounts: Accounts, key: str, now_ms: int) -> Accounts:
+        """Of a Raft group it may have been deleted through another replica a moment ago: tools send
+        it to each."""
+        if key not in accounts.by_key and not self._broker.config.is_classic:
+            return accounts
+        return accounts.without(key, now_ms)
 
     async def _white_addresses(
         self, connection: Connection, request: RemotingCommand

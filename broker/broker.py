@@ -209,7 +209,7 @@ class Broker:
             await self.consuming.stop()
             self.sends.close()
             self.pulls.holds.release_all()
-            self.access.stop()
+            await self.access.stop()
             await self.server.stop()
             self._closed = True
             await self.http.stop()

@@ -7,6 +7,7 @@ unknown whether it was done. What went wrong is one line on stderr.
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -16,11 +17,15 @@ import click
 
 from client.admin import Admin
 from client.errors import BrokerUnreachable, ClientError, NameServerUnreachable
+from client.instance import InstanceConfig
 from mqadmin import output
 from mqadmin.command import Arguments, Command, CommandError, Flag, Kind, Part, parse_time
 from mqadmin.commands import COMMANDS
+from mqadmin.credentials import Given, find
+from remoting.acl.signature import Credentials
 from remoting.address import parse_address, parse_address_list
 from remoting.errors import ConnectError, RemotingError
+from remoting.tlsfile import client_tls_of
 
 REFUSED, USAGE, UNREACHABLE, UNKNOWN = 1, 2, 3, 4
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -58,13 +63,26 @@ class Commands(click.Group):
 
 
 @click.group(cls=Commands, context_settings=CONTEXT)
-def main() -> None:
+@click.option("--accessKey", "access_key", default="", help="Sign requests: the account,")
+@click.option("--secretKey", "secret_key", default="", help="and its secret.")
+@click.option("--securityToken", "security_token", default="", help="The token, if there is one.")
+@click.option(
+    "--toolsFile", "tools_file", default="", metavar="FILE",
+    help="Read them there, as Apache's conf/tools.yml has them.",
+)  # fmt: skip
+@click.pass_context
+def main(ctx: click.Context, /, **given: str) -> None:
     """Administer a RocketMQ-compatible cluster: ours, or Apache's.
 
     \b
       mqadmin clusterList -n 127.0.0.1:9876
       mqadmin help resetOffsetByTime
+
+    Where access control is on, requests are signed: with the flags below, before the sub-command;
+    else with RAFTMQ_ACCESS_KEY, RAFTMQ_SECRET_KEY and RAFTMQ_SECURITY_TOKEN; else as
+    $ROCKETMQ_HOME/conf/tools.yml says.
     """
+    ctx.obj = Given(**given)
 
 
 @main.command("help", help="Say what a sub-command does and which flags it has.")
@@ -96,7 +114,12 @@ def _clicked(command: Command) -> click.Command:
     ]
 
     def call(**values: Any) -> None:
-        sys.exit(execute(command, values))
+        given = click.get_current_context().obj
+        try:
+            credentials = find(given or Given(), os.environ)
+        except ValueError as error:
+            sys.exit(_complain(str(error), USAGE))
+        sys.exit(execute(command, values, credentials))
 
     return click.Command(
         command.name, callback=call, params=parameters, help=command.doc, context_settings=CONTEXT
@@ -115,19 +138,27 @@ def _option(flag: Flag) -> click.Option:
     )
 
 
-def execute(command: Command, values: dict[str, Any]) -> int:
+def execute(
+    command: Command, values: dict[str, Any], credentials: Credentials | None = None
+) -> int:
     """Run the command, print its answer, with `--interval` again and again; the exit status."""
     namesrv = values.pop("namesrvAddr", None)
     wants_json = values.pop("json")
     interval_s = values.get("interval") or 0
-    status = _once(command, namesrv, values, wants_json)
+    status = _once(command, namesrv, values, wants_json, credentials)
     while interval_s > 0 and status != USAGE:
         time.sleep(interval_s)
-        status = _once(command, namesrv, values, wants_json)
+        status = _once(command, namesrv, values, wants_json, credentials)
     return status
 
 
-def _once(command: Command, namesrv: str | None, values: dict[str, Any], wants_json: bool) -> int:
+def _once(
+    command: Command,
+    namesrv: str | None,
+    values: dict[str, Any],
+    wants_json: bool,
+    credentials: Credentials | None,
+) -> int:
     if not namesrv:
         return _complain("which name server? Give -n HOST:PORT, or set NAMESRV_ADDR", USAGE)
     name_servers = parse_address_list(namesrv)
@@ -137,7 +168,7 @@ def _once(command: Command, namesrv: str | None, values: dict[str, Any], wants_j
     except ConnectError as error:
         return _complain(f"-n: {error}", USAGE)
     try:
-        parts = asyncio.run(_answer(command, name_servers, Arguments(values)))
+        parts = asyncio.run(_answer(command, name_servers, Arguments(values), credentials))
     except CommandError as error:
         return _complain(str(error), USAGE if error.usage else REFUSED)
     except ClientError as error:
@@ -154,8 +185,15 @@ def _once(command: Command, namesrv: str | None, values: dict[str, Any], wants_j
     return 0
 
 
-async def _answer(command: Command, namesrv: Sequence[str], arguments: Arguments) -> Sequence[Part]:
-    async with Admin(namesrv) as admin:
+async def _answer(
+    command: Command,
+    namesrv: Sequence[str],
+    arguments: Arguments,
+    credentials: Credentials | None,
+) -> Sequence[Part]:
+    tls = await asyncio.to_thread(client_tls_of, os.environ)
+    config = InstanceConfig(credentials=credentials, tls=tls)
+    async with Admin(namesrv, instance_config=config) as admin:
         return await command.run(admin, arguments)
 
 

@@ -90,6 +90,9 @@ class Arguments:
         value = self._values.get(name)
         return None if value is None else bool(value)
 
+    def given(self, name: str) -> bool:
+        return self._values.get(name) is not None
+
     def on(self, name: str) -> bool:
         return bool(self._values.get(name))
 

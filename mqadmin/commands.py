@@ -1,6 +1,6 @@
 """All sub-commands, in the order that `mqadmin help` lists them."""
 
-from mqadmin import brokers, groups, messages, nameservers, offsets, topics
+from mqadmin import acl, brokers, groups, messages, nameservers, offsets, topics
 
 COMMANDS = (
     *brokers.COMMANDS,
@@ -9,4 +9,5 @@ COMMANDS = (
     *offsets.COMMANDS,
     *messages.COMMANDS,
     *nameservers.COMMANDS,
+    *acl.COMMANDS,
 )

@@ -65,6 +65,18 @@ def credentials_of(text: str) -> Credentials | None:
     return Credentials(*found)
 
 
+def credentials_of_environment(environment: Mapping[str, str]) -> Credentials | None:
+    """RAFTMQ_ACCESS_KEY, RAFTMQ_SECRET_KEY and RAFTMQ_SECURITY_TOKEN, as tools have them. Raises
+    ValueError for half of them."""
+    access_key, secret_key, token = (
+        environment.get(f"RAFTMQ_{name}", "")
+        for name in ("ACCESS_KEY", "SECRET_KEY", "SECURITY_TOKEN")
+    )
+    if not access_key and not secret_key:
+        return None
+    return Credentials(access_key, secret_key, token or None)
+
+
 def signed_text(ext: Mapping[str, str], body: bytes) -> bytes:
     """What the signature of a request with these fields and this body is made of."""
     if all(map(str.isascii, ext)):

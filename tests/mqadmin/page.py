@@ -15,6 +15,7 @@ import time
 from click.testing import CliRunner
 
 from client import BlockingConsumer, BlockingProducer, Message, MessageQueue
+from mqadmin import acl
 from mqadmin.cli import main
 from mqadmin.command import Kind
 from mqadmin.commands import COMMANDS
@@ -23,7 +24,8 @@ HEAD = """\
 # mqadmin
 
 Administers a cluster over the wire protocol: ours, or Apache RocketMQ's. Sub-commands and flags
-are those of Apache's `mqadmin` 5.3; `raftStatus`, `transferLeader` and `members` are ours.
+are those of Apache's `mqadmin` 5.3, those of accounts of 4.9; `raftStatus`, `transferLeader` and
+`members` are ours.
 
 ```
 mqadmin COMMAND [FLAGS] -n HOST:PORT[;HOST:PORT]
@@ -31,6 +33,9 @@ mqadmin help COMMAND
 ```
 
 - `-n`, `--namesrvAddr`: the name servers; without it the variable `NAMESRV_ADDR`.
+- Where access control is on ([Security](security.md)): `--accessKey`, `--secretKey` and
+  `--securityToken` before the sub-command, or `RAFTMQ_ACCESS_KEY`, `RAFTMQ_SECRET_KEY` and
+  `RAFTMQ_SECURITY_TOKEN`, or Apache's `conf/tools.yml` (`--toolsFile`, or below `ROCKETMQ_HOME`).
 - `--json`: the answer as one JSON document, for scripts.
 - Exit status: 0 done; 1 refused, or not there; 2 asked for wrongly; 3 nobody answered; 4 it is
   unknown whether it was done. What went wrong is one line on stderr.
@@ -213,6 +218,8 @@ def render(namesrv):
     parts = [HEAD]
     for command in COMMANDS:
         parts.append(f"\n## {command.name}\n\n{command.doc}\n\n{flags(command)}")
+        if command in acl.COMMANDS:  # the examples' cluster is without access control
+            continue
         for lines in shown.pop(command.name):
             parts.append("\n```\n" + "\n".join(lines) + "\n```\n")
     assert not shown, f"no commands: {shown}"

@@ -1,0 +1,129 @@
+"""Accounts: what Apache's mqadmin 4.x has for its plain access control.
+
+Of a Raft group any replica will do: one that does not lead passes the change on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from client.admin import Admin
+from mqadmin.command import Arguments, Command, CommandError, Done, Flag, Kind, Part, Table
+from mqadmin.targets import BROKER, CLUSTER, replicas
+from remoting.codes import RequestCode
+from remoting.fastjson import loads_object
+
+FIELDS = (
+    "accessKey",
+    "secretKey",
+    "whiteRemoteAddress",
+    "defaultTopicPerm",
+    "defaultGroupPerm",
+    "topicPerms",
+    "groupPerms",
+)
+
+
+async def update(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+    ext = {name: arguments.text(name) for name in FIELDS if arguments.given(name)}
+    if arguments.given("admin"):
+        ext["admin"] = "true" if arguments.boolean("admin") else "false"
+    for address in await _brokers(admin, arguments):
+        await admin.ask(address, RequestCode.UPDATE_AND_CREATE_ACL_CONFIG, ext)
+    key = arguments.text("accessKey")
+    return [Done(f"the account {key} is as you said", {"accessKey": key})]
+
+
+async def delete(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+    key = arguments.text("accessKey")
+    for address in await _brokers(admin, arguments):
+        await admin.ask(address, RequestCode.DELETE_ACL_CONFIG, {"accessKey": key})
+    return [Done(f"there is no account {key} any more", {"accessKey": key})]
+
+
+async def white_addresses(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+    addresses = arguments.text("globalWhiteRemoteAddresses")
+    ext = {"globalWhiteAddrs": addresses}
+    if arguments.text("aclFileFullPath"):
+        ext["aclFileFullPath"] = arguments.text("aclFileFullPath")
+    for address in await _brokers(admin, arguments):
+        await admin.ask(address, RequestCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG, ext)
+    return [Done(f"these addresses need no account: {addresses or 'none'}")]
+
+
+async def show(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+    parts: list[Part] = []
+    for address in await _brokers(admin, arguments):
+        response = await admin.ask(address, RequestCode.GET_BROKER_CLUSTER_ACL_CONFIG)
+        body = loads_object(response.body)
+        rows = [_row(one) for one in body.get("plainAccessConfigs") or []]
+        parts.append(Table(rows, f"accounts of {address}", columns=FIELDS))
+        white = [{"globalWhiteAddress": one} for one in body.get("globalWhiteAddrs") or []]
+        title = f"addresses without account at {address}"
+        parts.append(Table(white, title, columns=("globalWhiteAddress",)))
+    return parts
+
+
+async def version(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+    rows = []
+    for address in await _brokers(admin, arguments):
+        response = await admin.ask(address, RequestCode.GET_BROKER_CLUSTER_ACL_INFO)
+        ext = response.ext or {}
+        found = orjson.loads(ext.get("version") or "{}")
+        rows.append(
+            {
+                "cluster": ext.get("clusterName", ""),
+                "broker": ext.get("brokerName", ""),
+                "address": ext.get("brokerAddr", address),
+                "counter": found.get("counter", 0),
+                "timestamp": found.get("timestamp", 0),
+            }
+        )
+    return [Table(rows)]
+
+
+def _row(account: dict[str, Any]) -> dict[str, Any]:
+    shown = {**account}
+    for name in ("topicPerms", "groupPerms"):
+        shown[name] = ",".join(account.get(name) or [])
+    return {name: shown.get(name) or "" for name in FIELDS} | {"admin": bool(shown.get("admin"))}
+
+
+async def _brokers(admin: Admin, arguments: Arguments) -> list[str]:
+    """`-b`, or all of `-c`, masters and slaves: classic ones have a file each."""
+    address, cluster = arguments.text("brokerAddr"), arguments.text("clusterName")
+    if not address and not cluster:
+        raise CommandError("which brokers? Give -b HOST:PORT or -c CLUSTER", usage=True)
+    if address:
+        return [address]
+    return [replica.address for replica in replicas(await admin.cluster_info(), cluster)]
+
+
+KEY = Flag("a", "accessKey", "The account's access key.", required=True)
+WHERE = (BROKER, CLUSTER)
+
+COMMANDS = (
+    Command("updateAclConfig", "Make an account, or change what the flags say of one.",
+        (*WHERE, KEY,
+         Flag("s", "secretKey", "Its secret; needed for a new account."),
+         Flag("w", "whiteRemoteAddress", "Addresses from which it need not sign."),
+         Flag("i", "defaultTopicPerm", "DENY, PUB, SUB or PUB|SUB on topics not listed."),
+         Flag("u", "defaultGroupPerm", "The same on groups."),
+         Flag("t", "topicPerms", "On these topics, e.g. topicA=DENY,topicD=SUB."),
+         Flag("g", "groupPerms", "On these groups, e.g. groupD=DENY,groupE=SUB."),
+         Flag("m", "admin", "Whether it is an admin.", Kind.BOOLEAN)),
+        update),
+    Command("deleteAclConfig", "Delete an account.", (*WHERE, KEY), delete),
+    Command("updateGlobalWhiteAddr", "Say from which addresses no account is needed.",
+        (*WHERE,
+         Flag("g", "globalWhiteRemoteAddresses", "All of them, e.g. 10.10.103.*,192.168.0.*.",
+              required=True),
+         Flag("p", "aclFileFullPath", "Of Apache's brokers: which file.")),
+        white_addresses),
+    Command("getAclConfig", "Show the accounts, without their secrets.", WHERE, show),
+    Command("clusterAclConfigVersion", "Show which version of the accounts brokers have.", WHERE,
+        version),
+)  # fmt: skip

@@ -1,0 +1,48 @@
+"""Whose requests mqadmin's are: flags, else environment variables, else Apache's conf/tools.yml."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from remoting.acl.plainfile import parse_credentials
+from remoting.acl.signature import Credentials, credentials_of_environment
+from remoting.errors import RemotingError
+
+HOME = "ROCKETMQ_HOME"
+TOOLS_FILE = Path("conf") / "tools.yml"
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What the command line says; "" for nothing."""
+
+    access_key: str = ""
+    secret_key: str = ""
+    security_token: str = ""
+    tools_file: str = ""
+
+
+def find(given: Given, environment: Mapping[str, str]) -> Credentials | None:
+    """Blocking. Raises ValueError, whose text holds no secret."""
+    if given.access_key or given.secret_key:
+        token = given.security_token or None
+        return Credentials(given.access_key, given.secret_key, token)
+    if given.tools_file:
+        return _read(Path(given.tools_file))
+    found = credentials_of_environment(environment)
+    if found is not None:
+        return found
+    home = environment.get(HOME)
+    path = Path(home) / TOOLS_FILE if home else TOOLS_FILE
+    return _read(path) if path.exists() else None
+
+
+def _read(path: Path) -> Credentials:
+    try:
+        return parse_credentials(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: {type(error).__name__}") from None
+    except RemotingError as error:
+        raise ValueError(f"{path}: {error}") from None

@@ -1,0 +1,94 @@
+"""mqadmin's credentials, and its commands for accounts, against brokers with access control."""
+
+import asyncio
+
+import pytest
+from click.testing import CliRunner
+
+from broker.access import Access
+from mqadmin.cli import main
+from mqadmin.credentials import Given, find
+from namesrv.server import NameServer, NameServerConfig
+from remoting.acl.signature import Credentials, credentials_of_environment
+from tests.broker.cluster import until
+from tests.broker.test_access import ADMIN, EXCEPTION, WRITER, guarded, send
+
+
+def test_where_credentials_come_from(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert find(Given(), {}) is None
+    home = tmp_path / "home"
+    (home / "conf").mkdir(parents=True)
+    (home / "conf/tools.yml").write_text("accessKey: of-home\nsecretKey: 12345678\n")
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf/tools.yml").write_text("accessKey: of-here\nsecretKey: 12345678\n")
+    there = {"ROCKETMQ_HOME": str(home)}
+    assert find(Given(), {}).access_key == "of-here"
+    assert find(Given(), there).access_key == "of-home"
+    variables = there | {"RAFTMQ_ACCESS_KEY": "of-env", "RAFTMQ_SECRET_KEY": "s"}
+    assert find(Given(), variables) == Credentials("of-env", "s")
+    assert find(Given(tools_file=str(home / "conf/tools.yml")), variables).access_key == "of-home"
+    flags = Given("of-flags", "s", "t")
+    assert find(flags, variables) == Credentials("of-flags", "s", "t")
+    with pytest.raises(ValueError, match="need an access key and a secret key"):
+        credentials_of_environment({"RAFTMQ_ACCESS_KEY": "alone"})
+    (home / "conf/tools.yml").write_text("secretKey: [12345678")
+    with pytest.raises(ValueError, match="not YAML") as raised:
+        find(Given(), there)
+    assert "12345678" not in str(raised.value)
+
+
+async def mqadmin(*arguments, who=ADMIN):
+    """Exit status, and all it printed."""
+    env = {"RAFTMQ_ACCESS_KEY": "", "RAFTMQ_SECRET_KEY": "", "NAMESRV_ADDR": "127.0.0.1:1"}
+    if who is not None:
+        env |= {"RAFTMQ_ACCESS_KEY": who.access_key, "RAFTMQ_SECRET_KEY": who.secret_key}
+    result = await asyncio.to_thread(CliRunner().invoke, main, arguments, env=env)
+    return result.exit_code, result.stdout + result.stderr
+
+
+async def test_accounts_of_a_group_through_any_replica_and_of_all_at_once(tmp_path):
+    config = NameServerConfig(
+        bind="127.0.0.1", port=0, http_enable=False, acl_enable=True,
+        acl_file=str(tmp_path / "plain_acl.yml"), acl_reads_need_account=True,
+    )  # fmt: skip
+    async with guarded(tmp_path, 3) as group:
+        server = NameServer(config)  # its port is known only now: the brokers are started anew
+        await server.start()
+        try:
+            group.settings["namesrvAddr"] = server.address
+            for name in group.names:
+                await group.stop(name)
+            await asyncio.gather(*(group.start(name) for name in group.names))
+            leader = await group.leading()
+            await until(lambda: all(b.registrar.registered for b in group.brokers.values()))
+            assert (await group.create_topic(leader, "T")).code == 0
+            where = ("-n", server.address)
+            assert (await mqadmin("clusterList", *where))[0] == 0
+            assert (await mqadmin("clusterList", *where, who=None))[0] != 0
+            every = ("-c", "TestCluster", *where)
+            new = Credentials("somebody-new", "sesame-open-4")
+            made = await mqadmin(
+                "updateAclConfig", "-a", new.access_key, "-s", new.secret_key, "-t", "T=PUB", *every
+            )
+            assert made == (0, "the account somebody-new is as you said\n")
+            assert (await send(leader, new)).code == 0
+            follower = next(b for b in group.brokers.values() if b is not leader)
+            one = ("-b", follower.address, *where)
+            changed = await mqadmin("updateAclConfig", "-a", "only-writes", "-t", "U=PUB", *one)
+            assert changed[0] == 0
+            why = "No default permission for topic:T"
+            assert (await send(leader, WRITER)).remark == EXCEPTION + why
+            shown = await mqadmin("getAclConfig", "-b", leader.address, *where, "--json")
+            assert "somebody-new" in shown[1] and "sesame" not in shown[1]
+            refused = await mqadmin("deleteAclConfig", "-a", "administrator", *one, who=new)
+            assert refused[0] == 1 and "Need admin permission" in refused[1]
+            assert (await mqadmin("deleteAclConfig", "-a", "somebody-new", *every))[0] == 0
+            assert "No acl config" in (await send(leader, new)).remark
+            white = await mqadmin("updateGlobalWhiteAddr", "-g", "127.0.0.*", *every)
+            assert white[0] == 0 and (await send(leader, None)).code == 0
+            versions = await mqadmin("clusterAclConfigVersion", *every, "--json")
+            assert versions[0] == 0 and versions[1].count('"group-a"') == 3
+            assert isinstance(leader.access, Access) and leader.access.refused_count
+        finally:
+            await server.stop()

@@ -54,6 +54,7 @@ PRINTS = {
     "sql92.py": r"\[b'cake', b'the end'\]\n",
     "retries.py": r"(b'42' time \d\n){3,}dead letter b'42'\n",
     "delayed.py": r"tea is ready\n",
+    "timed.py": r"soon\nlate\non time\n",
     "transaction.py": r"order-1 COMMIT\norder-2 ROLLBACK\norder-3 UNKNOWN\n"
     r"heard of \['order-1', 'order-3'\]\n",
     "poll.py": r"20 printed\n",

@@ -1,0 +1,34 @@
+"""Messages for a time of one's own choice, and one that is called back before that."""
+
+import asyncio
+import os
+from datetime import UTC, datetime, timedelta
+
+from client import ConsumeFrom, ConsumerConfig, Message, MessageExt, Producer, PushConsumer
+
+NAMESRV = os.environ.get("NAMESRV_ADDR", "127.0.0.1:9876")
+
+
+async def main() -> None:
+    rung: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def listen(messages: list[MessageExt]) -> None:
+        for message in messages:
+            rung.put_nowait(message.body)
+
+    first = ConsumerConfig(consume_from=ConsumeFrom.FIRST_OFFSET)
+    consumer = PushConsumer("bells", NAMESRV, listen, config=first)
+    consumer.subscribe("Bells")
+    async with Producer("tower", NAMESRV) as producer, consumer:
+        at = datetime.now(UTC) + timedelta(seconds=3)
+        await producer.send(Message("Bells", b"late", deliver_time=at))
+        await producer.send(Message("Bells", b"soon", delay_time=timedelta(seconds=1.5)))
+        false = await producer.send(Message("Bells", b"false", deliver_time=at))
+        await producer.recall("Bells", false.recall_handle)
+        async with asyncio.timeout(60):
+            print((await rung.get()).decode())
+            print((await rung.get()).decode())
+    print("on time" if datetime.now(UTC) >= at else "too early")
+
+
+asyncio.run(main())

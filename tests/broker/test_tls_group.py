@@ -11,10 +11,17 @@ import pytest
 from client import Message, Producer
 from client.instance import InstanceConfig
 from namesrv.server import NameServer
-from remoting.tls import ClientTls
+from remoting.client import RemotingClient
+from remoting.codes import RequestCode
+from remoting.command import RemotingCommand
+from remoting.errors import ConnectError
+from remoting.fastjson import loads_object
+from remoting.tls import ClientTls, Renewed
 from store.record import decode_record, walk_records
 from tests.broker.cluster import Group, until
+from tests.broker.ha.pair import Classic, log_bytes
 from tests.broker.tlsworld import World, secure_group
+from tests.certificates import Authority
 
 
 @pytest.fixture(scope="module")
@@ -96,3 +103,69 @@ async def seen_over_https(world: World, names: NameServer) -> None:
                 assert all(one["httpAddress"].startswith("https://") for one in answered)
                 return
             await asyncio.sleep(0.05)
+
+
+class SecurePair(Classic):
+    """A classic master and its slave: the HA link, and what a slave asks its master."""
+
+    world: World
+
+    async def __aenter__(self) -> SecurePair:
+        self.client = RemotingClient(tls=self.world.client)
+        for name in self.names:
+            await self.start(name)
+        return self
+
+
+async def test_a_classic_slave_follows_over_tls(world: World, tmp_path: Path) -> None:
+    pair = SecurePair(tmp_path, **world.common())
+    pair.world = world
+    async with pair:
+        assert (await pair.create_topic(pair.master, "T")).code == 0
+        for number in range(20):
+            assert (await pair.send(pair.master, "T", b"%d" % number)).code == 0
+        await pair.caught_up()
+        assert log_bytes(pair.slave) == log_bytes(pair.master)
+        await until(lambda: pair.slave.state.topics.get("T") is not None)  # asked of the master
+        counts = pair.master.server.arrivals
+        assert counts is not None
+        assert (counts.plain, counts.plain_refused) == (0, 0)
+        assert counts.tls >= 3  # the test, the HA link, the tables
+
+
+async def test_certificates_are_renewed_without_a_restart(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    async with secure_group(world, tmp_path, "", count=1) as group:
+        broker = await group.leading()
+        old = world.client
+
+        async def told() -> str:
+            answer = await group.ask(broker, RequestCode.GET_BROKER_RUNTIME_INFO)
+            return loads_object(answer.body)["table"]["tlsFilesRefused"]
+
+        assert await told() == ""
+        spoil(world.cert)
+        await until(lambda: broker.tls.error)
+        assert "holds no certificate" in await told()
+        text = broker.metrics.render()[0].decode()
+        refused = [line for line in text.splitlines() if "tls_files_refused{" in line]
+        assert {line.rpartition(" ")[2] for line in refused if '"server"' in line} == {"1.0"}
+        assert {line.rpartition(" ")[2] for line in refused if '"raft server"' in line} == {"0.0"}
+
+        second = Authority(tmp_path, "second")
+        second.issue("server")  # the files that the broker was told of, signed by another CA
+        await until(lambda: not broker.tls.error)
+        assert await told() == ""  # over the connection that was there
+        command = RemotingCommand.request(RequestCode.GET_BROKER_RUNTIME_INFO)
+        for tls, believed in ((old, False), (Renewed(ClientTls(second.path), "new"), True)):
+            client = RemotingClient(tls=tls)
+            if believed:
+                assert (await client.invoke(broker.address, command, 20_000)).code == 0
+            else:
+                with pytest.raises(ConnectError, match="the certificate is refused"):
+                    await client.invoke(broker.address, command, 20_000)
+            await client.close()
+
+
+def spoil(path: str) -> None:
+    Path(path).write_text("no certificate")

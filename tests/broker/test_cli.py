@@ -75,7 +75,7 @@ async def test_life_of_a_process(tmp_path):
                 assert await send(client, address) == offset
             finally:
                 process.send_signal(number)
-                code = process.wait(timeout=30)
+                code = process.wait(timeout=60)
                 process.stdout.close()
             clean = number is signal.SIGTERM
             assert code == (0 if clean else -signal.SIGKILL)
@@ -98,7 +98,7 @@ def broker_process(conf):
         yield line.split()[-1]
     finally:
         process.send_signal(signal.SIGTERM)
-        code = process.wait(timeout=30)
+        code = process.wait(timeout=60)
         process.stdout.close()
     assert code == 0
 
@@ -120,7 +120,7 @@ async def test_classic_roles_start_from_broker_conf(tmp_path):
     codes = []
     try:
         with broker_process(master) as address, broker_process(slave):
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while ResponseCode.SUCCESS not in codes:  # until the slave counts
                     request = RemotingCommand.request(RequestCode.SEND_MESSAGE_V2, header, b"x")
                     codes.append((await client.invoke(address, request, 10_000)).code)
@@ -134,7 +134,7 @@ async def test_classic_roles_start_from_broker_conf(tmp_path):
 async def send(client, address):
     """Send one message, trying until the broker leads; returns its queue offset."""
     header = SendHeader("pg", "T", "TBW102", 4, 0, 0, 1, 0, "UNIQ_KEY\x01K\x02").to_ext(310)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while True:
             command = RemotingCommand.request(RequestCode.SEND_MESSAGE_V2, header, b"x")
             response = await client.invoke(address, command, 5_000)

@@ -182,7 +182,7 @@ async def test_the_client_asks_every_group_of_the_topic(tmp_path):
         ):
             for group in (one, two):
                 await group.create_topic(await group.leading(), "T", 1)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while len((await admin.route("T")).brokers) < 2:  # noqa: ASYNC110 (not ours to see)
                     await asyncio.sleep(0.02)
             sent = []

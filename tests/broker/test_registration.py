@@ -49,7 +49,7 @@ async def test_a_change_and_a_stop_at_once(tmp_path):
             while heard != names.heard:  # it waits, nothing is under way
                 heard = names.heard
                 await asyncio.sleep(0.1)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 broker.registrar.trigger()
                 await asyncio.sleep(0)  # the waiter is woken, its task not yet
                 await broker.registrar.stop()

@@ -175,7 +175,7 @@ async def test_those_who_broadcast_are_told_with_220(group):
     )
     await join(group, broker, messageModel="BROADCASTING")
     assert (await reset(group, broker, OLDEST))[0] == 0
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         request = await heard
     table = loads_object(request.body)["offsetTable"]
     assert table == {MessageQueue("T", "group-a", 0): 0}

@@ -294,11 +294,11 @@ def started_nodes(directory: Path) -> list[str]:
 
 
 async def eventually(condition: Callable[[], bool]) -> None:
-    for _ in range(2000):
+    for _ in range(6000):
         if condition():
             return
         await asyncio.sleep(0.01)
-    pytest.fail("did not happen within 20 s")
+    pytest.fail("did not happen within 60 s")
 
 
 async def assert_no_orphans(cluster: Cluster) -> None:

@@ -131,7 +131,7 @@ async def test_an_open_loop_keeps_its_window_and_ends() -> None:
             loop.stop()
 
     loop = Paced(10_000, 3, Tally(), work)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await loop.run()
     assert (most, at_work) == (3, 0)
     assert sorted(numbers) == list(range(len(numbers)))
@@ -187,7 +187,7 @@ def test_a_delivery_is_where_the_message_lies(tmp_path: Path) -> None:
 async def test_nothing_new_for_long_ends_the_waiting(tmp_path: Path) -> None:
     workload: PostedWorkload = DelayedWorkload(replace(DELAYED, quiet_s=0.05))
     workload.awaited.add("lost")
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         assert not await workload._wait_arrived(time.monotonic() + 3600)
     workload._news("lost")
     assert await workload._wait_arrived(time.monotonic() + 3600)

@@ -17,7 +17,7 @@ from tests.chaos.doubles import SLEEPS
 
 
 def wait_for(child: ProcessId, wanted: str) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while state(child) != wanted:
         assert time.monotonic() < deadline, (state(child), wanted)
         time.sleep(0.005)

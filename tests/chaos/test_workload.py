@@ -147,7 +147,9 @@ async def test_stop_ends_an_endless_load(writer: HistoryWriter, rate: float | No
     sender = KeyedSender(producer, writer, "p", QUEUES, window=16, rate_per_s=rate)
     endless = (item for item in items(10**9, 50, random.Random(3)))
     run = asyncio.create_task(sender.run(endless))
-    await asyncio.sleep(0.05)
+    async with asyncio.timeout(60):
+        while not sender.tally.ok:  # noqa: ASYNC110 (a tally wakes nobody)
+            await asyncio.sleep(0.01)
     sender.stop()
     tally = await run
     assert tally.invoked == tally.ok > 0

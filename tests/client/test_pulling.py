@@ -53,7 +53,7 @@ def lite_of(cluster: FakeCluster, config: LitePullConfig = LITE) -> LitePullCons
 
 async def poll_all(consumer: LitePullConsumer, count: int) -> list[MessageExt]:
     got: list[MessageExt] = []
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while len(got) < count:
             got += await consumer.poll(1000)
     return got

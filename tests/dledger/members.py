@@ -28,7 +28,7 @@ from store.frame import Frame, FrameKind, seal_frame
 from tests.loopclock import LoopClock
 
 SEGMENT_SIZE_BYTES = 1 << 20
-WAIT_S = 30  # far more than anything here takes: only a hang gets so far
+WAIT_S = 60  # far more than anything here takes: only a hang gets so far
 
 
 class TroubledFile:

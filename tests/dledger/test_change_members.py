@@ -19,7 +19,7 @@ def address(node: Node) -> str:
 
 async def change(group: Group, kind: ChangeKind, node_id: str, where: str = "") -> int:
     """Ask whoever leads, until it is done: a learner may need a moment, a leader may leave."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while True:
             whole = [n for n in group.nodes if n.running and n.member.core.whole]
             leader = await group.leader(whole)

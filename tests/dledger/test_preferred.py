@@ -45,7 +45,7 @@ async def looking(root: Path) -> AsyncIterator[Group]:
 async def prefer(group: Group, name: str, *instead_of: str | None) -> int:
     """Ask whoever leads until it is done."""
     change = Change(ChangeKind.PREFER, name, instead_of=instead_of or None)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while True:
             leader = await group.leader()
             try:

@@ -18,7 +18,7 @@ from store.record import decode_record
 from tests.broker.cluster import Group, until
 from tests.fuzz.cases import Case
 
-PATIENCE_S = 30.0  # a server that has not answered for so long is stuck
+PATIENCE_S = 60.0  # a server that has not answered for so long is stuck
 OWN = "Innocent"  # the topic of the others
 
 

@@ -18,7 +18,7 @@ from client import Message, Producer
 from tests.ops.test_metrics import well_named
 
 RUNBOOKS = Path(__file__).parent.parent.parent / "docs" / "runbooks"
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 SETTINGS = {
     # A busy machine shall not depose the leader before the test does; a kill is noticed at once.
     "electionTimeoutMinMs": "1200ms",

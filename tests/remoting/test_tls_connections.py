@@ -293,7 +293,7 @@ async def test_a_peer_that_does_not_read_is_closed() -> None:
         peer = await RawPeer.connect(address, ssl=context, limit=1024)
         await eventually(lambda: len(server.connections) == 1)
         (connection,) = server.connections
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while connection.is_open:
                 connection.write(bytes(32 << 10))
                 await asyncio.sleep(0)

@@ -400,7 +400,7 @@ def cut_tail(directory, count):
 
 
 async def closed(reader):
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         try:
             while await reader.read(1 << 16):
                 pass

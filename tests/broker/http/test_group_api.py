@@ -12,7 +12,7 @@ from tests.broker.cluster import Group, until
 from tests.broker.http.client import Client
 from tests.broker.http.process import command, tokens_file
 
-PATIENCE_S = 20
+PATIENCE_S = 60
 
 
 async def events_until(response, wanted):

@@ -61,6 +61,6 @@ async def test_a_broker_is_made_to_fail_and_healed(tmp_path: Path) -> None:
             assert (listed["kind"], listed["pattern"]) == ("stall", "raft/*")
             healed = await client.delete("/api/v1/faults")
             assert healed.json == {"healed": 1}
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while (await client.get("/health/ready")).status != 200:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)

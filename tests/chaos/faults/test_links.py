@@ -24,7 +24,7 @@ from remoting.codes import RequestCode
 from remoting.command import RemotingCommand
 from remoting.errors import RemotingError
 
-PATIENCE_S = 30.0  # nothing here takes so long unless it is broken
+PATIENCE_S = 60.0  # nothing here takes so long unless it is broken
 SETTINGS = {
     "mappedFileSizeCommitLog": str(8 << 20),
     "electionTimeoutMinMs": "1000",  # a machine that is busy elects nobody for that

@@ -19,7 +19,7 @@ from chaos.faults.netns import KINDS, WireCut
 from chaos.history.files import HistoryWriter
 from client import Admin, Message, Producer
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 KIND_NAMES = ("wire-cut-node", "wire-halves", "wire-one-way-in", "wire-one-way-out")
 
 

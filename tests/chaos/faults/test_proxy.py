@@ -24,7 +24,7 @@ from chaos.faults.proxy import Control, Proxy
 from chaos.faults.rules import Rule, RuleError
 from chaos.faults.unixpath import listen_at
 
-PATIENCE_S = 20.0  # nothing here takes so long unless it is broken
+PATIENCE_S = 60.0  # nothing here takes so long unless it is broken
 SILENCE_S = 0.15  # how long a test watches that nothing comes
 HOST = "127.0.0.1"
 

@@ -314,7 +314,7 @@ async def test_ticks_that_always_fail_end_the_node(group, monkeypatch):
         raise KeyError("says the test")
 
     monkeypatch.setattr(broker.engine.sync, "doTick", tick)
-    reason = await asyncio.wait_for(broker.failed, 20)
+    reason = await asyncio.wait_for(broker.failed, 60)
     assert f"{FAILURES_MAX} ticks in a row" in reason
     await group.stop(name)
     assert await agreed_leader(group) != name
@@ -330,7 +330,7 @@ async def test_an_entry_that_does_not_fit_ends_the_node(group):
     message = old_heartbeat(broker, index.last_index)[0][1]
     message["entries"] = [(last[0], index.last_index + 1, last[2])]
     follower.engine._transport.on_messages([(name, message)])
-    reason = await asyncio.wait_for(follower.failed, 20)
+    reason = await asyncio.wait_for(follower.failed, 60)
     assert "carries" in reason
     assert (await group.send(broker, TOPIC, b"x")).code == 0
 
@@ -356,7 +356,7 @@ async def test_reads_need_the_role_and_nothing_else(group):
                 await follower.engine.read_barrier()
     for other in [n for n in group.names if n != name]:
         await group.kill(other)
-    at = await asyncio.wait_for(broker.engine.read_barrier(), 20)
+    at = await asyncio.wait_for(broker.engine.read_barrier(), 60)
     assert at <= broker.engine.applied_index
 
 

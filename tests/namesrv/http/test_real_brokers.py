@@ -41,7 +41,7 @@ checks.negative_data_rejection.expected-statuses = [
 checks.not_a_server_error.expected-statuses = [200, 204, "4xx", 502, 503]
 """
 DOCUMENT = Path(__file__).parents[3] / "docs" / "dashboard.md"
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 TOPIC = "/topics/Orders"
 
 

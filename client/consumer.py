@@ -63,6 +63,8 @@ class ConsumerConfig:
     broker's answer. `offset_storage`: a broadcasting consumer's; None for a file below the home
     directory. All members of a group use one `allocation`. `consume_timeout_ms`: what a concurrent
     listener has had for longer goes back to the broker, to come again; 0: never.
+    `listeners_max`: calls of a concurrent listener that run at once, over all queues (each has
+    `pull.consume_tasks` of its own); 0: as many as there are.
     `stop_grace_ms`: how long `stop` waits for listeners."""
 
     orderly: bool = False
@@ -75,6 +77,7 @@ class ConsumerConfig:
     confirm_commits: bool = False
     stop_grace_ms: int = 5_000
     consume_timeout_ms: int = 15 * 60_000
+    listeners_max: int = 0
     pull: PullConfig = field(default_factory=PullConfig)
     failure: FailurePolicy = field(default_factory=FailurePolicy)
     lock: LockConfig = field(default_factory=LockConfig)
@@ -311,7 +314,8 @@ class PushConsumer:
             return Deliverer(self._listener)
         if not self.config.orderly:
             policy = self.config.failure
-            return ConcurrentDeliverer(self._listener, back, policy, self._sent_back)
+            limit = self.config.listeners_max
+            return ConcurrentDeliverer(self._listener, back, policy, self._sent_back, limit)
         self._locks = QueueLocks(self.group, self._instance, self.config.lock, self._lock_lost)
         self._locks.start()
         return OrderlyDeliverer(self._listener, back, self.config.failure, self._locks)

@@ -19,6 +19,7 @@ import inspect
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -136,7 +137,9 @@ class Delivery:
 
 
 class ConcurrentDeliverer(Deliverer):
-    """See the module. `sent_back(broker_name)` is told of every message that comes again."""
+    """See the module. `sent_back(broker_name)` is told of every message that comes again.
+    `at_once_max`: calls of the listener that run together, over all queues; 0: any number. Who
+    waits for a place has not begun: the consume time-out is for what runs."""
 
     def __init__(
         self,
@@ -144,11 +147,13 @@ class ConcurrentDeliverer(Deliverer):
         back: SendBack,
         policy: FailurePolicy,
         sent_back: Callable[[str], None],
+        at_once_max: int = 0,
     ) -> None:
         super().__init__(listener)
         self._back = back
         self._policy = policy
         self._sent_back = sent_back
+        self._places = asyncio.Semaphore(at_once_max) if at_once_max else nullcontext()
         self._deliveries: set[Delivery] = set()
         self._now = asyncio.get_running_loop().time
         limit = policy.max_reconsume_times
@@ -184,10 +189,11 @@ class ConcurrentDeliverer(Deliverer):
     async def _try(self, delivery: Delivery) -> bool:
         """One attempt; True if there are messages that have to come again here."""
         given = delivery.messages
-        delivery.since = self._now()
         restore_topics(given)
-        answer = await self._listen(given)
-        delivery.since = None
+        async with self._places:
+            delivery.since = self._now()
+            answer = await self._listen(given)
+            delivery.since = None
         if delivery.going_back is not None:
             await asyncio.wait((delivery.going_back,))  # which a cancellation leaves alone
             delivery.going_back = None

@@ -10,6 +10,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
@@ -223,7 +224,8 @@ class BlockingTransactionProducer(BlockingProducer):
 
 
 class BlockingConsumer(Blocking):
-    """`PushConsumer` whose listener blocks: it runs in a pool of `threads` threads."""
+    """`PushConsumer` whose listener blocks: it runs in a pool of `threads` threads, for which
+    nothing waits that the consumer counts as begun."""
 
     def __init__(
         self,
@@ -237,6 +239,9 @@ class BlockingConsumer(Blocking):
     ) -> None:
         self._listener = listener
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=f"listener {group}")
+        config = config or ConsumerConfig()
+        limit = min(config.listeners_max or threads, threads)
+        config = replace(config, listeners_max=limit)
         self._consumer = PushConsumer(
             group, namesrv, self._listen, config=config, instance_config=instance_config
         )
@@ -252,6 +257,11 @@ class BlockingConsumer(Blocking):
 
     def commit(self) -> dict[MessageQueue, int]:
         return self._thread.run(self._consumer.commit())
+
+    @property
+    def timed_out(self) -> int:
+        """As `PushConsumer.timed_out`."""
+        return self._consumer.timed_out
 
     def stop(self) -> None:
         self._thread.run(self._consumer.stop())

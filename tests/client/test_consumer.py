@@ -325,6 +325,21 @@ async def test_what_takes_too_long_and_no_broker_takes_is_the_listeners() -> Non
         assert stuck.bodies == [b"0", b"1"], "once"
 
 
+async def test_what_waits_for_a_place_has_not_begun_and_does_not_time_out() -> None:
+    async with FakeCluster({"g0": 1}, queues=2) as cluster:
+        broker, offsets = cluster.brokers["g0"][0], cluster.logs["g0"].offsets
+        broker.send_back_code = int(ResponseCode.SUCCESS)
+        fill(cluster, 2, queues=2)
+        stuck = Stuck(ConsumeResult.SUCCESS)
+        async with consumer_of(cluster, stuck, replace(TIMED, listeners_max=1)) as consumer:
+            await until(lambda: consumer.timed_out == 1)
+            await asyncio.sleep(0.2)  # four time-outs
+            assert len(stuck.bodies) == consumer.timed_out == 1
+            stuck.let_go.set()
+            await until(lambda: [offsets.get(("g", "T", n)) for n in (0, 1)] == [1, 1])
+            assert sorted(stuck.bodies) == [b"0", b"1"] and consumer.timed_out == 1
+
+
 async def test_an_orderly_listener_takes_as_long_as_it_likes() -> None:
     async with FakeCluster({"g0": 1}, queues=1) as cluster:
         broker, offsets = cluster.brokers["g0"][0], cluster.logs["g0"].offsets

@@ -65,6 +65,39 @@ async def retries(cluster: Cluster) -> None:
     assert times[b"good"][0] == 0 and topics == {topic}
 
 
+async def consume_time_outs(cluster: Cluster) -> None:
+    """What a listener does not return goes back to the broker and comes again; its late answer is
+    ignored, and the group is past the message at once."""
+    topic = await topic_of(cluster, 1)
+    hangs = asyncio.Event()
+    times: list[int] = []
+    late = 0
+
+    async def listen(messages: list[MessageExt]) -> ConsumeResult:
+        nonlocal late
+        (message,) = messages
+        times.append(message.reconsume_times)
+        if message.reconsume_times:
+            return ConsumeResult.SUCCESS
+        await hangs.wait()
+        late += 1
+        return ConsumeResult.RECONSUME_LATER
+
+    config = replace(QUICK, consume_timeout_ms=300, pull=replace(QUICK.pull, consume_batch_size=1))
+    consumer = consumer_of(cluster, topic, listen, config)
+    async with consumer:
+        await send_all(cluster, topic, [b"slow"])
+        await until(lambda: times)
+        await cluster.fail_over()
+        await until(lambda: 1 in times, lambda: times)
+        hangs.set()
+        await until(lambda: late)
+        (queue,) = [queue for queue in consumer.queues if queue.topic == topic]
+        assert consumer.offsets[queue] == 1
+        assert 1 <= consumer.timed_out <= times.count(0)  # a kill may bring the first one twice
+    assert set(times) == {0, 1}, "the late answer did not send it back again"
+
+
 async def dead_letters(cluster: Cluster) -> None:
     """What fails too often, or is given up, is found in the group's dead letters."""
     topic = await topic_of(cluster)
@@ -398,6 +431,7 @@ async def sharing(cluster: Cluster) -> None:
 
 SCENARIOS = (
     retries,
+    consume_time_outs,
     dead_letters,
     orderly,
     pulling,

@@ -163,8 +163,7 @@ class Broker:
         self._recovered = True
         self._release_port()
         await self.server.start(self.config.bind_address, self.port)
-        if self.config.is_classic:
-            await self._listen_for_slaves()
+        await self._listen_on_vip_port()
         self.registrar.start()
         self._housekeeper.start()
         self.tls.start()
@@ -182,14 +181,14 @@ class Broker:
             self._reserved.close()
             self._reserved = None
 
-    async def _listen_for_slaves(self) -> None:
-        """Apache's slaves ask for their master's topics at its "VIP" port."""
+    async def _listen_on_vip_port(self) -> None:
+        """Java's clients before 4.5.1 send to it, and Apache's slaves ask their master there."""
         port = self.config.listen_port - VIP_PORT_BELOW
         if port <= 0 or self.config.is_slave:
             return
         try:
             await self.server.listen_also(self.config.bind_address, port)
-        except OSError as error:  # our own slaves do without it
+        except OSError as error:  # newer clients and our own slaves do without it
             log.warning("vip_port_not_listened_on port=%d: %s", port, error)
 
     async def stop(self) -> None:

@@ -11,7 +11,8 @@ from tests.interop.rooms import shares
 from tests.interop.runs import PACE_S, PATIENCE_S, QUEUES, STEPS, Consumer, Delivery, Run
 from tests.interop.targets import ask
 
-JAVA = ("java49", "java53")
+NEWER = ("java49", "java53")  # lite pull and requests came with 4.6
+JAVA = ("java43", *NEWER)
 WITH_GO = (*JAVA, "go")
 ALL = (*WITH_GO, "node")
 BIG = "0123456789abcdef" * 1024  # clients compress from 4096 bytes on
@@ -482,7 +483,7 @@ TABLE = (
     Scenario("send-ordered", ALL, sends_ordered),
     Scenario("consume-orderly", ALL, consumes_orderly),
     Scenario("pull", WITH_GO, pulls),
-    Scenario("lite-pull", JAVA, lite_pulls),
+    Scenario("lite-pull", NEWER, lite_pulls),
     Scenario("broadcast", ALL, broadcasts),
     Scenario("tags", ALL, filters_tags),
     Scenario("sql92", ALL, filters_sql),
@@ -505,7 +506,7 @@ TABLE = (
     Scenario("dead-letter", WITH_GO, dead_letters),
     Scenario("delay", ALL, delays),
     Scenario("transaction", WITH_GO, transactions),
-    Scenario("request-reply", WITH_GO, requests),
+    Scenario("request-reply", (*NEWER, "go"), requests),
     Scenario("lookup", JAVA, lookups),
     Scenario("reset", WITH_GO, resets),
 )

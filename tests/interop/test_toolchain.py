@@ -59,6 +59,12 @@ def test_half_of_a_part_is_none(root: Path, tmp_path: Path) -> None:
     assert list(again.iterdir()) == []
 
 
+def test_an_old_client_is_compiled_without_what_it_has_not_got() -> None:
+    source = "one\n  x(); // since 4.6\ntwo\n  // since 4.6 {\n  y {\n  }\n  // }\nthree\n"
+    assert toolchain.without_newer(source) == "one\ntwo\nthree\n"
+    assert toolchain.without_newer("four\n") == "four\n"
+
+
 def test_versions_are_pinned_and_locked() -> None:
     pins = toolchain.TOOLCHAINS.read_text().splitlines()[1:]
     assert all("==" in pin for pin in pins)

@@ -12,6 +12,7 @@ says which command failed and how: never a test that is left out.
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -29,6 +30,7 @@ CACHES = ROOT / "caches"  # Go's and npm's: nothing goes into anybody's home
 COMMAND_TIMEOUT_S = 600  # of one download or compilation
 TAIL = 3000  # characters of a failed command's output
 TOOLCHAINS = HERE / "requirements.txt"
+OLDER = {"43": "4.3.2", "49": "4.9.8"}
 JAVA_SOURCE = HERE / "java" / "Driver.java"
 GO_FILES = [HERE / "go" / name for name in ("go.mod", "go.sum", "main.go")]
 GO_FILES += [HERE / "go" / name for name in ("consuming.go", "producing.go")]
@@ -41,6 +43,8 @@ JAVA_OPTIONS = (
     "-Drocketmq.client.rebalance.waitInterval=1000",
     "-Drocketmq.client.rebalance.lockInterval=2000",
 )
+# 4.3 is of Java 8's time: its Netty looks into what Java 17 keeps closed.
+OPENED = [f"--add-opens=java.base/{name}=ALL-UNNAMED" for name in ("java.nio", "sun.nio.ch")]
 
 
 class ToolMissing(AssertionError):
@@ -104,22 +108,32 @@ def toolchains() -> Path:
 
 
 def java(version: str) -> Launch:
-    """The driver over the client of "49" (4.9.8) or "53" (5.3.3)."""
-    if version == "49":
-        jars = fetch(HERE / "ivy-tools49.xml", "rocketmq-tools-4.9.8")
-    else:
+    """The driver over the client of "43" (4.3.2), "49" (4.9.8) or "53" (5.3.3)."""
+    if version == "53":
         jars = fetch(IVY_FILE, JARS) + fetch(TOOLS_IVY_FILE, TOOLS_JARS)
+    else:
+        jars = fetch(HERE / f"ivy-tools{version}.xml", f"rocketmq-tools-{OLDER[version]}")
     (compiler,) = fetch(HERE / "ivy-ecj.xml", "ecj-3.33.0")
     classpath = os.pathsep.join(jars)
 
     def make(directory: Path) -> None:
+        source = directory / JAVA_SOURCE.name
+        text = JAVA_SOURCE.read_text()
+        source.write_text(without_newer(text) if version == "43" else text)
         target = ["-source", "11", "-target", "11", "-encoding", "UTF-8", "-nowarn"]
         where = ["-cp", classpath, "-d", str(directory)]
-        run([java_command(), "-jar", compiler, *target, *where, str(JAVA_SOURCE)], {}, HERE)
+        run([java_command(), "-jar", compiler, *target, *where, str(source)], {}, HERE)
 
     classes = made(f"java{version}", [JAVA_SOURCE], make)
     classpath = os.pathsep.join((str(classes), classpath))
-    return Launch([java_command(), *JAVA_OPTIONS, "-cp", classpath, "Driver"])
+    options = (*JAVA_OPTIONS, *OPENED) if version == "43" else JAVA_OPTIONS
+    return Launch([java_command(), *options, "-cp", classpath, "Driver"])
+
+
+def without_newer(source: str) -> str:
+    """Java without the lines and the parts that are marked as newer than 4.3."""
+    source = re.sub(r"(?ms)^ *// since 4\.6 \{\n.*?^ *// \}\n", "", source)
+    return re.sub(r"(?m)^.*// since 4\.6\n", "", source)
 
 
 def go() -> Launch:
@@ -163,6 +177,7 @@ def node() -> Launch:
 
 # The clients' names in every table and figure.
 CLIENTS: Mapping[str, Callable[[], Launch]] = {
+    "java43": lambda: java("43"),
     "java49": lambda: java("49"),
     "java53": lambda: java("53"),
     "go": go,

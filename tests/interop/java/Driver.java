@@ -22,7 +22,7 @@ import java.util.concurrent.Executors;
 import java.util.concurrent.TimeUnit;
 import org.apache.rocketmq.client.QueryResult;
 import org.apache.rocketmq.client.consumer.AllocateMessageQueueStrategy;
-import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
+import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer; // since 4.6
 import org.apache.rocketmq.client.consumer.DefaultMQPullConsumer;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.MessageSelector;
@@ -39,12 +39,12 @@ import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueByMachi
 import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueConsistentHash;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.LocalTransactionState;
-import org.apache.rocketmq.client.producer.RequestCallback;
+import org.apache.rocketmq.client.producer.RequestCallback; // since 4.6
 import org.apache.rocketmq.client.producer.SendCallback;
 import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.client.producer.TransactionListener;
 import org.apache.rocketmq.client.producer.TransactionMQProducer;
-import org.apache.rocketmq.client.utils.MessageUtil;
+import org.apache.rocketmq.client.utils.MessageUtil; // since 4.6
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
@@ -54,8 +54,9 @@ import org.apache.rocketmq.tools.admin.DefaultMQAdminExt;
 /**
  * The official Java client behind lines of JSON: a request a line in, answers and events out.
  *
- * <p>The same source is compiled against 4.9 and 5.3 of the client. tests/interop/driver.py says what
- * the requests are. The client's own configuration is all that is set: names, intervals, where to begin.
+ * <p>The same source is compiled against 4.3, 4.9 and 5.3 of the client, for 4.3 without what is marked as
+ * newer. tests/interop/driver.py says what the requests are. The client's own configuration is all that is
+ * set: names, intervals, where to begin.
  */
 public final class Driver {
     private static final int QUERY_MAX = 64;
@@ -102,8 +103,8 @@ public final class Driver {
                 return startProducer(request);
             case "send":
                 return send(request);
-            case "request":
-                return ask(request);
+            case "request": // since 4.6
+                return ask(request); // since 4.6
             case "consumer":
                 return startConsumer(request);
             case "stop":
@@ -271,6 +272,7 @@ public final class Driver {
         return result;
     }
 
+    // since 4.6 {
     private Object ask(JSONObject request) throws Exception {
         DefaultMQProducer producer = producers.get(request.getString("producer"));
         Message message = message(request.getString("topic"), request);
@@ -296,6 +298,7 @@ public final class Driver {
                 ttl);
         return described(answered.get(2 * ttl, TimeUnit.MILLISECONDS));
     }
+    // }
 
     private static final class Decider implements TransactionListener {
         private final String name;
@@ -361,8 +364,8 @@ public final class Driver {
 
     private Object startConsumer(JSONObject request) throws Exception {
         switch (request.getString("kind")) {
-            case "lite":
-                return startLite(request);
+            case "lite": // since 4.6
+                return startLite(request); // since 4.6
             case "pull":
                 return startPull(request);
             default:
@@ -433,7 +436,7 @@ public final class Driver {
         consumer.setInstanceName(name);
         consumer.setPollNameServerInterval(1000);
         consumer.setPersistConsumerOffsetInterval(1000);
-        consumer.setAwaitTerminationMillisWhenShutdown(5000);
+        consumer.setAwaitTerminationMillisWhenShutdown(5000); // since 4.6
         consumer.setConsumeFromWhere(from(request));
         if (request.containsKey("timestamp")) {
             consumer.setConsumeTimestamp(request.getString("timestamp"));
@@ -487,12 +490,13 @@ public final class Driver {
     private static void reply(DefaultMQProducer producer, MessageExt message) {
         try {
             byte[] body = ("re:" + new String(message.getBody(), StandardCharsets.UTF_8)).getBytes(StandardCharsets.UTF_8);
-            producer.send(MessageUtil.createReplyMessage(message, body), 3000);
+            producer.send(MessageUtil.createReplyMessage(message, body), 3000); // since 4.6
         } catch (Exception error) {
             error.printStackTrace();
         }
     }
 
+    // since 4.6 {
     private Object startLite(JSONObject request) throws Exception {
         String name = request.getString("name");
         DefaultLitePullConsumer consumer = new DefaultLitePullConsumer(request.getString("group"));
@@ -531,6 +535,7 @@ public final class Driver {
         });
         return null;
     }
+    // }
 
     @SuppressWarnings("deprecation")
     private Object startPull(JSONObject request) throws Exception {

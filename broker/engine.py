@@ -20,7 +20,7 @@ from dledger.flusher import FlushMode
 from dledger.index import LogIndex
 from dledger.installer import InstallationSource
 from dledger.member import RaftMember
-from dledger.network import Network, PlainNetwork
+from dledger.network import Network
 from dledger.peers import LinkConfig, PeerAddress
 from dledger.preference import PreferenceLimits
 from dledger.pysync.application import RevocableApplication
@@ -31,6 +31,8 @@ from store.disk import Disk
 
 if TYPE_CHECKING:
     from dledger.pysync.member import PySyncMember
+
+TLS_CONNECT_TIMEOUT_MS = 3_000  # of a dial between replicas: two round trips more than a plain one
 
 
 class Engine(Protocol):
@@ -159,9 +161,7 @@ def make_engine(
             election_ms_max=config.election_timeout_max_ms,
             catch_up_bytes_per_s=config.raft_catch_up_bytes_per_s,
         ),
-        links=LinkConfig(
-            listen_host=config.dleger_bind_address or None, network=network or PlainNetwork()
-        ),
+        links=_links(config, network),
         preference=PreferenceLimits(steady_ms=config.preferred_leader_after_ms),
         join=config.raft_join,
     )
@@ -176,6 +176,15 @@ def make_engine(
         on_fatal=on_fatal,
         listen_socket=listen_socket,
         source=source,
+    )
+
+
+def _links(config: BrokerConfig, network: Network | None) -> LinkConfig:
+    listen_host = config.dleger_bind_address or None
+    if network is None:
+        return LinkConfig(listen_host=listen_host)
+    return LinkConfig(
+        connect_timeout_ms=TLS_CONNECT_TIMEOUT_MS, listen_host=listen_host, network=network
     )
 
 

@@ -22,8 +22,8 @@ from remoting.tls import (
 )
 from remoting.tlslistener import ArrivalCounts, ArrivalLimits, TlsPolicy
 
-# Of a group's replicas, of which there are few; a dial takes a second at most.
-LINK_LIMITS = ArrivalLimits(arriving_max=64, grace_s=0.2, patience_s=1.0)
+# Of a group's replicas, of which there are few; a dial takes no longer (broker.engine).
+LINK_LIMITS = ArrivalLimits(arriving_max=64, grace_s=0.2, patience_s=3.0)
 
 
 class TlsKeys(Protocol):

@@ -1,0 +1,70 @@
+#!/bin/sh
+# Make certificates for a cluster with openssl: deploy/certificates.sh DIRECTORY HOST...
+#
+#   DIRECTORY/ca.crt ca.key            signs what clients see, and clients: keep the key elsewhere
+#   DIRECTORY/raft-ca.crt raft-ca.key  signs replicas and nothing else: whoever has such a certificate
+#                                      may speak as a replica
+#   DIRECTORY/HOST/                    server.{crt,key} and raft.{crt,key} of that host, both CAs'
+#                                      certificates, and tls.properties for the tools there
+#   DIRECTORY/client/                  client.{crt,key}, ca.crt and tls.properties for clients
+#
+# CAs that are there are used again, certificates are made anew: running it again renews them.
+# HOST is what others dial: the name or address in dLegerPeers, namesrvAddr and brokerIP1. Servers'
+# certificates are for localhost, 127.0.0.1 and $RAFTMQ_ADVERTISED_HOST besides. $DAYS: for how long.
+set -eu
+umask 077
+[ $# -ge 2 ] || { sed -n '2,15s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+directory=$1
+shift
+days=${DAYS:-365}
+curve="-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes"
+mkdir -p "$directory"
+
+authority() { # NAME
+    [ -e "$directory/$1.key" ] && return
+    # shellcheck disable=SC2086
+    openssl req -x509 $curve -days 3650 -subj "/O=raftmq/CN=$1" -keyout "$directory/$1.key" \
+        -out "$directory/$1.crt" -addext basicConstraints=critical,CA:TRUE \
+        -addext keyUsage=critical,keyCertSign,cRLSign 2>/dev/null
+}
+
+name() { # HOST → how a certificate names it
+    case $1 in
+    *[!0-9.]*) case $1 in *:*) echo "IP:$1" ;; *) echo "DNS:$1" ;; esac ;;
+    *) echo "IP:$1" ;;
+    esac
+}
+
+certificate() { # CA PATH COMMON-NAME USAGE NAMES
+    # shellcheck disable=SC2086
+    openssl req -new $curve -subj "/O=raftmq/CN=$3" -keyout "$2.key.new" -out "$2.csr" 2>/dev/null
+    {
+        echo "basicConstraints=critical,CA:FALSE"
+        echo "extendedKeyUsage=$4"
+        [ -z "$5" ] || echo "subjectAltName=$5"
+    } > "$2.ext"
+    openssl x509 -req -in "$2.csr" -CA "$directory/$1.crt" -CAkey "$directory/$1.key" \
+        -CAcreateserial -days "$days" -extfile "$2.ext" -out "$2.crt.new" 2>/dev/null
+    rm "$2.csr" "$2.ext"
+    mv "$2.key.new" "$2.key"
+    mv "$2.crt.new" "$2.crt"
+}
+
+authority ca
+authority raft-ca
+more="DNS:localhost,IP:127.0.0.1"
+[ -z "${RAFTMQ_ADVERTISED_HOST:-}" ] || more="$more,$(name "$RAFTMQ_ADVERTISED_HOST")"
+for host in "$@"; do
+    own="$directory/$host"
+    mkdir -p "$own"
+    certificate ca "$own/server" "$host" serverAuth,clientAuth "$(name "$host"),$more"
+    certificate raft-ca "$own/raft" "$host" serverAuth,clientAuth "$(name "$host")"
+    cp "$directory/ca.crt" "$directory/raft-ca.crt" "$own/"
+    printf 'tls.client.trustCertPath=ca.crt\ntls.client.certPath=server.crt\ntls.client.keyPath=server.key\n' \
+        > "$own/tls.properties"
+done
+mkdir -p "$directory/client"
+certificate ca "$directory/client/client" client clientAuth ""
+cp "$directory/ca.crt" "$directory/client/"
+printf 'tls.client.trustCertPath=ca.crt\ntls.client.certPath=client.crt\ntls.client.keyPath=client.key\n' \
+    > "$directory/client/tls.properties"

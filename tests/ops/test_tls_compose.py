@@ -1,0 +1,51 @@
+"""deploy/docker-compose.tls.yml turns TLS on for what docker-compose.yml starts."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from broker.config import load
+from namesrv.config import load as load_namesrv
+
+ROOT = Path(__file__).parents[2]
+DEFAULTS = "${RAFTMQ_TLS_CLIENT_CERTIFICATES:-none}"
+
+
+def services(name: str) -> dict[str, Any]:
+    found = yaml.safe_load((ROOT / name).read_text())["services"]
+    assert isinstance(found, dict)
+    return found
+
+
+WITHOUT, WITH = services("docker-compose.yml"), services("deploy/docker-compose.tls.yml")
+
+
+def test_all_servers_and_nothing_else() -> None:
+    servers = {
+        name
+        for name, service in WITHOUT.items()
+        if str(service.get("command", "")).startswith(("['mqbroker'", "['mqnamesrv'"))
+    }
+    assert set(WITH) == servers
+    for name, service in WITH.items():
+        assert service["volumes"] == [f"${{RAFTMQ_TLS_DIRECTORY:-./tls}}/{name}:/etc/raftmq/tls:ro"]
+
+
+@pytest.mark.parametrize("name", WITH)
+def test_nothing_is_left_in_the_clear(name: str) -> None:
+    added = {
+        key: value.replace(DEFAULTS, "none") for key, value in WITH[name]["environment"].items()
+    }
+    own = WITHOUT[name].get("environment", {})
+    environment = {**{key: str(v) for key, v in own.items() if "${" not in str(v)}, **added}
+    if name.startswith("nameserver"):
+        config = load_namesrv(None, (), environment).config
+    else:
+        config = load(None, (), environment).config
+        assert config.raft_tls_mode == ("disabled" if config.is_classic else "enforcing")
+    assert config.tls_server_mode == config.http_tls_mode == "enforcing"
+    assert config.tls_enable
+    assert config.tls_client_auth_server
+    assert config.tls_client_check_host_name

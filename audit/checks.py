@@ -15,7 +15,8 @@ from audit.layout import TAGS_CODE_EXTENDED_MAX, ItemKind
 from audit.limits import RAFT, frame_end
 from audit.tables import Tables, records
 
-SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"  # its units carry a delivery time where tags codes stand
+# Their units carry a delivery time where tags codes stand.
+TIMED_TOPICS = ("SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer")
 MULTI_QUEUE_PREFIX = "%LMQ%"  # such queues point at records of other topics on purpose
 
 
@@ -372,7 +373,7 @@ def queue_index_checks(tables: Tables) -> Iterator[Check]:
     )
     joined = units.join(found, ["store", "position"], "full_outer")
     has_unit, has_record = F.col("size").isNotNull(), F.col("record_size").isNotNull()
-    hashed = (F.col("topic") != SCHEDULE_TOPIC) & (F.col("tags_code") > TAGS_CODE_EXTENDED_MAX)
+    hashed = ~F.col("topic").isin(*TIMED_TOPICS) & (F.col("tags_code") > TAGS_CODE_EXTENDED_MAX)
     what = (
         F.when(has_unit & ~has_record, "points at no record")
         .when(F.col("topic") != F.col("record_topic"), "record of another topic")

@@ -1,7 +1,9 @@
-"""The workload `delayed`: messages of the shortest delay levels, consumed by one group.
+"""The workload `delayed`: messages of the shortest delay levels, and for times of any length up to
+TIMER_MS_MAX, consumed by one group.
 
-At the end the broker's own topic of waiting messages is read for the times at which they were
-stored there. Wants a short messageDelayLevel (SETTINGS); levels above DELAY_MS_MAX are not used.
+At the end the broker's own topics of waiting messages are read for the times at which they began
+to wait: of a delay level, its store time; of a timer message, what its slot (TIMER_OUT_MS) ends at,
+less its delay. Wants a short messageDelayLevel (SETTINGS); levels above DELAY_MS_MAX are not used.
 """
 
 from __future__ import annotations
@@ -10,16 +12,19 @@ import random
 import re
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from datetime import timedelta
 
 from chaos.cluster.clusterfile import ClusterError
 from chaos.history.events import Outcome
 from chaos.workloads.posted import PostedConfig, PostedWorkload, Scanner
-from client import Admin, ClientError, Message, MessageQueue, Producer, PullConsumer
+from client import Admin, ClientError, Message, MessageExt, MessageQueue, Producer, PullConsumer
 
 DELAYED = PostedConfig("delayed", "ChaosDelayed", "chaos-delayed")
 SETTINGS = {"messageDelayLevel": "1s 2s 3s"}
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+TIMER_TOPIC = "rmq_sys_wheel_timer"
 DELAY_MS_MAX = 10_000
+TIMER_MS_MAX = 3_000
 _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
@@ -29,7 +34,7 @@ class DelayedWorkload(PostedWorkload):
     def __init__(self, config: PostedConfig = DELAYED) -> None:
         super().__init__(config)
         self.levels: dict[int, int] = {}  # level → ms, of those that are used
-        self._known: set[str] = set()
+        self._known: dict[str, int] = {}  # key → delay in ms
 
     async def _prepare(self, admin: Admin) -> None:
         """Which levels the brokers have."""
@@ -50,13 +55,15 @@ class DelayedWorkload(PostedWorkload):
         levels = sorted(self.levels)
 
         async def one(number: int) -> None:
-            level = rng.choice(levels)
-            delay_ms = self.levels[level]
+            level = rng.choice((0, rng.choice(levels)))  # 0: at any time
+            delay_ms = self.levels[level] if level else rng.randint(1, TIMER_MS_MAX)
             op, key = self._post_begins(name, delay_ms)
-            self._known.add(key)
+            self._known[key] = delay_ms
             self.awaited.add(key)
             body = self._body(key, rng)
             message = Message(self.config.topic, body, keys=key, delay_level=level, unique_key=key)
+            if not level:
+                message.delay_time = timedelta(milliseconds=delay_ms)
             try:
                 result = await producer.send(message)
             except ClientError as error:
@@ -76,13 +83,21 @@ class DelayedWorkload(PostedWorkload):
             await consumer.queues(self.config.topic)
             scanner = Scanner(consumer)
             for broker in brokers:
-                for level in self.levels:
-                    queue = MessageQueue(SCHEDULE_TOPIC, broker, level - 1)
+                waiting = [MessageQueue(SCHEDULE_TOPIC, broker, level - 1) for level in self.levels]
+                for queue in (*waiting, MessageQueue(TIMER_TOPIC, broker, 0)):
                     for message in await scanner.read(queue):
                         records += 1
-                        if message.msg_id in self._known:
+                        delay_ms = self._known.get(message.msg_id)
+                        if delay_ms is not None:
+                            message.store_timestamp_ms = began_to_wait_ms(message, delay_ms)
                             self._write_stored(message)
         self._write_scanned(records)
+
+
+def began_to_wait_ms(message: MessageExt, delay_ms: int) -> int:
+    """By the clock of the broker that stored it. Of a timer message with a precision of 1 ms."""
+    slot = message.properties.get("TIMER_OUT_MS")
+    return message.store_timestamp_ms if slot is None else int(slot) + 1 - delay_ms
 
 
 def delay_levels(text: str) -> dict[int, int]:

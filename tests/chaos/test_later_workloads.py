@@ -103,6 +103,8 @@ async def test_all_at_once_through_a_leaders_death(tmp_path: Path) -> None:
         sent[post.work] += post.outcome is Outcome.OK
     assert all(count > 50 for count in sent.values()), sent
     assert transactions.checked > 0
+    levels = {int(ms) for ms in delay_levels(SETTINGS["messageDelayLevel"]).values()}
+    assert sum(post.work == "delayed" and post.delay_ms not in levels for post in posts) > 50
     seen = [event for kind, event in found.later if kind is Kind.DELIVERED]
     assert {event.topic for event in seen} >= {"%RETRY%chaos-retries", "%DLQ%chaos-retries"}
     assert results["skipped in an orderly queue"].detail.endswith("4 queues")

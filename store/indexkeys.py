@@ -109,8 +109,6 @@ class _Layout(NamedTuple):
     key_at: int  # from the topic's first character on
     key_end: int  # before the record's end
     prefix: bytes  # topic#
-    key_head: bytes | None  # the key without its last twelve characters (None: it is shorter), ...
-    head_hash: int  # and what topic#head adds to the hash
 
 
 class KeyWalker:
@@ -120,7 +118,10 @@ class KeyWalker:
         self._heads: dict[bytes, int] = {}
         self._middles: dict[bytes, int] = {}
         self._tails: dict[bytes, int] = {}
-        self._layout = _Layout(-1, b"", b"", 0, 0, b"", None, 0)
+        self._layout = _Layout(-1, b"", b"", 0, 0, b"")
+        # The last such key without its last twelve characters (None: it is shorter), and what
+        # topic#head adds to the hash.
+        self._head: tuple[bytes | None, int] = (None, 0)
         self.last_offset = -1  # of the last record walked, with or without a key; -1: none yet
         self.last_store_ms = 0
 
@@ -134,7 +135,8 @@ class KeyWalker:
         offset, end = 0, len(data)
         starts, ends = data.startswith, data.endswith
         add = found.append
-        size_without, before, behind, key_at, key_end, prefix, key_head, head_hash = self._layout
+        size_without, before, behind, key_at, key_end, prefix = self._layout
+        key_head, head_hash = self._head
         middles, tails = self._middles.get, self._tails.get
         while offset + HEAD_SIZE_BYTES <= end:
             size, magic, sys_flag, store_ms, body_length = head(data, offset)
@@ -172,9 +174,8 @@ class KeyWalker:
             if size < FIXED_SIZE_BYTES or body_length < 0 or topic_start + 2 > stop:
                 raise WalkError(offset, f"a record of {size} bytes with a body of {body_length}")
             self._plain(data, offset, topic_start, stop, base, found)
-            size_without, before, behind, key_at, key_end, prefix, key_head, head_hash = (
-                self._layout
-            )
+            size_without, before, behind, key_at, key_end, prefix = self._layout
+            key_head, head_hash = self._head
             offset = stop
         while offset + BLANK_SIZE_BYTES <= end:  # too short for a record, not for these two
             if BLANK.unpack_from(data, offset)[1] not in (MAGIC_BLANK, FRAME_MAGIC):
@@ -227,16 +228,17 @@ class KeyWalker:
         """Remember how a plain record ends: from the topic's length on."""
         at = ending.rfind(_UNIQ_MARK + unique) + _UNIQ_LENGTH
         before, behind = ending[:at], ending[at + len(unique) :]
-        self._layout = _Layout(size_bytes, before, behind, at - 1, len(behind), prefix, None, 0)
+        self._layout = _Layout(size_bytes, before, behind, at - 1, len(behind), prefix)
         self._learn_head(unique)
 
     def _learn_head(self, unique: bytes) -> tuple[bytes | None, int]:
         """Remember what the next keys' hashes have in common with this one's, which was made."""
         head = self._heads.get((self._layout.prefix + unique)[:-_MIDDLE])
-        if len(unique) < _MIDDLE or head is None:
-            return None, 0
-        self._layout = self._layout._replace(key_head=unique[:-_MIDDLE], head_hash=head)
-        return unique[:-_MIDDLE], head
+        if len(unique) >= _MIDDLE and head is not None:
+            self._head = unique[:-_MIDDLE], head
+        else:
+            self._head = None, 0
+        return self._head
 
     def _unusual(self, data: bytes, offset: int, base: int, found: list[IndexKey]) -> int:
         """Anything but a plain record: the offset behind it; -1 if `data` ends within it."""

@@ -104,6 +104,17 @@ class LogIndex:
         assert self.first_index <= index <= self.last_index, (index, self)
         return self._sizes[index - self.first_index]
 
+    def spans(self, first: int, last: int) -> tuple[tuple[int, int, int], ...]:
+        """(term, position, size) of each of the frames first..last, which are present."""
+        assert self.first_index <= first <= last <= self.last_index, (first, last, self)
+        low, high = first - self.first_index, last + 1 - self.first_index
+        term = self.term_at(first)
+        if term == self.term_at(last):
+            terms = [term] * (high - low)
+        else:
+            terms = [self.term_at(index) for index in range(first, last + 1)]
+        return tuple(zip(terms, self._positions[low:high], self._sizes[low:high], strict=True))
+
     def end_of(self, index: int) -> int:
         """The byte offset just behind frame `index`; `start_position` for first_index - 1."""
         if index == self.last_index:

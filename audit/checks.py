@@ -15,8 +15,8 @@ from audit.layout import TAGS_CODE_EXTENDED_MAX, ItemKind
 from audit.limits import RAFT, frame_end
 from audit.tables import Tables, records
 
-# Their units carry a delivery time where tags codes stand.
-TIMED_TOPICS = ("SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer")
+SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+TIMED_TOPICS = (SCHEDULE_TOPIC, "rmq_sys_wheel_timer")  # units have times instead of tags codes
 MULTI_QUEUE_PREFIX = "%LMQ%"  # such queues point at records of other topics on purpose
 
 

@@ -5,7 +5,8 @@ that are old: it ends what is out of time, repeats what got no answer within `at
 and asks for the route when a leader has been silent for `silence_ms` (a frozen leader keeps its
 connections open, so nothing else would tell). A leader that is merely slow gives a sign of life
 when it is asked for one (client.pulse); what it has is not repeated then, for it would be stored
-twice.
+twice. And nothing is written again over a connection that it was written to and that still stands:
+it has arrived there, or will.
 
 Limits: `in_flight_max` undecided sends and `in_flight_bytes_max` of their bodies.
 """
@@ -170,6 +171,8 @@ class SendEngine:
         return channel
 
     def write(self, pending: Pending, channel: Channel, now: float | None = None) -> None:
+        if pending.earlier is not None and self._resumed(pending, channel):
+            return
         topic, broker_name, queue_id = pending.queue
         item = pending.item
         try:
@@ -189,6 +192,20 @@ class SendEngine:
             pending.attempts -= 1
             pending.failed_attempt(pending.code, f"{channel.address} closed", False)
             self._loop.call_soon(self._unwritten, channel, pending)
+
+    def _resumed(self, pending: Pending, channel: Channel) -> bool:
+        """True if an earlier attempt over this connection is still to be answered: it has arrived,
+        or will, and another one could only be stored besides it."""
+        assert pending.earlier is not None
+        for number, (earlier, opaque) in enumerate(pending.earlier):
+            if earlier is channel and opaque in channel.outstanding:
+                del pending.earlier[number]
+                pending.channel = channel
+                pending.opaque = opaque
+                pending.sent_at = self.now()
+                channel.outstanding[opaque] = channel.outstanding.pop(opaque)  # oldest first
+                return True
+        return False
 
     def _new_template(self, topic: str, broker_name: str, code: int) -> SendTemplate:
         credentials = self._instance.config.credentials

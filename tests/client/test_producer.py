@@ -84,7 +84,7 @@ OUTCOMES = [
     ((14, "[DISK_FULL] no room"), SendFailed, True, 3, 60),
     ("refuse", SendFailed, True, 3, 100),
     ((1, "[OUTCOME_UNKNOWN] quorum"), SendOutcomeUnknown, True, 3, 60),
-    ("silent", SendOutcomeUnknown, True, 2, 20),
+    ("silent", SendOutcomeUnknown, True, 1, 1),  # over one connection once
     ("close", SendOutcomeUnknown, True, 3, 100),
 ]
 
@@ -247,20 +247,39 @@ async def test_frozen_replica_is_passed_over_in_the_search() -> None:
 
 
 async def test_late_answer_of_an_attempt_that_was_given_up_counts() -> None:
-    async with FakeCluster({"g0": 1}) as cluster:
-        broker = cluster.brokers["g0"][0]
+    async with FakeCluster({"g0": 2}) as cluster:
+        broker, other = cluster.brokers["g0"]
         async with Producer("p", cluster.namesrv, config=QUICK) as producer:
-            await producer.send(Message("T", b"before"))
-            broker.mode = "silent"
+            broker.mode = other.mode = "silent"
             send = asyncio.create_task(producer.send(Message("T", b"x"), timeout_ms=20_000))
-            await until(lambda: broker.count(RequestCode.SEND_MESSAGE_V2) >= 3)
-            first = next(r for r in broker.requests if r.code == 310 and r.body == b"x")
-            connection = next(iter(broker.server.connections))
+            await until(lambda: other.count(RequestCode.SEND_MESSAGE_V2) == 1)
+            (first,) = broker.received(RequestCode.SEND_MESSAGE_V2)
             ext = {"msgId": "0" * 32, "queueId": "1", "queueOffset": "9"}
-            connection.reply(first, RemotingCommand.response_to(first, 0, None, ext))
+            answer = RemotingCommand.response_to(first, 0, None, ext)
+            for connection in list(broker.server.connections):
+                connection.reply(first, answer)
             result = await send
-            assert result.queue_offset == 9 and result.attempts >= 2
+            assert result.queue_offset == 9 and result.attempts == 2
             assert producer.in_flight == 0
+            broker.mode = other.mode = "ok"
+
+
+async def test_nothing_is_written_twice_over_one_connection() -> None:
+    async with FakeCluster({"g0": 2}) as cluster:
+        frozen, follower = cluster.brokers["g0"]
+        async with Producer("p", cluster.namesrv, config=QUICK) as producer:
+            frozen.mode = "silent"
+            send = asyncio.create_task(producer.send(Message("T", b"x"), timeout_ms=20_000))
+            # Whoever does not lead is asked again and again, for he may lead by now.
+            await until(lambda: follower.count(RequestCode.SEND_MESSAGE_V2) >= 3)
+            (first,) = frozen.received(RequestCode.SEND_MESSAGE_V2)
+            frozen.mode = "ok"  # it thaws, and answers what it has
+            ext = {"msgId": "0" * 32, "queueId": "1", "queueOffset": "9"}
+            for connection in list(frozen.server.connections):
+                connection.reply(first, RemotingCommand.response_to(first, 0, None, ext))
+            assert (await send).queue_offset == 9
+            await producer.send(Message("T", b"y"))
+            assert frozen.count(RequestCode.SEND_MESSAGE_V2) == 2
 
 
 async def test_other_group_takes_over_and_the_bad_one_is_avoided() -> None:

@@ -137,7 +137,7 @@ class ClusterApi:
             "items": [
                 {
                     "key": option.key,
-                    "value": getattr(self._config, option.name),
+                    "value": option.shown(getattr(self._config, option.name)),
                     "default": option.default,
                     "live": option.live,
                     "description": option.doc,

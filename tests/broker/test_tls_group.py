@@ -20,7 +20,7 @@ from remoting.tls import ClientTls, Renewed
 from store.record import decode_record, walk_records
 from tests.broker.cluster import Group, until
 from tests.broker.ha.pair import Classic, log_bytes
-from tests.broker.tlsworld import World, secure_group
+from tests.broker.tlsworld import PASSWORD, World, secure_group
 from tests.certificates import Authority
 
 
@@ -89,7 +89,8 @@ async def same_everywhere(group: Group, count: int) -> None:
 
 
 async def seen_over_https(world: World, names: NameServer) -> None:
-    """The dashboard's API, over HTTPS, knows what it asked brokers over HTTPS."""
+    """The dashboard's API, over HTTPS, knows what it asked brokers over HTTPS; and tells nobody a
+    key's password."""
     assert names.http is not None
     assert names.http.url.startswith("https://127.0.0.1:")
     url = f"{names.http.url}api/v1/cluster"
@@ -101,8 +102,15 @@ async def seen_over_https(world: World, names: NameServer) -> None:
             answered = [one for group in groups for one in group["brokers"] if one["node"]]
             if len(answered) >= 2:
                 assert all(one["httpAddress"].startswith("https://") for one in answered)
-                return
+                break
             await asyncio.sleep(0.05)
+    async with aiohttp.ClientSession() as session:
+        async with session.get(
+            f"{names.http.url}api/v1/config", ssl=world.client.context
+        ) as answer:
+            shown = {one["key"]: one["value"] for one in (await answer.json())["items"]}
+    assert shown["tlsServerKeyPassword"] == "******"
+    assert shown["tlsServerMode"] == "enforcing"
 
 
 class SecurePair(Classic):
@@ -155,7 +163,9 @@ async def test_certificates_are_renewed_without_a_restart(tmp_path: Path) -> Non
         assert refused('"raft server"') == {"0.0"}
 
         second = Authority(tmp_path, "second")
-        second.issue("server")  # the files that the broker was told of, signed by another CA
+        second.issue(
+            "server", password=PASSWORD
+        )  # the files that the broker was told of, signed by another CA
         await until(lambda: not broker.tls.error)
         assert await told() == ""  # over the connection that was there
         command = RemotingCommand.request(RequestCode.GET_BROKER_RUNTIME_INFO)

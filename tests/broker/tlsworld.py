@@ -11,6 +11,8 @@ from remoting.tls import ClientTls, Renewed
 from tests.broker.cluster import Group
 from tests.certificates import Authority
 
+PASSWORD = "open sesame"
+
 
 class World:
     """Two CAs: one of what clients see, one of the Raft group."""
@@ -18,9 +20,9 @@ class World:
     def __init__(self, directory: Path) -> None:
         self.ca = Authority(directory, "servers")
         self.group_ca = Authority(directory, "group")
-        self.cert, self.key = self.ca.issue("server")
+        self.cert, self.key = self.ca.issue("server", password=PASSWORD)
         self.peer_cert, self.peer_key = self.group_ca.issue("peer")
-        self.client = Renewed(ClientTls(self.ca.path, self.cert, self.key), "test")
+        self.client = Renewed(ClientTls(self.ca.path, *self.ca.issue("test")), "test")
         self.more: dict[str, str] = {}  # settings of every process
 
     def common(self) -> dict[str, str]:
@@ -29,6 +31,7 @@ class World:
             "tls.server.mode": "enforcing",
             "tls.server.certPath": self.cert,
             "tls.server.keyPath": self.key,
+            "tls.server.keyPassword": PASSWORD,
             "tls.enable": "true",
             "tls.client.trustCertPath": self.ca.path,
             "httpTlsMode": "enforcing",

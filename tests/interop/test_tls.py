@@ -47,10 +47,18 @@ class Listener:
         implements = ("org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently",)
 
 
+def patient(client: Any, namesrv: str) -> Any:
+    """A JVM that loads its TLS takes its time, the more so on a busy machine."""
+    client.setNamesrvAddr(namesrv)
+    client.setMqClientApiTimeout(WAIT_S * 1000)
+    return client
+
+
 def send_and_consume(jars: Callable[[], list[str]], world: World, namesrv: str) -> None:
     """Blocking."""
     cert, key = world.ca.issue("java")
     properties = {
+        "com.rocketmq.remoting.client.connect.timeout": str(WAIT_S * 1000),
         "tls.enable": "true",
         "tls.test.mode.enable": "false",  # else it believes everybody
         "tls.client.authServer": "true",
@@ -60,14 +68,15 @@ def send_and_consume(jars: Callable[[], list[str]], world: World, namesrv: str) 
     }
     jvm = Jvm(properties, jars())
     try:
-        producer = jvm.producer("pg-tls", namesrv)
-        producer.setSendMsgTimeout(WAIT_S * 1000)  # the first one makes a JVM load its TLS
+        producer = patient(jvm.rocketmq.client.producer.DefaultMQProducer("pg-tls"), namesrv)
+        producer.setSendMsgTimeout(WAIT_S * 1000)
+        producer.start()
         bodies = {b"body-%d" % number for number in range(MESSAGES)}
         for body in sorted(bodies):
             result = producer.send(jvm.message("JavaTls", "TagA", "k", body))
             assert result.getSendStatus().toString() == "SEND_OK"
         consumer = jvm.rocketmq.client.consumer.DefaultMQPushConsumer("cg-tls")
-        consumer.setNamesrvAddr(namesrv)
+        patient(consumer, namesrv)
         where = jvm.rocketmq.common.consumer.ConsumeFromWhere
         consumer.setConsumeFromWhere(where.CONSUME_FROM_FIRST_OFFSET)
         consumer.subscribe("JavaTls", "*")
@@ -85,11 +94,12 @@ def send_and_consume(jars: Callable[[], list[str]], world: World, namesrv: str) 
 @pytest.mark.parametrize("version", CLIENTS)
 async def test_java_sends_and_consumes(version: str, tmp_path: Path) -> None:
     world = World(tmp_path)
+    own = world.ca.issue("node")
     world.more = {
         "tls.server.need.client.auth": "require",
         "tls.server.trustCertPath": world.ca.path,
-        "tls.client.certPath": world.cert,
-        "tls.client.keyPath": world.key,
+        "tls.client.certPath": own[0],
+        "tls.client.keyPath": own[1],
     }
     async with world.name_server() as names:
         address = f"127.0.0.1:{names.port}"

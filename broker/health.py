@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 import click
 
+from remoting.acl.signature import credentials_of_environment
 from remoting.ask import complaint
 from remoting.codes import RequestCode
 from remoting.fastjson import loads_object
@@ -36,6 +37,7 @@ def health(address: str | None, timeout_s: float) -> None:
         timeout_s,
         lambda answer: why_not(loads_object(answer.body).get("table") or {}),
         context=lambda: context_of(os.environ),
+        credentials=credentials_of_environment(os.environ),
     )
     click.echo(f"{address}: {reason or 'healthy'}")
     sys.exit(1 if reason else 0)

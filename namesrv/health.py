@@ -10,6 +10,7 @@ import sys
 
 import click
 
+from remoting.acl.signature import credentials_of_environment
 from remoting.ask import complaint
 from remoting.codes import RequestCode
 from remoting.tlsfile import context_of
@@ -33,6 +34,7 @@ def health(address: str | None, timeout_s: float) -> None:
         timeout_s,
         lambda _: "",
         context=lambda: context_of(os.environ),
+        credentials=credentials_of_environment(os.environ),
     )
     click.echo(f"{address}: {reason or 'healthy'}")
     sys.exit(1 if reason else 0)

@@ -30,6 +30,7 @@ from broker.errors import ConfigError, StateError
 from dledger.errors import RaftError
 from ops.logs import set_level
 from ops.options import BYTES, Option
+from remoting.acl.signature import credentials_of_environment
 from remoting.address import format_address, parse_address_list
 from remoting.client import RemotingClient
 from remoting.errors import RemotingError
@@ -137,7 +138,10 @@ async def _of_running(
     *,
     confirm: bool,
 ) -> Taken:
-    client = RemotingClient(tls=await asyncio.to_thread(tls_of, os.environ))
+    client = RemotingClient(
+        tls=await asyncio.to_thread(tls_of, os.environ),
+        credentials=credentials_of_environment(os.environ),
+    )
     try:
         if name_servers:
             replicas = await replicas_of(client, name_servers, broker_name)

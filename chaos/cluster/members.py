@@ -17,6 +17,7 @@ from dataclasses import replace
 from chaos.cluster import launch
 from chaos.cluster.cluster import DOWN_TIMEOUT_S, HOST, Cluster, end_now
 from chaos.cluster.clusterfile import ClusterError, ClusterState, Node, locked, save_state
+from chaos.cluster.credentials import own_credentials
 from chaos.cluster.topology import MODES, RAFT, REPLICAS_MAX
 from remoting.client import RemotingClient
 from remoting.codes import RequestCode, ResponseCode
@@ -145,7 +146,7 @@ async def _change(cluster: Cluster, node: Node, op: str, deadline: float) -> Non
     if op == "add-learner":
         ext["memberAddress"] = f"{node.host}:{node.peer_port}"
     command = RemotingCommand.request(RequestCode.CHANGE_MEMBERS, ext)
-    client = RemotingClient(connect_timeout_ms=ASK_TIMEOUT_MS)
+    client = RemotingClient(connect_timeout_ms=ASK_TIMEOUT_MS, credentials=own_credentials())
     why = "there is no leader"
     try:
         while True:

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from chaos.cluster.clusterfile import Node
+from chaos.cluster.credentials import own_credentials
 from remoting.client import RemotingClient
 from remoting.codes import RequestCode, ResponseCode
 from remoting.command import RemotingCommand
@@ -67,7 +68,7 @@ class RemotingProbe:
 
     def __init__(self, timeout_ms: float = PROBE_TIMEOUT_MS) -> None:
         self._timeout_ms = timeout_ms
-        self._client = RemotingClient(connect_timeout_ms=timeout_ms)
+        self._client = RemotingClient(connect_timeout_ms=timeout_ms, credentials=own_credentials())
 
     async def __aenter__(self) -> RemotingProbe:
         return self

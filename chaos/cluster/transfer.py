@@ -7,6 +7,7 @@ import time
 
 from chaos.cluster.cluster import Cluster
 from chaos.cluster.clusterfile import ClusterError, Node
+from chaos.cluster.credentials import own_credentials
 from remoting.client import RemotingClient
 from remoting.codes import RequestCode, ResponseCode
 from remoting.command import RemotingCommand
@@ -41,7 +42,7 @@ async def transfer(
 
 async def _ask(leader: Node, target: str) -> str:
     """To whom the leader says it hands over."""
-    client = RemotingClient(connect_timeout_ms=ASK_TIMEOUT_MS)
+    client = RemotingClient(connect_timeout_ms=ASK_TIMEOUT_MS, credentials=own_credentials())
     command = RemotingCommand.request(
         RequestCode.TRANSFER_LEADERSHIP, {"target": target} if target else {}
     )

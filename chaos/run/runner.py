@@ -25,6 +25,7 @@ from chaos.checks.stores import write_replicas
 from chaos.cluster.cluster import Cluster
 from chaos.cluster.clusterfile import COMPOSE, PROCESSES, ClusterError
 from chaos.cluster.compose import ComposeCluster
+from chaos.cluster.credentials import signing
 from chaos.cluster.topology import RAFT, Shape
 from chaos.cluster.whole import WHOLE_TIMEOUT_S
 from chaos.faults.base import Context, Planned
@@ -148,7 +149,7 @@ async def _torment(
 
 async def _watched(namesrv: str, pairs: Sequence[tuple[str, str]]) -> list[Watched]:
     """What the observer looks at: (topic, consumer group) with the topic's queues counted."""
-    async with Producer("chaos-observer", namesrv) as producer:
+    async with Producer("chaos-observer", namesrv, instance_config=signing()) as producer:
         counts = {topic: await producer.queues(topic) for topic in {topic for topic, _ in pairs}}
     return [
         Watched(topic, group, 1 + max(queue.queue_id for queue in counts[topic]))

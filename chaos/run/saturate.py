@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
+from chaos.cluster.credentials import signing
 from client import Admin, ClientError, Message, Producer, SendResult
 
 TOPIC = "ChaosCalm"
@@ -17,9 +18,9 @@ TIMEOUT_MS = 10_000
 
 async def saturate(namesrv: str, seconds: float, in_flight: int = IN_FLIGHT) -> float:
     """Acknowledged sends of 128 bytes a second, `in_flight` at a time. Raises ClientError."""
-    async with Admin(namesrv) as admin:
+    async with Admin(namesrv, instance_config=signing()) as admin:
         await admin.create_topic(TOPIC, QUEUES)
-    async with Producer("chaos-calm", namesrv) as producer:
+    async with Producer("chaos-calm", namesrv, instance_config=signing()) as producer:
         return await _Loop(producer, seconds).run(in_flight)
 
 

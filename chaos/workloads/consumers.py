@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 
 from chaos.cluster.clusterfile import ClusterError
+from chaos.cluster.credentials import signing
 from chaos.history.files import HistoryWriter
 from chaos.run.observer import Observer, Watched
 from chaos.workloads.log import Consumption
@@ -197,6 +198,7 @@ async def join_group(
             namesrv,
             consumption.listener(name),
             config=config,
+            instance_config=signing(),
             on_commit=consumption.committer(name, watched.group),
             on_committing=consumption.committing(name, watched.group),
         )

@@ -15,6 +15,7 @@ from contextlib import AsyncExitStack
 from datetime import timedelta
 
 from chaos.cluster.clusterfile import ClusterError
+from chaos.cluster.credentials import signing
 from chaos.history.events import Outcome
 from chaos.workloads.posted import PostedConfig, PostedWorkload, Scanner
 from client import Admin, ClientError, Message, MessageExt, MessageQueue, Producer, PullConsumer
@@ -50,7 +51,9 @@ class DelayedWorkload(PostedWorkload):
     async def _producer(
         self, stack: AsyncExitStack, name: str, rng: random.Random
     ) -> Callable[[int], Awaitable[None]]:
-        producer = Producer(f"{self.config.group}-producers", self.env.namesrv)
+        producer = Producer(
+            f"{self.config.group}-producers", self.env.namesrv, instance_config=signing()
+        )
         await stack.enter_async_context(producer)
         levels = sorted(self.levels)
 
@@ -79,7 +82,9 @@ class DelayedWorkload(PostedWorkload):
         """When each message began to wait. What retention took is not known."""
         records = 0
         brokers = sorted({queue.broker_name for queue in self.queues})
-        async with PullConsumer(f"{self.config.group}-scanner", self.env.namesrv) as consumer:
+        async with PullConsumer(
+            f"{self.config.group}-scanner", self.env.namesrv, instance_config=signing()
+        ) as consumer:
             await consumer.queues(self.config.topic)
             scanner = Scanner(consumer)
             for broker in brokers:

@@ -14,6 +14,7 @@ import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
+from chaos.cluster.credentials import signing
 from chaos.workloads.base import Environment, Tally, Tasks, sum_tallies
 from chaos.workloads.consumers import ConsumerGroup, drain_group
 from chaos.workloads.log import KeyedSender, random_items
@@ -92,7 +93,7 @@ class MessagesWorkload:
     async def prepare(self, env: Environment) -> None:
         """Create the topic in every broker group."""
         self._env = env
-        async with Admin(env.namesrv) as admin:
+        async with Admin(env.namesrv, instance_config=signing()) as admin:
             await admin.create_topic(self.config.topic, self.config.queues)
             self.queues = await all_queues(
                 admin, self.config.topic, self.config.queues, env.join_timeout_s
@@ -101,7 +102,7 @@ class MessagesWorkload:
     async def start(self, stack: AsyncExitStack) -> None:
         """Consumers join, then the load begins."""
         config, env = self.config, self.env
-        self._admin = await stack.enter_async_context(Admin(env.namesrv))
+        self._admin = await stack.enter_async_context(Admin(env.namesrv, instance_config=signing()))
         self.consumers = group = await stack.enter_async_context(self._group())
         for number in range(config.consumers):
             await group.join(f"{config.name}-consumer-{number}")
@@ -119,7 +120,9 @@ class MessagesWorkload:
     async def _start_sender(self, stack: AsyncExitStack, name: str) -> None:
         config, env = self.config, self.env
         send_config = SendConfig(idempotent=config.once)
-        producer = Producer(f"{config.name}-producers", env.namesrv, config=send_config)
+        producer = Producer(
+            f"{config.name}-producers", env.namesrv, config=send_config, instance_config=signing()
+        )
         await stack.enter_async_context(producer)
         sender = KeyedSender(
             producer,

@@ -18,6 +18,7 @@ from typing import Any
 
 import orjson
 
+from chaos.cluster.credentials import signing
 from chaos.history.events import Outcome
 from chaos.history.files import HistoryWriter
 from chaos.workloads.base import Environment, Tally, Tasks
@@ -77,7 +78,7 @@ class MetadataWorkload:
     async def prepare(self, env: Environment) -> None:
         """Find out which broker groups there are; objects are created by the load itself."""
         self._env = env
-        async with Admin(env.namesrv) as admin:
+        async with Admin(env.namesrv, instance_config=signing()) as admin:
             brokers = (await admin.cluster_info()).brokers
         self._objects = [
             MetaObject(broker, what, f"{PREFIX}-{what}-{number}")
@@ -88,7 +89,7 @@ class MetadataWorkload:
 
     async def start(self, stack: AsyncExitStack) -> None:
         env = self._environment
-        self._admin = await stack.enter_async_context(Admin(env.namesrv))
+        self._admin = await stack.enter_async_context(Admin(env.namesrv, instance_config=signing()))
         stack.push_async_callback(self._tasks.cancel)
         self._tasks.spawn(self._operate(random.Random(env.rng.random())), "metadata")
 

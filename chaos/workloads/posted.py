@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
+from chaos.cluster.credentials import signing
 from chaos.history.events import Outcome
 from chaos.history.files import HistoryWriter
 from chaos.workloads.base import Environment, Tally, Tasks
@@ -217,7 +218,7 @@ class PostedWorkload(ABC):
         """Create the topic in every broker group."""
         self._env = env
         config = self.config
-        async with Admin(env.namesrv) as admin:
+        async with Admin(env.namesrv, instance_config=signing()) as admin:
             await admin.create_topic(config.topic, config.queues)
             self.queues = await all_queues(admin, config.topic, config.queues, env.join_timeout_s)
             await self._prepare(admin)
@@ -225,7 +226,7 @@ class PostedWorkload(ABC):
     async def start(self, stack: AsyncExitStack) -> None:
         """Consumers join, then the load begins."""
         config, env = self.config, self.env
-        self._admin = await stack.enter_async_context(Admin(env.namesrv))
+        self._admin = await stack.enter_async_context(Admin(env.namesrv, instance_config=signing()))
         self._consumers = await stack.enter_async_context(self._group())
         for number in range(config.consumers):
             await self._consumers.join(f"{config.name}-consumer-{number}")

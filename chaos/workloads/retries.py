@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any
 
+from chaos.cluster.credentials import signing
 from chaos.history.events import Outcome
 from chaos.history.files import HistoryWriter
 from chaos.workloads.consumers import ConsumerGroup, consumer_config
@@ -114,7 +115,9 @@ class RetriesWorkload(PostedWorkload):
     async def _producer(
         self, stack: AsyncExitStack, name: str, rng: random.Random
     ) -> Callable[[int], Awaitable[None]]:
-        producer = Producer(f"{self.config.group}-producers", self.env.namesrv)
+        producer = Producer(
+            f"{self.config.group}-producers", self.env.namesrv, instance_config=signing()
+        )
         await stack.enter_async_context(producer)
         weights, counts = zip(*FAILURES, strict=True)
 

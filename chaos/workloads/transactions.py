@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
+from chaos.cluster.credentials import signing
 from chaos.history.events import Outcome
 from chaos.history.later import COMMIT, ROLLBACK, UNDECIDED
 from chaos.workloads.posted import PostedConfig, PostedWorkload, Scanner
@@ -103,7 +104,7 @@ class TransactionsWorkload(PostedWorkload):
         self, stack: AsyncExitStack, name: str, rng: random.Random
     ) -> Callable[[int], Awaitable[None]]:
         group = f"{self.config.group}-producers"
-        producer = TransactionProducer(group, self.env.namesrv, self)
+        producer = TransactionProducer(group, self.env.namesrv, self, instance_config=signing())
         await stack.enter_async_context(producer)
         weights = [weight for weight, _ in PLANS]
 
@@ -135,7 +136,8 @@ class TransactionsWorkload(PostedWorkload):
         """Which half messages are open, once none is that was decided (or nothing changes)."""
         env = self.env
         halves = Halves()
-        async with PullConsumer(f"{self.config.group}-scanner", env.namesrv) as consumer:
+        name = f"{self.config.group}-scanner"
+        async with PullConsumer(name, env.namesrv, instance_config=signing()) as consumer:
             await consumer.queues(self.config.topic)
             scanner = Scanner(consumer)
             self._last_news_s = time.monotonic()

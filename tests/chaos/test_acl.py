@@ -1,0 +1,91 @@
+"""A whole cluster with access control, of processes: registration, failover, the harness's probe,
+health checks and clients."""
+
+import asyncio
+import signal
+import sys
+
+import orjson
+
+from chaos.cluster.cluster import Cluster
+from chaos.cluster.credentials import own_credentials, signing
+from chaos.cluster.topology import Shape
+from chaos.cluster.whole import wait_whole
+from client import Admin, Message, Producer, SendFailed
+
+PATIENCE_S = 120.0  # a bound against hanging
+PLAIN_ACL = """
+accounts:
+  - {accessKey: administrator, secretKey: sesame-open-1, admin: true}
+"""
+KEYS = {"accessKey": "administrator", "secretKey": "sesame-open-1"}
+SIZES = {"mappedFileSizeCommitLog": "16777216", "maxIndexNum": "100000"}
+
+
+async def health(module, address):
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", module, "--address", address, stdout=asyncio.subprocess.PIPE
+    )
+    said, _ = await process.communicate()
+    return process.returncode, said.decode()
+
+
+async def test_a_cluster_with_access_control_fails_over(tmp_path, monkeypatch):
+    (tmp_path / "plain_acl.yml").write_text(PLAIN_ACL)
+    # Brokers and name servers alike: variables are theirs, too.
+    for name, value in (
+        ("ACL_ENABLE", "true"),
+        ("ACL_FILE", str(tmp_path / "plain_acl.yml")),
+        ("ACL_READS_NEED_ACCOUNT", "true"),
+        ("INNER_CLIENT_AUTHENTICATION_CREDENTIALS", orjson.dumps(KEYS).decode()),
+        ("ACCESS_KEY", KEYS["accessKey"]),
+        ("SECRET_KEY", KEYS["secretKey"]),
+    ):
+        monkeypatch.setenv(f"RAFTMQ_{name}", value)
+    assert own_credentials().access_key == "administrator"
+    cluster = Cluster(tmp_path / "c")
+    try:
+        state = await cluster.up(Shape(), SIZES, PATIENCE_S)
+        async with Producer("p", state.namesrv, instance_config=signing()) as producer:
+            for number in range(10):
+                await producer.send(Message("T", b"%d" % number), timeout_ms=60_000)
+            leader = await cluster.leader()
+            process = cluster.signal(leader.name, signal.SIGKILL)
+            await cluster.wait_dead(process)
+            for number in range(10, 20):
+                await producer.send(Message("T", b"%d" % number), timeout_ms=60_000)
+        cluster.start(leader.name)
+        await wait_whole(cluster, PATIENCE_S)
+        async with Admin(state.namesrv, instance_config=signing()) as admin:
+            ends = await admin.topic_offsets("T")
+            assert sum(one.max_offset for one in ends.values()) >= 20
+        for module, address in (
+            ("broker.health", leader.address),
+            ("namesrv.health", state.namesrv),
+        ):
+            assert (await health(module, address))[0] == 0
+            with monkeypatch.context() as unsigned:
+                unsigned.delenv("RAFTMQ_ACCESS_KEY")
+                unsigned.delenv("RAFTMQ_SECRET_KEY")
+                status, said = await health(module, address)
+                assert status == 1 and "No accessKey is configured" in said
+        for node in (*state.brokers, *state.name_servers):
+            log = (tmp_path / "c" / node.name / "log.txt").read_text()
+            assert "sesame" not in log
+        monkeypatch.setenv("RAFTMQ_SECRET_KEY", "sesame-closed")
+        wrong = signing()
+        monkeypatch.setenv("RAFTMQ_SECRET_KEY", KEYS["secretKey"])
+        assert await _refused(state.namesrv, wrong)
+    finally:
+        await cluster.down()
+        await cluster.close()
+
+
+async def _refused(namesrv, config):
+    """Whether a send as somebody else is certainly not stored."""
+    async with Producer("p", namesrv, instance_config=config) as producer:
+        try:
+            await producer.send(Message("T", b"no"), timeout_ms=1_000)
+        except SendFailed:
+            return True
+    return False

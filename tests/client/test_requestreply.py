@@ -67,8 +67,9 @@ async def test_requests_without_an_answer_time_out() -> None:
         FakeCluster({"g0": 1}) as cluster,
         Producer("asks", cluster.namesrv, config=QUICK) as asking,
     ):
+        await asking.send(Message("T", b"before"))  # route and connection are there
         with pytest.raises(RequestTimedOut) as raised:
-            await asking.request(Message("T", b"ping"), 100)
+            await asking.request(Message("T", b"ping"), 400)
         assert raised.value.outcome_unknown
         cluster.brokers["g0"][0].mode = (13, "no")
         with pytest.raises(SendFailed):

@@ -122,7 +122,7 @@ async def dead_letters(cluster: Cluster) -> None:
         await until(lambda: tried[b"twice"] >= 2, lambda: dict(tried))
         name = (await reader.queues(topic))[0].broker_name
         queue = MessageQueue("%DLQ%" + consumer.group, name, 0)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while dead != {b"at once", b"twice"}:
                 try:
                     dead |= {message.body for message in await reader.fetch(queue)}
@@ -214,7 +214,7 @@ async def lite_pulling(cluster: Cluster) -> None:
     got: set[bytes] = set()
     first = LitePullConsumer(group, cluster.namesrv, config=config)
     first.subscribe(topic)
-    async with first, asyncio.timeout(60):
+    async with first, asyncio.timeout(180):
         while len(got) < 30:
             got |= {message.body for message in await first.poll(500)}
         await cluster.fail_over()
@@ -371,7 +371,7 @@ async def a_lite_consumer_is_asked(cluster: Cluster) -> None:
     got: set[bytes] = set()
 
     async def all_of(wanted: set[bytes]) -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(180):
             while not wanted <= got:
                 got.update(message.body for message in await consumer.poll(500))
         await consumer.poll(1)  # what the last one brought is worked on
@@ -384,7 +384,7 @@ async def a_lite_consumer_is_asked(cluster: Cluster) -> None:
         await send_all(cluster, topic, [b"found"])  # there is a leader
         await all_of({b"found"})
         (address,) = (await admin.leaders_of(topic)).values()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(180):
             while consumer.client_id not in await admin.consumers(group, address):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)  # a leader that was restarted hears of it again
         info = await admin.running_info(address, group, consumer.client_id)

@@ -101,7 +101,7 @@ async def sends_with_callbacks(cluster: Cluster) -> None:
             producer.send_nowait(Message(topic, b"%d" % number), told, SEND_MS)
             if not number % 10:
                 await asyncio.sleep(0.005)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(180):
             await done.wait()
         assert killing is not None
         await killing

@@ -14,7 +14,7 @@ from namesrv.server import NameServer, NameServerConfig
 from tests.broker.cluster import Group
 from tests.interop.apache import ApacheBroker
 
-PATIENCE_S = 60.0  # a bound against hanging, not an expectation
+PATIENCE_S = 180.0  # a bound against hanging, not an expectation
 # Levels 1 and 2 for delays, from 3 on for what comes again.
 LEVELS = "1s 2s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s"
 

@@ -58,8 +58,12 @@ class Cluster:
         self._root = root
         self._directory = tempfile.mkdtemp(prefix="bench-cost-")
         settings = [part for item in SETTINGS.items() for part in ("--set", "=".join(item))]
-        self._mqcluster("up", *settings, "--timeout", "120")
-        nodes = json.loads(self._mqcluster("status", "--json"))["nodes"]
+        try:
+            self._mqcluster("up", *settings, "--timeout", "120")
+            nodes = json.loads(self._mqcluster("status", "--json"))["nodes"]
+        except BaseException:
+            self.down()
+            raise
         (self._namesrv,) = [node["address"] for node in nodes if node["kind"] == "namesrv"]
         (leader,) = [node for node in nodes if node["role"] == "leader"]
         self._address = leader["address"]

@@ -7,10 +7,30 @@ from pathlib import Path
 
 from tests.interop.driver import Driver
 from tests.interop.runs import Outcome, Run, Strike
-from tests.interop.scenarios import TABLE, Scenario
+from tests.interop.scenarios import NEEDS_5, TABLE, Scenario
 from tests.interop.targets import Target
 
 Pair = tuple[Scenario, str]  # and the client
+NAMES = {  # in tables, in their order
+    "java43": "Java 4.3",
+    "java49": "Java 4.9",
+    "java53": "Java 5.3",
+    "go": "Go 2.1",
+    "node": "Node 3.12",
+}
+
+
+def page_table() -> list[str]:
+    """docs/compatibility.md's table of scenarios. The last column is of the same at Apache's broker
+    of 4.9, which nobody kills."""
+    lines = [f"| scenario | {' | '.join(NAMES.values())} | at Apache's 4.9 |"]
+    lines.append("|---" * (len(NAMES) + 2) + "|")
+    for row in TABLE:
+        cells = ["yes" if client in row.clients else "" for client in NAMES]
+        without = [name for client, name in NAMES.items() if (row.name, client) in NEEDS_5]
+        there = f"all but {', '.join(without)}" if without else "all"
+        lines.append(f"| {' | '.join([row.name, *cells, there])} |")
+    return lines
 
 
 def pairs(clients: Iterable[str], names: Iterable[str] = ()) -> list[Pair]:

@@ -15,6 +15,8 @@ NEWER = ("java49", "java53")  # lite pull and requests came with 4.6
 JAVA = ("java43", *NEWER)
 WITH_GO = (*JAVA, "go")
 ALL = (*WITH_GO, "node")
+# Java's lite pull of 5.3 asks with LITE_PULL_MESSAGE, which brokers of 4.9 do not know.
+NEEDS_5 = frozenset({("lite-pull", "java53")})
 BIG = "0123456789abcdef" * 1024  # clients compress from 4096 bytes on
 SHARDS = 4
 ONCE_MORE = {"failures": 1, "delay": 1}  # refuse each message once; again after a second

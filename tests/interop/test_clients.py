@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.interop.figures import raft_group, summary
-from tests.interop.matrix import Pair, drivers, pairs, wave
+from tests.interop.matrix import NAMES, Pair, drivers, page_table, pairs, wave
 from tests.interop.runs import Outcome
 from tests.interop.scenarios import TABLE
 from tests.interop.toolchain import CLIENTS
@@ -60,6 +60,12 @@ def test_scenario(outcomes: dict[tuple[str, str], Outcome], pair: Pair) -> None:
 def test_every_scenario_and_client_is_selected() -> None:
     assert {row.name for row, _ in SELECTION} == set(IN_ONE_ROOM)
     assert {client for _, client in SELECTION} == set(CLIENTS)
+
+
+def test_the_page_has_the_table() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "compatibility.md").read_text()
+    assert "\n".join(page_table()) in text
+    assert set(NAMES) == set(CLIENTS)
 
 
 def test_summary(outcomes: dict[tuple[str, str], Outcome]) -> None:

@@ -67,6 +67,8 @@ from client.transaction import (
     TransactionState,
 )
 from remoting.acl.signature import Credentials
+from remoting.tls import ClientTls
+from remoting.tlsfile import client_tls_of
 
 __all__ = [
     "Admin",
@@ -85,6 +87,7 @@ __all__ = [
     "CacheLimits",
     "ClientClosed",
     "ClientError",
+    "ClientTls",
     "ClusterInfo",
     "Compression",
     "CompressionType",
@@ -130,5 +133,6 @@ __all__ = [
     "UnsupportedCompression",
     "allocate_averagely",
     "allocate_averagely_by_circle",
+    "client_tls_of",
     "split_batch",
 ]

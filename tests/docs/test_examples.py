@@ -62,6 +62,7 @@ PRINTS = {
     "replay.py": "\n".join(f"yesterday, {n}" for n in range(8)) + r"\n",
     "idempotent.py": r"stored once\n",
     "credentials.py": r"OK\n",
+    "tls.py": r"OK\n",
     "request.py": r"b'SOUP\?'\n",
     "admin.py": r"ends at 1\nfound b'7.50' i-1\nbroker-a has 3 brokers\n",
 }

@@ -15,7 +15,7 @@ from remoting.headers import (
     SendHeader,
     SendResponseHeader,
 )
-from store.dispatch import SCHEDULE_TOPIC
+from store.dispatch import SCHEDULE_TOPIC, TIMER_TOPIC
 from store.properties import decode_properties
 from store.record import decode_offset_message_id, decode_record, pack_host, walk_records
 from tests.broker.cluster import Group, until
@@ -280,6 +280,26 @@ async def test_a_committed_message_may_be_delayed(tmp_path):
         assert (properties["REAL_TOPIC"], properties["REAL_QID"]) == ("Orders", "1")
         assert "TRAN_MSG" not in properties
         assert bodies(broker) == []
+
+
+async def test_a_committed_message_may_wait_for_its_time(tmp_path):
+    """A delay counts from the commit; a time that is too far away is refused at once."""
+    async with Group(tmp_path) as group:
+        broker = await group.leading()
+        await group.create_topic(broker, "Orders")
+        sent = await half(group, broker, "A", TIMER_DELAY_MS="20")
+        far = await half(group, broker, "B", TIMER_DELAY_SEC="3600")
+        assert sent and far
+        properties = "TRAN_MSG\x01true\x02PGROUP\x01pg\x02TIMER_DELAY_SEC\x019999999\x02"
+        assert (await group.send(broker, "Orders", b"C", 1, properties)).code == 13
+        assert (await end(group, broker, sent, COMMIT)).code == 0
+        assert (await end(group, broker, far, COMMIT)).code == 0
+        await until(lambda: bodies(broker) == ["A"])
+        near, waiting = records(broker, TIMER_TOPIC, 0)
+        there = decode_properties(waiting.properties)
+        assert (there["REAL_TOPIC"], there["REAL_QID"]) == ("Orders", "1")
+        assert "TRAN_MSG" not in there
+        assert records(broker, "Orders")[0].store_timestamp_ms > near.store_timestamp_ms
 
 
 async def test_in_classic_mode_too(tmp_path):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from py4j.protocol import Py4JJavaError
 
 from tests.broker.cluster import until
 from tests.broker.tlsworld import World, secure_group
@@ -87,6 +88,8 @@ def send_and_consume(jars: Callable[[], list[str]], world: World, namesrv: str) 
         assert listener.bodies == bodies
         consumer.shutdown()
         producer.shutdown()
+    except Py4JJavaError as error:  # its text comes from the JVM, which ends here
+        raise AssertionError(str(error)) from None
     finally:
         jvm.close()
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from py4j.java_gateway import JavaObject
 
-from chaos.cluster.ports import choose_ports
+from chaos.cluster.ports import HeldPorts, choose_ports
 from tests.interop.jvm import Jvm, fetch
 
 IVY_FILE = Path(__file__).with_name("ivy-broker.xml")
@@ -75,6 +75,7 @@ class ApacheBroker:
         self.directory = directory
         self.store = Path(root) if root else directory / "store"
         self.port = ports()
+        self.held = HeldPorts("127.0.0.1")  # from start to stop: a JVM takes long to listen
         self.address = f"127.0.0.1:{self.port}"
         self.jvm: Jvm | None = None
         self.more_jars: list[str] = []  # on its class path, besides its own
@@ -93,6 +94,7 @@ class ApacheBroker:
     def start(self) -> None:
         """Raises when it does not start; its log is in the exception."""
         assert self.jvm is None
+        self.held.hold(range(self.port - 2, self.port + 2))
         home = self.directory / "home" / "conf"
         home.mkdir(parents=True, exist_ok=True)
         (home / "logback_broker.xml").write_text(LOGBACK)  # 4.9 does not start without one
@@ -126,6 +128,7 @@ class ApacheBroker:
 
     def stop(self, number: int = signal.SIGTERM) -> None:
         """SIGTERM stops it in order, SIGKILL does not ask."""
+        self.held.close()
         if self.jvm is not None:
             jvm, self.jvm, self.controller = self.jvm, None, None
             jvm.process.send_signal(number)

@@ -21,7 +21,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from broker.accountbook import AccountBook
-from broker.acladmin import AclAdmin
+from broker.acladmin import CODES, AclAdmin, switched_off
 from broker.housekeeping import Chore
 from broker.queries import not_leader
 from remoting.acl import AclError, Gate, broker_needs
@@ -77,7 +77,7 @@ class Access:
 
     def handlers(self) -> dict[int, Handler]:
         if not self.enabled:
-            return {}
+            return dict.fromkeys(CODES, switched_off)
         self._admin = AclAdmin(self._broker, self.book)
         return self._admin.handlers()
 

@@ -23,7 +23,7 @@ from broker.queries import not_leader
 from remoting.acl import Accounts, AclError, account_from_config
 from remoting.acl.signature import SIGNATURE
 from remoting.client import RemotingClient
-from remoting.codes import RequestCode
+from remoting.codes import RequestCode, ResponseCode
 from remoting.command import RemotingCommand
 from remoting.connection import Connection, Handler
 from remoting.fields import text, text_or_none
@@ -37,6 +37,13 @@ log = logging.getLogger("broker.acl")
 UPDATE_FAILED = 209
 DELETE_FAILED = 210
 WHITE_ADDRESSES_FAILED = 211
+CODES = (
+    int(RequestCode.UPDATE_AND_CREATE_ACL_CONFIG),
+    int(RequestCode.DELETE_ACL_CONFIG),
+    int(RequestCode.GET_BROKER_CLUSTER_ACL_INFO),
+    int(RequestCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG),
+    int(RequestCode.GET_BROKER_CLUSTER_ACL_CONFIG),
+)
 PASSED_ON = "passed on"  # remark of a change that another replica was asked for
 PASS_ON_TIMEOUT_MS = 5_000.0
 Change = Callable[[Connection, RemotingCommand], Awaitable[RemotingCommand]]
@@ -51,15 +58,14 @@ class AclAdmin:
         self._peers = RemotingClient(tls=broker.tls.client)
 
     def handlers(self) -> dict[int, Handler]:
-        return {
-            int(RequestCode.UPDATE_AND_CREATE_ACL_CONFIG): self._by_leader(self._put),
-            int(RequestCode.DELETE_ACL_CONFIG): self._by_leader(self._delete),
-            int(RequestCode.GET_BROKER_CLUSTER_ACL_INFO): self._version,
-            int(RequestCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG): self._by_leader(
-                self._white_addresses
-            ),
-            int(RequestCode.GET_BROKER_CLUSTER_ACL_CONFIG): self._config,
-        }
+        handlers = (
+            self._by_leader(self._put),
+            self._by_leader(self._delete),
+            self._version,
+            self._by_leader(self._white_addresses),
+            self._config,
+        )
+        return dict(zip(CODES, handlers, strict=True))
 
     def _by_leader(self, handler: Change) -> Handler:
         """Apache's tools send a change of a cluster to all its brokers and stop at a refusal. So a
@@ -154,6 +160,12 @@ class AclAdmin:
         masked = [one.to_config(masked=True) for _, one in sorted(accounts.by_key.items())]
         body = {"globalWhiteAddrs": list(accounts.white_addresses), "plainAccessConfigs": masked}
         return RemotingCommand.response_to(request, ext={}, body=orjson.dumps(body))
+
+
+def switched_off(_: Connection, request: RemotingCommand) -> RemotingCommand:
+    """The answer where there is no access control."""
+    remark = str(AclError("there is no access control here: aclEnable is not set"))
+    return RemotingCommand.response_to(request, ResponseCode.SYSTEM_ERROR, remark)
 
 
 def split(given: str) -> list[str]:

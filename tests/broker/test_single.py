@@ -137,8 +137,8 @@ async def test_limits_and_unsupported(tmp_path):
         assert (await group.send(broker, "T", b"x" * 2048)).code == 0
         big = await group.send(broker, "T", b"x" * 2049)
         assert big.code == ResponseCode.MESSAGE_ILLEGAL
-        timed = await group.send(broker, "T", properties="TIMER_DELAY_SEC\x013\x02")
-        assert timed.code == ResponseCode.MESSAGE_ILLEGAL
+        never = await group.send(broker, "T", properties="TIMER_DELAY_SEC\x01soon\x02")
+        assert never.code == ResponseCode.MESSAGE_ILLEGAL
         sends = await asyncio.gather(*(group.send(broker, "T", b"x" * 1500) for _ in range(40)))
         codes = {response.code for response in sends}
         assert codes == {0, ResponseCode.SYSTEM_BUSY}

@@ -143,6 +143,7 @@ class LockService:
         self._logged_ms = int(lifetime_ms * LOGGED)
         self._leadership = 0  # counted
         self._term = 0
+        self._led_since_ms = clock_ms()
         self._since_ms: int | None = None  # nothing is known of renewals before it; None: all is
         self._told = False  # this leadership has said in the log what it knows
         self._telling = False  # it should, again
@@ -182,7 +183,8 @@ class LockService:
         if self._leading():
             table = self._table()
             self._term, before = self._terms()
-            self._since_ms = None if before == table.term else self.clock_ms()
+            self._led_since_ms = self.clock_ms()
+            self._since_ms = None if before == table.term else self._led_since_ms
             if len(table):
                 self._telling = True
                 self._begin_round()
@@ -295,6 +297,7 @@ class LockService:
         owners: dict[Key, str | None] = {}  # as this round has them in the log
         confirmed: dict[Key, bool] = {}
         changes: list[OwnerChange] = []
+        ended: list[int] = []  # their ages
         room = OWNED_MAX - len(table)
         for request in batch:
             changed: dict[str, list[int]] = {}
@@ -303,6 +306,8 @@ class LockService:
                 here = key in owners
                 owner = owners[key] if here else table.owner(key)
                 over = not (here or key in confirmed) and self._is_over(key, now_ms)
+                if over and owner not in (None, request.client):
+                    ended.append(self._age_ms(key, now_ms))
                 if request.unlock or request.ended:
                     if owner is not None and (owner == request.client or (request.ended and over)):
                         owners[key] = None
@@ -321,6 +326,9 @@ class LockService:
             if changed:
                 client = None if request.unlock or request.ended else request.client
                 changes.append(OwnerChange(request.group, client, changed))
+        if ended:
+            led_ms = now_ms - self._led_since_ms
+            log.info("locks_end count=%d age_ms=%d led_ms=%d", len(ended), max(ended), led_ms)
         return changes, confirmed
 
     # ---- how old renewals are ---------------------------------------------------------------

@@ -48,7 +48,12 @@ class Classic(Group):
         if name == "master":
             listener = self.listener(name)
         disk = OsDisk(str(self.root / name))
-        broker = Broker(self.config(name), disk, replication_socket=listener)
+        broker = Broker(
+            self.config(name),
+            disk,
+            replication_socket=listener,
+            clock_ms=self.clock.whole_ms,
+        )
         self.brokers[name] = broker
         await broker.start()
         self.introduce()

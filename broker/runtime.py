@@ -59,6 +59,9 @@ def runtime_info(broker: Broker) -> dict[str, str]:
         "pullThreadPoolQueueHeadWaitTimeMills": "0",
         "clientCount": str(broker.clients.count),
         "httpAddress": broker.http.address,
+        "aclEnable": str(broker.access.enabled).lower(),
+        "aclRefused": str(broker.access.refused_count),
+        "aclDropped": str(broker.access.dropped_count),
         "tlsFilesRefused": broker.tls.error,
     }
     if config.is_classic:

@@ -108,6 +108,9 @@ async def test_refused_one_way_requests_are_dropped_and_counted(tmp_path):
         command = RemotingCommand.request(RequestCode.SEND_MESSAGE_V2, send_ext(), b"hello")
         await client.invoke_oneway(broker.address, command)
         await until(lambda: broker.access.dropped_count == 1)
+        info = orjson.loads((await group.ask(broker, 28)).body)["table"]
+        figures = [info[key] for key in ("aclEnable", "aclRefused", "aclDropped")]
+        assert figures == ["true", "0", "1"]
         assert client.connection(broker.address).outstanding == 0
         await client.close()
         assert broker.queue_end("T", 0) == 0

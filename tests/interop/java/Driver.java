@@ -121,6 +121,20 @@ public final class Driver {
         }
     }
 
+    private interface Starting {
+        void start() throws Exception;
+    }
+
+    /** A client that did not start is gone: one that half runs would take queues from others. */
+    private static void start(Starting client, Runnable shutdown) throws Exception {
+        try {
+            client.start();
+        } catch (Exception error) {
+            shutdown.run();
+            throw error;
+        }
+    }
+
     // ---- producing
 
     private Object startProducer(JSONObject request) throws Exception {
@@ -138,7 +152,7 @@ public final class Driver {
         producer.setPollNameServerInterval(1000);
         producer.setRetryTimesWhenSendFailed(request.getIntValue("retries"));
         producer.setRetryTimesWhenSendAsyncFailed(request.getIntValue("retries"));
-        producer.start();
+        start(producer::start, producer::shutdown);
         producers.put(name, producer);
         stops.put(name, producer::shutdown);
         return null;
@@ -482,7 +496,7 @@ public final class Driver {
                 return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
             });
         }
-        consumer.start();
+        start(consumer::start, consumer::shutdown);
         stops.put(name, consumer::shutdown);
         return null;
     }
@@ -512,7 +526,7 @@ public final class Driver {
         } else {
             consumer.subscribe(request.getString("topic"), request.getString("expression"));
         }
-        consumer.start();
+        start(consumer::start, consumer::shutdown);
         boolean[] ends = new boolean[1];
         Thread thread = new Thread(() -> {
             while (!ends[0]) {
@@ -545,7 +559,7 @@ public final class Driver {
         consumer.setInstanceName(name);
         consumer.setPollNameServerInterval(1000);
         consumer.setRegisterTopics(new HashSet<>(Collections.singleton(request.getString("topic"))));
-        consumer.start();
+        start(consumer::start, consumer::shutdown);
         pulls.put(name, consumer);
         stops.put(name, consumer::shutdown);
         return null;

@@ -107,7 +107,12 @@ const requests = {
       write({ event: 'message', of: name, at_ms: Date.now(), ...described(received) });
       return received.reconsumeTimes < failures ? Consumer.ACTION_RETRY : undefined;
     });
-    await consumer.ready();
+    try {
+      await consumer.ready();
+    } catch (error) { // one that half runs would take queues from others
+      await consumer.close();
+      throw error;
+    }
     running.set(name, consumer);
   },
 

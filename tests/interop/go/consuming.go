@@ -102,6 +102,9 @@ func startConsumer(request *Request) error {
 	if request.Timestamp != "" {
 		options = append(options, consumer.WithConsumeTimestamp(request.Timestamp))
 	}
+	if request.AccessKey != "" {
+		options = append(options, consumer.WithCredentials(credentials(request)))
+	}
 	if request.Broadcast {
 		options = append(options, consumer.WithConsumerModel(consumer.BroadCasting))
 	}

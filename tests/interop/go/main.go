@@ -30,6 +30,8 @@ type Request struct {
 	Producer      string   `json:"producer"`
 	How           string   `json:"how"`
 	Messages      []Wanted `json:"messages"`
+	AccessKey     string   `json:"access_key"`
+	SecretKey     string   `json:"secret_key"`
 	Body          string   `json:"body"`
 	TTLMs         int64    `json:"ttl_ms"`
 	Kind          string   `json:"kind"`

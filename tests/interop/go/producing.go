@@ -24,12 +24,19 @@ func resolver(request *Request) primitive.NsResolver {
 	return primitive.NewPassthroughResolver([]string{request.Namesrv})
 }
 
+func credentials(request *Request) primitive.Credentials {
+	return primitive.Credentials{AccessKey: request.AccessKey, SecretKey: request.SecretKey}
+}
+
 func startProducer(request *Request) error {
 	options := []producer.Option{
 		producer.WithGroupName(request.Group),
 		producer.WithInstanceName(request.Name),
 		producer.WithNsResolver(resolver(request)),
 		producer.WithRetry(request.Retries),
+	}
+	if request.AccessKey != "" {
+		options = append(options, producer.WithCredentials(credentials(request)))
 	}
 	switch request.Selector {
 	case "hash":

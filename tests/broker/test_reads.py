@@ -96,7 +96,7 @@ async def test_a_consumer_of_cold_data_reads_all_of_it_and_goes_on_at_the_leader
             bodies = [b"a%d" % n * 100 for n in range(100)]
             async with Producer("pg", namesrv) as producer:
                 for body in bodies:
-                    await producer.send(ClientMessage("T", body))
+                    await producer.send(ClientMessage("T", body), timeout_ms=60_000)
                 await until(lambda: all(b.queue_end("T", 0) >= 100 for b in group.brokers.values()))
                 async with consumer_of(namesrv, seen):
                     await until(lambda: set(seen.bodies) == set(bodies))

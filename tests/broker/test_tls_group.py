@@ -45,7 +45,7 @@ async def test_a_leader_is_killed_and_nothing_is_lost(world: World, tmp_path: Pa
                 async def send(numbers: range) -> None:
                     for number in numbers:
                         body = b"%d" % number
-                        await producer.send(Message("T", body))
+                        await producer.send(Message("T", body), timeout_ms=60_000)
                         sent.append(body)
 
                 await send(range(50))

@@ -23,6 +23,7 @@ from remoting.command import RemotingCommand
 from remoting.headers import PullHeader, SendHeader
 from store.disk import OsDisk
 from tests.broker.cluster import Group, until
+from tests.broker.ha.pair import Classic
 
 ADMIN = Credentials("administrator", "sesame-open-1")
 WRITER = Credentials("only-writes", "sesame-open-2")
@@ -395,3 +396,20 @@ def test_lists_are_split_at_commas_but_not_within_braces():
     assert split("a=PUB, b=SUB|PUB,") == ["a=PUB", "b=SUB|PUB"]
     assert split("10.1.1.{1,2},10.2.*.*") == ["10.1.1.{1,2}", "10.2.*.*"]
     assert split("") == [] and split("{a,b") == ["{a", "b"]
+
+
+async def test_classic_a_slave_signs_what_it_asks_its_master(tmp_path):
+    (tmp_path / "plain_acl.yml").write_text(PLAIN_ACL)
+    keys = {"aclEnable": "true", "aclFile": tmp_path / "plain_acl.yml"}
+    own = {"innerClientAuthenticationCredentials": OWN}
+    async with Classic(tmp_path, names={"master": own, "slave1": own}, **keys) as pair:
+        await pair.client.close()
+        pair.client = RemotingClient(credentials=ADMIN)
+        await pair.followed()
+        assert (await pair.create_topic(pair.master, "T")).code == 0
+        assert (await send(pair.master, WRITER)).code == 0
+        await pair.caught_up()
+        await until(lambda: pair.slave.state.topics.get("T") is not None)
+        assert pair.master.access.refused_count == 0
+        assert (await pull(pair.slave, READER)).remark == "FOUND"
+        assert (await pull(pair.slave, WRITER)).remark.startswith(EXCEPTION)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
+import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -52,7 +54,9 @@ _made: list[World] = []
 
 def world() -> World:
     if not _made:
-        _made.append(World(Path(tempfile.mkdtemp(prefix="tls-links-"))))
+        directory = tempfile.mkdtemp(prefix="tls-links-")
+        atexit.register(shutil.rmtree, directory)
+        _made.append(World(Path(directory)))
     return _made[0]
 
 

@@ -51,6 +51,20 @@ EVENT_SCHEMA = StructType(
         StructField("kind", StringType()),
         StructField("nodes", ArrayType(StringType())),
         StructField("line", StringType()),
+        StructField("once", BooleanType()),
+        StructField("work", StringType()),
+        StructField("delay_ms", LongType()),
+        StructField("decision", StringType()),
+        StructField("store_ms", LongType()),
+        StructField("times", IntegerType()),
+        StructField("seen", IntegerType()),
+        StructField("tries", IntegerType()),
+        StructField("accepted", BooleanType()),
+        StructField("dead", BooleanType()),
+        StructField("began_ns", LongType()),
+        StructField("first", LongType()),
+        StructField("last", LongType()),
+        StructField("done", BooleanType()),
         StructField(_CORRUPT, StringType()),
     ]
 )
@@ -107,7 +121,7 @@ def sends(events: DataFrame, group: str | None = None) -> DataFrame:
         events.where(F.col("f") == "send")
         .groupBy("op")
         .agg(
-            *[at_invoke(name) for name in ("id", "topic", "order", "seq", "crc")],
+            *[at_invoke(name) for name in ("id", "topic", "order", "seq", "crc", "once")],
             at_outcome("type", "outcome"),
             at_outcome("attempts", "attempts"),
             at_outcome("queue", "ack_queue"),
@@ -121,6 +135,8 @@ def sends(events: DataFrame, group: str | None = None) -> DataFrame:
     )
     acknowledged = F.col("outcome") == "ok"
     known_attempts = F.when(acknowledged, F.coalesce("attempts", F.lit(1)))
+    # What is asked for again under its key may not be stored again, however often it was tried.
+    one = F.when(F.col("attempts").isNotNull(), F.least("attempts", F.lit(1)))
     judged = (
         F.when(acknowledged & ~of_group(group), ELSEWHERE)
         .when(acknowledged & (F.coalesce("status", F.lit(SEND_OK)) != SEND_OK), WEAK)
@@ -128,11 +144,12 @@ def sends(events: DataFrame, group: str | None = None) -> DataFrame:
     )
     return (
         rows.withColumn("attempts", known_attempts.otherwise(F.col("attempts")))
+        .withColumn("attempts", F.when(F.col("once"), one).otherwise(F.col("attempts")))
         .withColumn("outcome", judged)
         .withColumn("id_text", F.col("id"))
         .withColumn("id", binary_id("id"))
         .withColumn("ack_position", _position_in_message_id("msg_id"))
-        .drop("msg_id", "status", "broker")
+        .drop("msg_id", "status", "broker", "once")
     )
 
 

@@ -16,7 +16,9 @@ from pyspark.sql import functions as F
 from audit.checks import Check, all_checks
 from audit.consumption import consumption_checks, event_kinds
 from audit.history import WEAK, HistoryUnfit, torn_lines_allowed
+from audit.later import evidence, later_checks
 from audit.observed import observed_checks
+from audit.orderly import orderly_checks
 from audit.replicas import commit_check, replica_check, segment_check
 from audit.report import OFFENDERS_MAX, AuditReport, CheckResult, StoreReport
 from audit.subject import Subject
@@ -42,7 +44,8 @@ def run(
     tables = stage(spark, stores, history, topic, scratch, subject)
     staged = time.monotonic()
     figures = _figures(tables)
-    if not figures["sent"]:
+    found = evidence(tables)
+    if not figures["sent"] and not found.events:
         raise HistoryUnfit(f"the history has no sends to topic {topic}")
     results = [_history_lines(tables, torn)]
     with ThreadPoolExecutor(QUERIES_AT_ONCE) as pool:
@@ -50,7 +53,10 @@ def run(
             results += together
         kinds = event_kinds(tables)
         seen = (*consumption_checks(tables, kinds), *observed_checks(tables, kinds))
-        for together in pool.map(evaluate, _by_table(seen)):
+        later = [*later_checks(tables, found)]
+        if found.has("work"):
+            later += orderly_checks(tables)
+        for together in pool.map(evaluate, _by_table((*seen, *later))):
             results += together
     checked = time.monotonic()
     results.append(replica_check(tables))

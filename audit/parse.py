@@ -27,7 +27,6 @@ _NOT_STAGED = (
     "flag",
     "physical_offset",
     "born_timestamp",
-    "reconsume_times",
     "body_size",
     "keys",
     "sharding_key",

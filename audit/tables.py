@@ -30,6 +30,7 @@ _IDENTITY = (
     "tags_code",
     "sysflag",
     "store_timestamp",
+    "reconsume_times",
 )
 
 
@@ -40,12 +41,14 @@ class Tables:
     items: every item of every store's log (audit.parse.LOG_SCHEMA)
     units: every ConsumeQueue unit (audit.sources.UNIT_SCHEMA)
     log: the records the group holds (a majority, or in classic mode any store): position, size,
-        topic, queue_id, queue_offset, id, id_text, content_crc, visible
+        topic, queue_id, queue_offset, id, id_text, content_crc, visible, store_timestamp,
+        reconsume_times
     events: the history's lines; sends: one row per send (history.sends)
     ledger: one row per message id of the topic, sent or stored: see `_ledger`
     """
 
     spark: SparkSession
+    scratch: Path
     stores: Mapping[str, str]
     topic: str
     group: str | None
@@ -56,6 +59,15 @@ class Tables:
     events: DataFrame
     sends: DataFrame
     ledger: DataFrame
+
+    def staged(self, frame: DataFrame, name: str) -> DataFrame:
+        """The same rows from a file: what several queries read is computed once."""
+        return _staged(self.spark, frame, self.scratch / name)
+
+
+def _staged(spark: SparkSession, frame: DataFrame, path: Path) -> DataFrame:
+    frame.write.parquet(str(path))
+    return spark.read.schema(frame.schema).parquet(str(path))
 
 
 def stage(
@@ -69,9 +81,7 @@ def stage(
     """Decode stores and history into `scratch`. Raises StoreError, HistoryUnfit, OSError."""
 
     def staged(frame: DataFrame, name: str) -> DataFrame:
-        path = str(scratch / name)
-        frame.write.parquet(path)
-        return spark.read.schema(frame.schema).parquet(path)
+        return _staged(spark, frame, scratch / name)
 
     def stores_staged() -> tuple[DataFrame, DataFrame, Limits, DataFrame]:
         directories = json.dumps(dict(stores))
@@ -92,7 +102,9 @@ def stage(
         events, sends = of_history.result()
     ledger = staged(_ledger(log, sends, topic), "ledger")
     group = subject.group
-    return Tables(spark, stores, topic, group, limits, items, units, log, events, sends, ledger)
+    return Tables(
+        spark, scratch, stores, topic, group, limits, items, units, log, events, sends, ledger
+    )
 
 
 def records(items: DataFrame) -> DataFrame:
@@ -104,7 +116,10 @@ def records(items: DataFrame) -> DataFrame:
 
 def _log(items: DataFrame, limits: Limits) -> DataFrame:
     """The group's records: those enough stores hold intact below the agreed end."""
-    kept = ("topic", "queue_id", "queue_offset", "uniq_key", "content_crc", "visible")
+    kept = (
+        *("topic", "queue_id", "queue_offset", "uniq_key", "content_crc", "visible"),
+        *("store_timestamp", "reconsume_times"),
+    )
     rows = (
         records(items)
         .where(F.col("intact") & (F.col("position") + F.col("size") <= limits.agreed_end))

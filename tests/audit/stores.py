@@ -36,6 +36,9 @@ class Message:
     queue_offset: int | None = None
     sys_flag: int = 0
     indexed: bool = True
+    store_ms: int = 1_700_000_000_001
+    times: int = 0  # given back
+    due_ms: int | None = None  # where it waits: what its unit says instead of a tags code
 
 
 @dataclass
@@ -152,9 +155,9 @@ class Log:
                 sys_flag=message.sys_flag,
                 born_timestamp_ms=1_700_000_000_000,
                 born_host=("127.0.0.1", 50000),
-                store_timestamp_ms=1_700_000_000_001,
+                store_timestamp_ms=message.store_ms,
                 store_host=HOST,
-                reconsume_times=0,
+                reconsume_times=message.times,
                 prepared_transaction_offset=0,
             )
         )
@@ -162,7 +165,9 @@ class Log:
 
 def unit_bytes(placed: Placed) -> bytes:
     """The ConsumeQueue unit of a stored message."""
-    return UNIT.pack(placed.position, placed.size, tags_code(placed.message.tag))
+    due_ms = placed.message.due_ms
+    code = tags_code(placed.message.tag) if due_ms is None else due_ms
+    return UNIT.pack(placed.position, placed.size, code)
 
 
 def write_store(

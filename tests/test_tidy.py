@@ -41,6 +41,7 @@ MAY_IMPORT = {
 # Ring one: bytes, messages and ticks in, what to do out.
 CORE = [
     "ops/options.py",
+    "ops/tlsoptions.py",
     "remoting/acl/__init__.py",
     "remoting/acl/accounts.py",
     "remoting/acl/addresses.py",

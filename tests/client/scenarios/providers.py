@@ -127,8 +127,12 @@ class ApacheCluster:
             timerWheelEnable="true",
             recallMessageEnable="true",
         )
-        await asyncio.to_thread(self._broker.start)
-        await self._registered(True)
+        try:
+            await asyncio.to_thread(self._broker.start)
+            await self._registered(True)
+        except BaseException:
+            await self.__aexit__()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -24,16 +24,19 @@ async def sending(address, topic):
 
         async def send():
             while True:
-                await producer.send(Message(topic, b"m%d" % count[0]))
+                await producer.send(Message(topic, b"m%d" % count[0]), timeout_ms=30_000)
                 count[0] += 1
 
         task = asyncio.create_task(send())
         try:
             yield count
-            assert not task.done(), task.exception()
         finally:
+            # Also where something was waited for in vain: then this is why.
+            failed = task.exception() if task.done() else None
             task.cancel()
             await asyncio.wait([task])
+            if failed is not None:
+                raise failed
 
 
 async def test_leadership_goes_to_the_preferred_one_and_no_send_fails(tmp_path):

@@ -95,12 +95,12 @@ class Queries:
         if offset < 0 or header.queue_id < 0:
             raise Refused(ResponseCode.SYSTEM_ERROR, "queueId and commitOffset must not be < 0")
         topic, group = header.topic, header.consumer_group
+        if not request.is_oneway and not self.leading():
+            raise not_leader()  # first: a replica that is behind may not know the topic yet
         self._check_names(topic, group)
         if request.is_oneway:
             self.commits.commit(topic, group, header.queue_id, offset)
             return None
-        if not self.leading():
-            raise not_leader()
         return self._commit_and_answer(connection, request, header, offset)
 
     def _check_names(self, topic: str, group: str) -> None:

@@ -16,6 +16,7 @@ from mqadmin.targets import BROKER, CLUSTER, replicas
 from remoting.codes import RequestCode
 from remoting.fastjson import loads_object
 
+CHANGE_TIMEOUT_MS = 10_000  # a follower has to ask its leader
 FIELDS = (
     "accessKey",
     "secretKey",
@@ -32,7 +33,9 @@ async def update(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     if arguments.given("admin"):
         ext["admin"] = "true" if arguments.boolean("admin") else "false"
     for address in await _brokers(admin, arguments):
-        await admin.ask(address, RequestCode.UPDATE_AND_CREATE_ACL_CONFIG, ext)
+        await admin.ask(
+            address, RequestCode.UPDATE_AND_CREATE_ACL_CONFIG, ext, timeout_ms=CHANGE_TIMEOUT_MS
+        )
     key = arguments.text("accessKey")
     return [Done(f"the account {key} is as you said", {"accessKey": key})]
 
@@ -40,7 +43,8 @@ async def update(admin: Admin, arguments: Arguments) -> Sequence[Part]:
 async def delete(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     key = arguments.text("accessKey")
     for address in await _brokers(admin, arguments):
-        await admin.ask(address, RequestCode.DELETE_ACL_CONFIG, {"accessKey": key})
+        ext = {"accessKey": key}
+        await admin.ask(address, RequestCode.DELETE_ACL_CONFIG, ext, timeout_ms=CHANGE_TIMEOUT_MS)
     return [Done(f"there is no account {key} any more", {"accessKey": key})]
 
 
@@ -50,7 +54,9 @@ async def white_addresses(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     if arguments.text("aclFileFullPath"):
         ext["aclFileFullPath"] = arguments.text("aclFileFullPath")
     for address in await _brokers(admin, arguments):
-        await admin.ask(address, RequestCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG, ext)
+        await admin.ask(
+            address, RequestCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG, ext, timeout_ms=CHANGE_TIMEOUT_MS
+        )
     return [Done(f"these addresses need no account: {addresses or 'none'}")]
 
 

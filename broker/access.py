@@ -21,9 +21,9 @@ import logging
 from typing import TYPE_CHECKING
 
 from broker.accountbook import AccountBook
-from broker.acladmin import CODES, AclAdmin, switched_off
+from broker.consuming.queries import not_leader
 from broker.housekeeping import Chore
-from broker.queries import not_leader
+from broker.operating.acladmin import CODES, AclAdmin, switched_off
 from remoting.acl import AclError, Gate, broker_needs
 from remoting.acl.signature import ACCESS_KEY
 from remoting.codec import RawFrame, decode_command
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("broker.acl")
 
-HOLD_MS = 200  # as sends are held for (broker.heldsends)
+HOLD_MS = 200  # as sends are held for (broker.sending.heldsends)
 HELD_BYTES_MAX = 16 * 1024 * 1024
 
 

@@ -16,10 +16,10 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from broker.acltable import delete_account, put_account, put_white_addresses, seed
 from broker.errors import EngineError
 from broker.housekeeping import Chore
-from broker.state import several
+from broker.tables.acltable import delete_account, put_account, put_white_addresses, seed
+from broker.tables.state import several
 from remoting.acl import Accounts, AclError
 from remoting.aclfile import AccountFile
 

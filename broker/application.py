@@ -11,11 +11,11 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from broker.cut import QueueUnits
 from broker.errors import StateError
-from broker.send import SendPath
-from broker.state import BrokerState
-from broker.waiting import Pending
+from broker.sending.cut import QueueUnits
+from broker.sending.send import SendPath
+from broker.sending.waiting import Pending
+from broker.tables.state import BrokerState
 from dledger.index import LogIndex
 from dledger.messages import RoleEvent
 from store.frame import Frame, FrameKind

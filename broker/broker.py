@@ -17,52 +17,52 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from broker.access import Access
-from broker.admin import Admin
 from broker.application import BrokerApplication
-from broker.classic import ClassicEngine, LocalApplication
 from broker.clients import ClientTable
-from broker.commits import CommitService
 from broker.config import BrokerConfig
-from broker.configfiles import ConfigFiles
 from broker.construction import (
     reserved_port,
     send_rules,
     store_config,
     template_topic,
 )
-from broker.consuming import Consuming
-from broker.delay import delay_service
-from broker.engine import Engine, make_engine
+from broker.consuming.commits import CommitService
+from broker.consuming.filteredreads import FilteredReads
+from broker.consuming.followers import read_policy
+from broker.consuming.pull import PullService
+from broker.consuming.queries import Queries, not_leader
+from broker.consuming.service import Consuming
+from broker.delivery.delay import delay_service
+from broker.delivery.sendback import SendBack
+from broker.delivery.timers.recall import Recalls
+from broker.delivery.timers.service import timer_service
+from broker.delivery.transactions.service import Transactions
 from broker.errors import EngineError, Refused
-from broker.filteredreads import FilteredReads
-from broker.followers import read_policy
-from broker.groups import SubscriptionGroup
 from broker.guard import Guard
 from broker.housekeeping import Chore, Housekeeper
 from broker.http.api import NodeApi
-from broker.installation import RAFT_DIRECTORY, Source
 from broker.keeper import ClassicKeeper, Keeper, RaftKeeper
-from broker.keyquery import KeyQueries
-from broker.members import LOOK_MS
-from broker.metrics import BrokerMetrics
-from broker.operators import Operators
+from broker.operating.admin import Admin
+from broker.operating.keyquery import KeyQueries
+from broker.operating.metrics import BrokerMetrics
+from broker.operating.operators import Operators
+from broker.operating.rates import SAMPLE_MS, Rates
+from broker.operating.runtime import runtime_info
+from broker.operating.stats import SAMPLE_MS as GROUP_SAMPLE_MS
 from broker.processor import Processor
-from broker.pull import PullService
-from broker.queries import Queries, not_leader
-from broker.rates import SAMPLE_MS, Rates
 from broker.registeredtopics import RegisteredTopics
 from broker.registration import Registrar
+from broker.replication.classic import ClassicEngine, LocalApplication
+from broker.replication.engine import Engine, make_engine
+from broker.replication.members import LOOK_MS
+from broker.replication.roles import RoleView, most_advanced
 from broker.retention import Retention
-from broker.roles import RoleView, most_advanced
-from broker.runtime import runtime_info
-from broker.send import SendPath
-from broker.sendback import SendBack
-from broker.state import BrokerState, announce, put_group, put_topic
-from broker.stats import SAMPLE_MS as GROUP_SAMPLE_MS
-from broker.timers.recall import Recalls
-from broker.timers.service import timer_service
-from broker.topics import RETRY_PREFIX, retry_topic
-from broker.transactions.service import Transactions
+from broker.sending.send import SendPath
+from broker.tables.configfiles import ConfigFiles
+from broker.tables.groups import SubscriptionGroup
+from broker.tables.installation import RAFT_DIRECTORY, Source
+from broker.tables.state import BrokerState, announce, put_group, put_topic
+from broker.tables.topics import RETRY_PREFIX, retry_topic
 from dledger.errors import RaftError
 from dledger.messages import Role, RoleEvent
 from ops.logs import set_level

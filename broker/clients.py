@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from broker.consuming.filters import Subscription, subscription_from_json
 from broker.errors import Refused
-from broker.filters import Subscription, subscription_from_json
-from broker.topics import DLQ_PREFIX, RETRY_PREFIX
+from broker.tables.topics import DLQ_PREFIX, RETRY_PREFIX
 from remoting.codes import LanguageCode, RequestCode, ResponseCode
 from remoting.command import RemotingCommand
 from remoting.errors import BodyError, RemotingError

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from broker.delaylevels import STANDARD_LEVELS, parse_delay_levels
+from broker.delivery.delaylevels import STANDARD_LEVELS, parse_delay_levels
 from ops.options import (
     BYTES,
     HOURS,

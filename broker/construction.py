@@ -5,8 +5,8 @@ from __future__ import annotations
 import socket
 
 from broker.config import BrokerConfig
-from broker.sendrequest import SendRules
-from broker.topics import DEFAULT_TOPIC, TopicConfig
+from broker.sending.sendrequest import SendRules
+from broker.tables.topics import DEFAULT_TOPIC, TopicConfig
 from remoting.codec import FRAME_SIZE_BYTES_MAX
 from store.config import StoreConfig, StoreMode, hot_span_bytes
 from store.frame import HEADER_SIZE_BYTES

@@ -6,9 +6,9 @@ import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from broker.consuming.queries import not_leader
 from broker.errors import OutcomeUnknown, Refused
-from broker.queries import not_leader
-from broker.send import NOT_LEADER
+from broker.sending.send import NOT_LEADER
 from dledger.errors import Busy, NotLeader, RaftError
 from dledger.errors import OutcomeUnknown as CommandOutcomeUnknown
 from remoting.codes import ResponseCode

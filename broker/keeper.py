@@ -2,7 +2,8 @@
 
 Raft mode: the files are snapshots of the log's commands; a snapshot is only written once the log
 and the ConsumeQueues are durable at least that far, and retention deletes no frame above the last
-one (broker.housekeeping says why). Classic mode: the files are the tables (broker.configfiles).
+one (broker.housekeeping says why). Classic mode: the files are the tables
+(broker.tables.configfiles).
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from typing import Any, Protocol
 
-from broker import snapshot
 from broker.config import BrokerConfig
-from broker.configfiles import ConfigFiles
-from broker.engine import Engine, FramedEngine
 from broker.housekeeping import Chore
-from broker.installation import RAFT_DIRECTORY, prepare
+from broker.replication.engine import Engine, FramedEngine
 from broker.retention import Retention
-from broker.state import BrokerState
+from broker.tables import snapshot
+from broker.tables.configfiles import ConfigFiles
+from broker.tables.installation import RAFT_DIRECTORY, prepare
+from broker.tables.state import BrokerState
 from store.disk import Disk
 from store.messagestore import MessageStore
 
@@ -35,7 +36,7 @@ class Keeper(Protocol):
     """One per broker. `prepare` before the store is opened, `load` before the engine is made,
     `start` when it is."""
 
-    installed_index: int  # the tables may be ahead of the log up to there (broker.installation)
+    installed_index: int  # up to there the tables may be ahead (broker.tables.installation)
     spare: Callable[[int], int]  # retention would go so far; to where timer messages let it
 
     def prepare(self) -> None:

@@ -1,9 +1,9 @@
 """From frames to handlers: the raw entry for sends, the table by request code for everything else.
 
 `on_raw` sees all frames of one arrival. JSON sends are parsed here and go straight to the send
-path, by the quick way (broker.plainsend) if they can; every other frame takes the connection's
-usual way to `handlers`. When all frames of the arrival are through, the sends among them are cut
-together, long arrivals in parts.
+path, by the quick way (broker.sending.plainsend) if they can; every other frame takes the
+connection's usual way to `handlers`. When all frames of the arrival are through, the sends among
+them are cut together, long arrivals in parts.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from msgspec import MsgspecError
 from orjson import loads
 
 from broker.errors import Refused
-from broker.plainsend import PLAIN_START, decode_plain
-from broker.send import SendPath
-from broker.sendrequest import v2_fields
+from broker.sending.plainsend import PLAIN_START, decode_plain
+from broker.sending.send import SendPath
+from broker.sending.sendrequest import v2_fields
 from remoting.codec import RawFrame
 from remoting.codes import RequestCode
 from remoting.command import JSON, ONEWAY_FLAG, RESPONSE_FLAG, RemotingCommand

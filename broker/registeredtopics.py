@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker.topics import TopicConfig, TopicTable
+from broker.tables.topics import TopicConfig, TopicTable
 from remoting.registration import DataVersion
 from remoting.registration import TopicConfig as RegisteredTopic
 

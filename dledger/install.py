@@ -6,8 +6,9 @@ for too long: `PeerState.STRANDED`) cannot be brought on by appends. It gets an 
 - where the leader's log begins: its first index F, the term of F - 1, and the CommitLog position
   of F, which is a segment's first byte; a log that begins there is filled by ordinary appends, and
   is byte for byte the leader's;
-- the application's state (broker.installation: tables, and where every queue begins) as of an
-  applied index X >= F - 1. Frames F..X are applied again: tables skip what they reflect already;
+- the application's state (broker.tables.installation: tables, and where every queue begins) as
+  of an applied index X >= F - 1. Frames F..X are applied again: tables skip what they reflect
+  already;
 - the newest configuration known to be committed, which is not older than the one in force before
   F, and the index of its frame, as they stand in a replica's file of them (configurationfile.py);
   empty while nobody ever changed it: then broker.conf's is in force.

@@ -5,7 +5,7 @@ A leader copies the application's state on the loop (`capture`), encodes it in a
 the parcel while somebody asks for it. A follower collects a parcel in memory. When it is whole and
 still wanted, the member falls silent for good (`silence`): from then on nothing is promised on the
 old log. Then the installation is noted durably, and `on_installed` is told: the process has to
-stop this member, carry the installation out (installation.py, broker.installation) and begin
+stop this member, carry the installation out (installation.py, broker.tables.installation) and begin
 again. If it could not be noted the old log stays, and the next start begins with that.
 
 Limits: one parcel, one capture at a time, one chunk in flight to each follower;

@@ -22,7 +22,7 @@ from remoting.tls import (
 )
 from remoting.tlslistener import ArrivalCounts, ArrivalLimits, TlsPolicy
 
-# Of a group's replicas, of which there are few; a dial takes no longer (broker.engine).
+# Of a group's replicas, of which there are few; a dial takes no longer (broker.replication.engine).
 LINK_LIMITS = ArrivalLimits(arriving_max=64, grace_s=0.2, patience_s=3.0)
 
 

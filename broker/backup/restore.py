@@ -1,10 +1,10 @@
 """Stores of a new group out of a backup. Blocking.
 
-A store is made as an installation is carried out (broker.installation): the tables, where queues
-begin, where the log begins. Then the log's frames are written as a follower writes them, so their
-bytes stand where they stood. Up to the tables' frame they are dispatched at once; what is behind
-it, if the log is cut at an earlier point than the backup's end, the broker applies itself when it
-starts: there is one way to apply frames.
+A store is made as an installation is carried out (broker.tables.installation): the tables, where
+queues begin, where the log begins. Then the log's frames are written as a follower writes them, so
+their bytes stand where they stood. Up to the tables' frame they are dispatched at once; what is
+behind it, if the log is cut at an earlier point than the backup's end, the broker applies itself
+when it starts: there is one way to apply frames.
 
 Who is in the group. The log may hold configurations of the old group, and those are in force from
 their append on (dledger.configuration). So one frame is added behind everything: a configuration
@@ -25,19 +25,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from broker import snapshot
 from broker.backup.chain import ChainBroken, FrameChain
 from broker.backup.directory import BackupDirectory, segment_name
 from broker.backup.manifest import BackupDamaged, BackupError, Manifest, Part, StateFile
 from broker.backup.settings import store_config_of
 from broker.backup.states import decode
-from broker.installation import (
+from broker.tables import snapshot
+from broker.tables.installation import (
     RAFT_DIRECTORY,
     RESTORING,
     BrokerCapture,
     carry_out,
 )
-from broker.state import BrokerState
+from broker.tables.state import BrokerState
 from dledger import installation
 from dledger.configuration import (
     MEMBERS_MAX,

@@ -36,11 +36,11 @@ from broker.backup.protocol import (
     encode_facts,
 )
 from broker.backup.settings import settings_of
-from broker.engine import RaftEngine
+from broker.consuming.queries import not_leader
 from broker.errors import Refused
-from broker.installation import BrokerCapture, capture
 from broker.keeper import RaftKeeper, finished
-from broker.queries import not_leader
+from broker.replication.engine import RaftEngine
+from broker.tables.installation import BrokerCapture, capture
 from dledger.install import INSTALLATION_BYTES_MAX, Installation, configuration_part
 from remoting.codes import RequestCode, ResponseCode
 from remoting.command import RemotingCommand

@@ -1,4 +1,5 @@
-"""The states in a backup: as an installation's (broker.installation), whatever version wrote them.
+"""The states in a backup: as an installation's (broker.tables.installation), whatever version wrote
+them.
 
 A table that the program which took the backup did not know yet begins empty, at frame 0: as in a
 store whose broker was upgraded, what the log still holds for it is applied. A table that *this*
@@ -11,12 +12,12 @@ from dataclasses import dataclass
 
 import orjson
 
-from broker import snapshot
 from broker.backup.manifest import BackupDamaged, BackupError, StateFile
 from broker.errors import StateError
-from broker.installation import decode_state
-from broker.snapshot import INDEX_KEY, Snapshot
-from broker.state import BrokerState
+from broker.tables import snapshot
+from broker.tables.installation import decode_state
+from broker.tables.snapshot import INDEX_KEY, Snapshot
+from broker.tables.state import BrokerState
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,15 +17,15 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from broker import snapshot
 from broker.backup.manifest import BackupError
 from broker.backup.protocol import READ_BYTES_MAX, Facts
 from broker.backup.settings import settings_of
 from broker.backup.source import Offer
 from broker.config import BrokerConfig
 from broker.construction import store_config
-from broker.installation import MANIFEST, RAFT_DIRECTORY, RESTORING, BrokerCapture
-from broker.state import BrokerState
+from broker.tables import snapshot
+from broker.tables.installation import MANIFEST, RAFT_DIRECTORY, RESTORING, BrokerCapture
+from broker.tables.state import BrokerState
 from dledger import installation
 from dledger.hardstate import HardStateDamaged, HardStateFile
 from dledger.install import Installation

@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET
 
-from broker.admin import Admin
 from broker.clients import Member
-from broker.groups import SubscriptionGroup
 from broker.http.tables import QUEUES_PER_TURN, paged, store_time_ms
 from broker.http.views import (
     ClientView,
@@ -29,7 +27,9 @@ from broker.http.views import (
     ResetTo,
     ResetView,
 )
-from broker.state import entry_version
+from broker.operating.admin import Admin
+from broker.tables.groups import SubscriptionGroup
+from broker.tables.state import entry_version
 from remoting.codes import LanguageCode
 from web.operation import Call, Operation, Role
 from web.paging import PageQuery
@@ -178,7 +178,7 @@ class ConsumerOperations:
     # ---- changing -------------------------------------------------------------------------
 
     async def reset(self, call: Call) -> ResetView:
-        """As INVOKE_BROKER_TO_RESET_OFFSET (222) does it: see broker.resets."""
+        """As INVOKE_BROKER_TO_RESET_OFFSET (222) does it: see broker.consuming.resets."""
         body: ResetBody = call.body
         group: str = call.parameters.group
         target = _target(body.to)

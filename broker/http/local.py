@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from broker.catcher import send
 from broker.errors import OutcomeUnknown, Refused, StateError
+from broker.sending.catcher import send
 from dledger.errors import Busy, NotLeader, RaftError
 from dledger.errors import OutcomeUnknown as CommandOutcomeUnknown
 from remoting.codes import ResponseCode

@@ -30,7 +30,7 @@ from broker.http.views import (
     SendBody,
     SentView,
 )
-from broker.topics import DEFAULT_TOPIC, DLQ_PREFIX, RETRY_PREFIX
+from broker.tables.topics import DEFAULT_TOPIC, DLQ_PREFIX, RETRY_PREFIX
 from remoting.address import format_address
 from remoting.codes import RequestCode, ResponseCode
 from remoting.headers import SendHeader
@@ -187,7 +187,7 @@ class MessageOperations:
 
     def _read(self, topic: str, queue_id: int, offset: int, limit: int) -> tuple[list[Found], int]:
         """Up to `limit` messages from `offset` on, and the offset behind them. Cold data come in
-        small pieces (broker.pull says why), so this asks again, within READ_BYTES_MAX."""
+        small pieces (broker.consuming.pull says why), so this asks again, within READ_BYTES_MAX."""
         store = self._broker.store
         records: list[Found] = []
         size = 0

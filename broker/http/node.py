@@ -26,7 +26,7 @@ from broker.http.views import (
     TransferBody,
     TransferView,
 )
-from broker.runtime import runtime_info
+from broker.operating.runtime import runtime_info
 from remoting.codes import RequestCode
 from store.errors import StoreError
 from web.operation import Call, Operation, Reply, Role

@@ -21,7 +21,7 @@ from broker.http.views import (
     SettingView,
     StatisticsView,
 )
-from broker.runtime import runtime_info
+from broker.operating.runtime import runtime_info
 from ops import logs
 from ops.options import ConfigError
 from web.operation import Call, Operation, Reply, Role

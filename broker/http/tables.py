@@ -1,5 +1,5 @@
 """Topics and subscription groups. Every replica lists what it has applied; changes go through the
-log, where their If-Match is compared (broker.state)."""
+log, where their If-Match is compared (broker.tables.state)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from broker.admin import Admin
-from broker.groups import SubscriptionGroup
 from broker.http.views import (
     GroupDeleteQuery,
     GroupPath,
@@ -23,9 +21,11 @@ from broker.http.views import (
     TopicView,
     TopicWanted,
 )
-from broker.state import entry_version
-from broker.topics import SYSTEM_TOPICS, TopicConfig, topic_problem
-from broker.versioned import Entry
+from broker.operating.admin import Admin
+from broker.tables.groups import SubscriptionGroup
+from broker.tables.state import entry_version
+from broker.tables.topics import SYSTEM_TOPICS, TopicConfig, topic_problem
+from broker.tables.versioned import Entry
 from store.record import store_timestamp_at
 from web.operation import Call, Operation, Reply, Role
 from web.paging import PageQuery, page

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 import orjson
 
+from broker.consuming.locks import LockService, _Request
+from broker.consuming.queries import not_leader
 from broker.errors import Refused
-from broker.locks import LockService, _Request
-from broker.locktable import LockTable
-from broker.offsets import OffsetTable
-from broker.queries import not_leader
-from broker.state import decode_command_payload
+from broker.tables.locktable import LockTable
+from broker.tables.offsets import OffsetTable
+from broker.tables.state import decode_command_payload
 from dledger.errors import NotLeader, OutcomeUnknown
 
 TIMEOUT_MS = 1_000  # of a consumer's request

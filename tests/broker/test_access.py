@@ -8,11 +8,11 @@ import orjson
 import pytest
 
 from broker.access import HELD_BYTES_MAX
-from broker.acladmin import split
-from broker.acltable import AclTable, delete_account, put_account, put_white_addresses, seed
 from broker.broker import Broker
 from broker.config import Setting, build_config
 from broker.errors import EngineError, StateError
+from broker.operating.acladmin import split
+from broker.tables.acltable import AclTable, delete_account, put_account, put_white_addresses, seed
 from ops.options import ConfigError
 from remoting.acl import Account, Credentials
 from remoting.acl.plainfile import parse_accounts

@@ -23,8 +23,8 @@ from broker.cli import main
 from broker.config import Setting, build_config
 from broker.construction import store_config
 from broker.errors import StateError
-from broker.state import commit_offsets, put_topic
-from broker.topics import TopicConfig
+from broker.tables.state import commit_offsets, put_topic
+from broker.tables.topics import TopicConfig
 from dledger.configuration import decode_configuration, founding
 from dledger.hardstate import HardStateFile
 from dledger.messages import HardState

@@ -4,9 +4,9 @@ import orjson
 import pytest
 
 from broker.errors import Refused
-from broker.groups import SubscriptionGroup
-from broker.state import put_group, put_topic
-from broker.topics import TopicConfig
+from broker.tables.groups import SubscriptionGroup
+from broker.tables.state import put_group, put_topic
+from broker.tables.topics import TopicConfig
 from remoting.codes import RequestCode
 from remoting.headers import PullHeader
 from tests.broker.cluster import Group, until

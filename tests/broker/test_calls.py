@@ -6,8 +6,8 @@ it when far fewer are enough.
 
 import struct
 
-from broker.plainsend import PLAIN_START
 from broker.processor import Processor
+from broker.sending.plainsend import PLAIN_START
 from remoting.codec import FrameReader
 from store.dispatch import Dispatcher
 from store.frame import parse_frame

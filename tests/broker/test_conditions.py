@@ -2,8 +2,8 @@
 
 import pytest
 
-from broker.groups import SubscriptionGroup
-from broker.state import (
+from broker.tables.groups import SubscriptionGroup
+from broker.tables.state import (
     UNMET_MAX,
     BrokerState,
     commit_offsets,
@@ -14,7 +14,7 @@ from broker.state import (
     put_group,
     put_topic,
 )
-from broker.topics import TopicConfig
+from broker.tables.topics import TopicConfig
 from web.versions import ANY, Condition
 
 T4, T8 = TopicConfig("T", 4, 4), TopicConfig("T", 8, 8)

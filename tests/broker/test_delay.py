@@ -2,9 +2,16 @@
 
 from types import SimpleNamespace
 
-from broker.delay import COUNT_MAX, RETRY_MS, SIGHTING_MS, SIGHTINGS_MAX, DelayService, Sightings
-from broker.delayoffsets import DelayOffsets
-from broker.state import delay_progress
+from broker.delivery.delay import (
+    COUNT_MAX,
+    RETRY_MS,
+    SIGHTING_MS,
+    SIGHTINGS_MAX,
+    DelayService,
+    Sightings,
+)
+from broker.tables.delayoffsets import DelayOffsets
+from broker.tables.state import delay_progress
 from store.dispatch import SCHEDULE_TOPIC, UNIT_SIZE_BYTES
 from store.errors import StoreDamaged
 from store.properties import decode_properties

@@ -5,7 +5,7 @@ from dataclasses import replace
 import orjson
 import pytest
 
-import broker.delay
+import broker.delivery.delay
 from dledger.messages import Role, RoleEvent
 from remoting.codes import RequestCode
 from store.dispatch import SCHEDULE_TOPIC, UNIT_SIZE_BYTES

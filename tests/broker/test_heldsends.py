@@ -1,6 +1,6 @@
 """Sends that come while a leader is awaited: held for a moment, within bounds, never lost."""
 
-from broker.heldsends import HOLD_MS_MAX
+from broker.sending.heldsends import HOLD_MS_MAX
 from remoting.codes import ResponseCode
 from tests.broker.test_send import Bench
 

@@ -5,9 +5,9 @@ import struct
 
 import pytest
 
-from broker.cut import AnswerFormat, cut_frame
 from broker.errors import Refused
-from broker.sendrequest import (
+from broker.sending.cut import AnswerFormat, cut_frame
+from broker.sending.sendrequest import (
     SendQueue,
     SendRules,
     SendTopic,
@@ -15,7 +15,7 @@ from broker.sendrequest import (
     parse_single,
     v2_fields,
 )
-from broker.topics import TopicConfig
+from broker.tables.topics import TopicConfig
 from remoting.codec import FrameReader, decode_command
 from remoting.headers import SendHeader, SendResponseHeader
 from store.dispatch import index_payload

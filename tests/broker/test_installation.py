@@ -5,12 +5,12 @@ from random import Random
 
 import pytest
 
-from broker import installation as broker_side
-from broker import snapshot
 from broker.application import BrokerApplication
 from broker.errors import StateError
-from broker.state import BrokerState, commit_offsets, put_topic
-from broker.topics import TopicConfig
+from broker.tables import installation as broker_side
+from broker.tables import snapshot
+from broker.tables.state import BrokerState, commit_offsets, put_topic
+from broker.tables.topics import TopicConfig
 from dledger import installation
 from dledger.hardstate import HardStateFile
 from dledger.install import Installation

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from broker import keyquery
 from broker.config import BrokerConfig
-from broker.keyquery import KeyQueries
+from broker.operating import keyquery
+from broker.operating.keyquery import KeyQueries
 from client import Admin, Message, MessageQueue, Producer
 from namesrv.server import NameServer, NameServerConfig
 from remoting.admin_headers import QueryMessageHeader

@@ -9,7 +9,7 @@ import sys
 import orjson
 import pytest
 
-from broker.locks import GONE
+from broker.consuming.locks import GONE
 from remoting.codes import RequestCode
 from tests.broker.test_refill_processes import NAMES, Processes
 

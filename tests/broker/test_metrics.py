@@ -2,8 +2,8 @@
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from broker import metrics
 from broker.broker import Broker
+from broker.operating import metrics
 from remoting.codes import ResponseCode
 from store.disk import OsDisk
 from tests.broker.cluster import Group, until

@@ -3,11 +3,12 @@
 import orjson
 import pytest
 
-from broker import progress, resets, stats
+from broker.consuming import resets
+from broker.consuming.resets import Resets, Wait
 from broker.errors import Refused
-from broker.resets import Resets, Wait
-from broker.state import BrokerState, commit_offsets, reset_offsets
-from broker.stats import GroupRates
+from broker.operating import progress, stats
+from broker.operating.stats import GroupRates
+from broker.tables.state import BrokerState, commit_offsets, reset_offsets
 from remoting.codes import RequestCode, ResponseCode
 from remoting.fastjson import MessageQueue, loads_object
 from tests.broker.cluster import Group

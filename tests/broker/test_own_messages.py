@@ -4,9 +4,15 @@ import pytest
 
 from audit.walk import walk_range
 from broker.errors import Refused
-from broker.sendrequest import Outgoing
-from broker.state import BrokerState, commit_offsets, decode_command_payload, put_topic, several
-from broker.topics import TopicConfig
+from broker.sending.sendrequest import Outgoing
+from broker.tables.state import (
+    BrokerState,
+    commit_offsets,
+    decode_command_payload,
+    put_topic,
+    several,
+)
+from broker.tables.topics import TopicConfig
 from remoting.codes import ResponseCode
 from store.dispatch import Dispatcher
 from store.frame import FrameError, FrameKind, parse_frame, parse_header, seal_frame

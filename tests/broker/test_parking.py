@@ -3,10 +3,10 @@
 import pytest
 
 from broker.config import BrokerConfig, ConfigError, Setting, build_config
-from broker.delaylevels import STANDARD_LEVELS, parse_delay_levels
+from broker.delivery.delaylevels import STANDARD_LEVELS, parse_delay_levels
 from broker.errors import Refused
-from broker.parking import delayed, delivered, joined
-from broker.sendrequest import Outgoing
+from broker.sending.parking import delayed, delivered, joined
+from broker.sending.sendrequest import Outgoing
 from remoting.codes import ResponseCode
 from remoting.headers import SendResponseHeader
 from store.dispatch import DELAY_LEVELS_MS, SCHEDULE_TOPIC, UNIT, Dispatcher

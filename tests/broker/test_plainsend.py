@@ -6,10 +6,10 @@ import struct
 import orjson
 import pytest
 
-from broker.plainsend import PLAIN_START
 from broker.processor import Processor
-from broker.sendrequest import ENDING_SIZE_MAX, ENDINGS_CACHE_MAX, NAME_PARTS_MAX
-from broker.topics import TopicConfig
+from broker.sending.plainsend import PLAIN_START
+from broker.sending.sendrequest import ENDING_SIZE_MAX, ENDINGS_CACHE_MAX, NAME_PARTS_MAX
+from broker.tables.topics import TopicConfig
 from remoting.codec import FrameReader
 from tests.broker.doubles import FakeConnection
 from tests.broker.test_hotpath import fields

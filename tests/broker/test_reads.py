@@ -3,8 +3,8 @@
 import pytest
 
 from broker.config import change_live
-from broker.groups import SubscriptionGroup
-from broker.reads import ClassicReads, RaftReads
+from broker.consuming.reads import ClassicReads, RaftReads
+from broker.tables.groups import SubscriptionGroup
 from client import Message as ClientMessage
 from client import Producer, PullConsumer
 from namesrv.server import NameServer, NameServerConfig

@@ -2,9 +2,10 @@
 
 import asyncio
 
-from broker import registration, versioned
+from broker import registration
 from broker.registeredtopics import RegisteredTopics
-from broker.topics import TopicConfig, TopicTable
+from broker.tables import versioned
+from broker.tables.topics import TopicConfig, TopicTable
 from namesrv.server import NameServer as RealNameServer
 from namesrv.server import NameServerConfig
 from remoting.command import RemotingCommand

@@ -7,9 +7,9 @@ import sys
 import orjson
 import pytest
 
-from broker import snapshot
 from broker.errors import StateError
-from broker.state import BrokerState
+from broker.tables import snapshot
+from broker.tables.state import BrokerState
 from remoting.codes import ResponseCode
 from store.disk import OsDisk
 from store.dispatch import UNIT_SIZE_BYTES

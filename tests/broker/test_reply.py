@@ -118,7 +118,7 @@ async def test_what_is_no_reply(group, monkeypatch):
     assert unknown.code == ResponseCode.TOPIC_NOT_EXIST
     long = await reply(group, broker, body=b"x" * (broker.config.max_message_size + 1))
     assert long.code == ResponseCode.MESSAGE_ILLEGAL
-    monkeypatch.setattr("broker.reply.PUSHES_MAX", 0)
+    monkeypatch.setattr("broker.sending.reply.PUSHES_MAX", 0)
     busy = await reply(group, broker)
     assert (busy.code, busy.remark[:6]) == (ResponseCode.SYSTEM_ERROR, "[BUSY]")
 

@@ -5,9 +5,9 @@ import asyncio
 import orjson
 import pytest
 
-from broker.offsets import OffsetTable
-from broker.snapshot import capture, from_json
-from broker.state import BrokerState, commit_offsets, reset_offsets, reset_taken
+from broker.tables.offsets import OffsetTable
+from broker.tables.snapshot import capture, from_json
+from broker.tables.state import BrokerState, commit_offsets, reset_offsets, reset_taken
 from remoting.admin_headers import ResetOffsetHeader
 from remoting.codes import RequestCode, ResponseCode
 from remoting.command import RemotingCommand

@@ -5,7 +5,7 @@ import pytest
 from broker.config import BrokerConfig
 from broker.keeper import RaftKeeper
 from broker.retention import Retention
-from broker.state import BrokerState
+from broker.tables.state import BrokerState
 from store.config import StoreConfig, StoreMode
 from store.disk import OsDisk
 from store.messagestore import MessageStore

@@ -3,9 +3,9 @@
 import aiohttp
 import pytest
 
-from broker.groups import SubscriptionGroup
-from broker.retry import given_back, redirected
-from broker.state import delete_group, put_group
+from broker.sending.retry import given_back, redirected
+from broker.tables.groups import SubscriptionGroup
+from broker.tables.state import delete_group, put_group
 from remoting.codes import RequestCode, ResponseCode
 from remoting.headers import SendHeader
 from store.dispatch import SCHEDULE_TOPIC

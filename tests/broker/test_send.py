@@ -3,11 +3,11 @@
 import pytest
 
 from broker.config import BrokerConfig
-from broker.creations import CREATIONS_MAX
-from broker.send import SendPath
-from broker.sendrequest import SendRules
-from broker.state import BrokerState
-from broker.topics import TopicConfig
+from broker.sending.creations import CREATIONS_MAX
+from broker.sending.send import SendPath
+from broker.sending.sendrequest import SendRules
+from broker.tables.state import BrokerState
+from broker.tables.topics import TopicConfig
 from remoting.codes import ResponseCode
 from remoting.command import BINARY
 from remoting.headers import SendResponseHeader

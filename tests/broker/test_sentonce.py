@@ -5,8 +5,8 @@ import asyncio
 import orjson
 import pytest
 
-from broker.sentonce import KEY_LENGTH_MAX, WAITING_MAX, Sent, SentOnce
-from broker.state import BrokerState, commit_offsets
+from broker.tables.sentonce import KEY_LENGTH_MAX, WAITING_MAX, Sent, SentOnce
+from broker.tables.state import BrokerState, commit_offsets
 from remoting.codes import ResponseCode
 from remoting.command import BINARY
 from remoting.errors import RemotingError

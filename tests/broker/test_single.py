@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from broker.errors import StateError
-from broker.snapshot import FILES
+from broker.tables.snapshot import FILES
 from remoting.codes import RequestCode, ResponseCode
 from remoting.command import RemotingCommand
 from remoting.headers import PullResponseHeader, SendResponseHeader

@@ -6,10 +6,10 @@ import orjson
 import pytest
 
 from broker.config import change_live
-from broker.filteredreads import WAKE_UNITS_MAX, FilteredReads, records_in
-from broker.filters import Filter, RetryMatcher, subscription_from_json
-from broker.hold import HoldTable
-from broker.sql92 import compile_expression
+from broker.consuming.filteredreads import WAKE_UNITS_MAX, FilteredReads, records_in
+from broker.consuming.filters import Filter, RetryMatcher, subscription_from_json
+from broker.consuming.hold import HoldTable
+from broker.consuming.sql92 import compile_expression
 from remoting.client import RemotingClient
 from remoting.codes import RequestCode, ResponseCode
 from remoting.command import RemotingCommand
@@ -138,7 +138,7 @@ async def test_subscriptions_come_by_heartbeat(group):
 
 
 async def test_tags_newer_than_the_heartbeats_are_left_to_the_client(group):
-    """Java's client: see broker.pull."""
+    """Java's client: see broker.consuming.pull."""
     broker = await group.leading()
     await group.create_topic(broker, "T")
     for tag in ("A", "B"):
@@ -217,7 +217,7 @@ async def test_a_consumer_with_a_newer_expression_is_asked_for_it(group):
     ],
 )
 async def test_a_consumer_that_does_not_say_is_as_before(group, answer, monkeypatch):
-    monkeypatch.setattr("broker.subscriptions.AGAIN_S", 0)
+    monkeypatch.setattr("broker.consuming.subscriptions.AGAIN_S", 0)
     broker = await group.leading()
     await group.create_topic(broker, "T")
     async with Consumer(group, answer) as consumer:
@@ -235,10 +235,10 @@ async def test_questions_are_bounded_and_end_with_the_broker(group, monkeypatch)
     questions = broker.consuming.questions
     async with Consumer(group, None) as consumer:
         consumer.client.register(RequestCode.GET_CONSUMER_RUNNING_INFO, lambda *_: None)
-        monkeypatch.setattr("broker.subscriptions.ASKED_MAX", 0)
+        monkeypatch.setattr("broker.consuming.subscriptions.ASKED_MAX", 0)
         assert (await consumer.pull(broker, 5)).code == ResponseCode.SUBSCRIPTION_NOT_LATEST
         assert not questions._asked
-        monkeypatch.setattr("broker.subscriptions.ASKED_MAX", 1)
+        monkeypatch.setattr("broker.consuming.subscriptions.ASKED_MAX", 1)
         for _ in range(3):
             assert (await consumer.pull(broker, 5)).code == ResponseCode.SUBSCRIPTION_NOT_LATEST
         assert len(questions._asked) == 1

@@ -6,17 +6,17 @@ import struct
 import orjson
 import pytest
 
-from broker import snapshot
-from broker.acltable import delete_account, put_account, seed
 from broker.clients import ClientTable
-from broker.commits import CommitService
+from broker.consuming.commits import CommitService
+from broker.consuming.filters import Filter, parse_tags, subscription_from_json
+from broker.consuming.hold import HoldTable
 from broker.errors import Refused, StateError
-from broker.filters import Filter, parse_tags, subscription_from_json
-from broker.groups import SubscriptionGroup
-from broker.hold import HoldTable
-from broker.offsets import OffsetCommits
-from broker.rates import Rates
-from broker.state import (
+from broker.operating.rates import Rates
+from broker.tables import snapshot
+from broker.tables.acltable import delete_account, put_account, seed
+from broker.tables.groups import SubscriptionGroup
+from broker.tables.offsets import OffsetCommits
+from broker.tables.state import (
     BrokerState,
     announce,
     commit_offsets,
@@ -27,7 +27,7 @@ from broker.state import (
     put_topic,
     several,
 )
-from broker.topics import TopicConfig, topic_name_problem, topic_problem
+from broker.tables.topics import TopicConfig, topic_name_problem, topic_problem
 from remoting.acl import Account, Accounts
 from remoting.errors import BodyError
 from store.disk import OsDisk

@@ -3,7 +3,7 @@
 import pytest
 
 from broker.config import Setting, build_config
-from broker.roles import most_advanced
+from broker.replication.roles import most_advanced
 from remoting.codes import RequestCode, ResponseCode
 from tests.broker.cluster import Group, until
 

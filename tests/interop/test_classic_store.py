@@ -19,7 +19,7 @@ import pytest
 
 from broker.broker import Broker
 from broker.config import OPTIONS, Setting, build_config
-from broker.topics import TopicConfig, TopicTable
+from broker.tables.topics import TopicConfig, TopicTable
 from namesrv.server import NameServer, NameServerConfig
 from remoting.admin_headers import QueryMessageHeader
 from remoting.client import RemotingClient

@@ -6,7 +6,7 @@ import re
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from broker.metrics import OTHER_REASON, REASONS, reason_of
+from broker.operating.metrics import OTHER_REASON, REASONS, reason_of
 from ops.metrics import LAG_BOUNDS_S, Exposition, Families, LoopLag, Timings
 
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from broker.ha.protocol import (
+from broker.replication.ha.protocol import (
     HELD_BACK_MAX,
     REPORT,
     TRANSFER_SIZE_MAX,

@@ -4,8 +4,8 @@ import base64
 
 import pytest
 
-from broker.state import put_topic
-from broker.topics import TopicConfig
+from broker.tables.state import put_topic
+from broker.tables.topics import TopicConfig
 from remoting.codes import RequestCode
 from tests.broker.cluster import Group, until
 from tests.broker.http.client import Client

@@ -4,7 +4,7 @@ import asyncio
 
 import orjson
 
-import broker.timers.service
+import broker.delivery.timers.service
 from remoting.codes import RequestCode, ResponseCode
 from store.dispatch import TIMER_TOPIC
 from store.properties import decode_properties

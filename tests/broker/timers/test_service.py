@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from broker.timers.service import COUNT_MAX, RETRY_MS, TimerService
-from broker.timers.timing import Key, recall_message, timed
-from broker.timers.wheel import NOTHING
+from broker.delivery.timers.service import COUNT_MAX, RETRY_MS, TimerService
+from broker.delivery.timers.timing import Key, recall_message, timed
+from broker.delivery.timers.wheel import NOTHING
 from remoting.recallhandle import RecallHandle
 from store.dispatch import TIMER_TOPIC, UNIT
 from store.errors import StoreDamaged

@@ -2,10 +2,7 @@
 
 import pytest
 
-from broker.errors import Refused
-from broker.parking import Parking, delivered, later
-from broker.sendrequest import PROPERTIES_SIZE_MAX, Outgoing
-from broker.timers.timing import (
+from broker.delivery.timers.timing import (
     Key,
     Timing,
     handle_of,
@@ -15,6 +12,9 @@ from broker.timers.timing import (
     rolled,
     timed,
 )
+from broker.errors import Refused
+from broker.sending.parking import Parking, delivered, later
+from broker.sending.sendrequest import PROPERTIES_SIZE_MAX, Outgoing
 from remoting.codes import ResponseCode
 from remoting.recallhandle import RecallHandle
 from store.dispatch import SCHEDULE_TOPIC, TIMER_TOPIC, timer_code

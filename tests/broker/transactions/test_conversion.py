@@ -2,8 +2,8 @@
 
 import pytest
 
+from broker.delivery.transactions import conversion
 from broker.errors import Refused
-from broker.transactions import conversion
 from store.properties import decode_properties, encode_properties
 from store.record import MessageRecord, decode_record
 

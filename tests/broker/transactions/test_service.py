@@ -2,10 +2,10 @@
 
 import asyncio
 
-from broker import catcher
-from broker.transactions import service
-from broker.transactions.book import COMMIT, ROLLBACK
-from broker.transactions.conversion import GIVEN_UP_TOPIC, GROUP, HALF_TOPIC, OP_TOPIC
+from broker.delivery.transactions import service
+from broker.delivery.transactions.book import COMMIT, ROLLBACK
+from broker.delivery.transactions.conversion import GIVEN_UP_TOPIC, GROUP, HALF_TOPIC, OP_TOPIC
+from broker.sending import catcher
 from remoting.client import RemotingClient
 from remoting.codes import RequestCode, ResponseCode
 from remoting.command import RemotingCommand

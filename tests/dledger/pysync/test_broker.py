@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from broker.broker import Broker
-from broker.roles import most_advanced
+from broker.replication.roles import most_advanced
 from dledger.errors import Busy, NotLeader, UnknownTarget
 from dledger.pysync.member import FAILURES_MAX, ForeignLog
 from remoting.codes import RequestCode, ResponseCode

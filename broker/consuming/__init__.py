@@ -1,0 +1,1 @@
+"""What consumers ask of a broker: pulls, filters, offsets, locks."""

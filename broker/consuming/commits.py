@@ -1,0 +1,121 @@
+"""Consumer offset commits on their way into the log, many to a frame.
+
+Commits gather for `offsetCommitIntervalMs` and become one command frame. A one-way commit (15, as
+Java clients send it) needs no more. A commit that wants an answer waits for its frame to be
+applied. A query (14) for a queue whose commit is still on its way has the frame sent at once and
+waits for it, so that a consumer taking a queue over sees what the one before it committed.
+Only a ready leader takes commits; when leadership goes, what was not proposed is dropped, as a
+one-way commit lost on the network would be, and consumers commit again within 5 s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+
+from broker.errors import Refused
+from broker.tables.offsets import PENDING_COMMITS_MAX, OffsetCommits
+from broker.tables.state import commit_offsets
+from remoting.codes import ResponseCode
+
+log = logging.getLogger("broker.commits")
+
+COMMITS_PER_FRAME_MAX = 10_000  # about 1 MiB of JSON, below the member's command bound
+
+
+class CommitService:
+    """Owned by the broker; `flush` is called by its timer."""
+
+    def __init__(
+        self,
+        propose: Callable[[bytes], asyncio.Future[int]],
+        leading: Callable[[], bool],
+        count_max: int = PENDING_COMMITS_MAX,
+    ) -> None:
+        """`propose(payload)` raises, or its future fails, as RaftMember.propose_command does."""
+        self._propose = propose
+        self._leading = leading
+        self._gathered = OffsetCommits(count_max)
+        # What is in proposed frames, by queue: the future of the last frame with a commit of it.
+        self._under_way: dict[tuple[str, str, int], asyncio.Future[int]] = {}
+        self._waiters: list[asyncio.Future[None]] = []
+
+    def commit(self, topic: str, group: str, queue_id: int, offset: int) -> bool:
+        """Take a commit that nobody waits for; False when it was not taken."""
+        if not self._leading() or offset < 0:
+            return False
+        taken = self._gathered.add(topic, group, queue_id, offset)
+        if not taken:
+            log.warning("offset_commit_dropped group=%s topic=%s reason=full", group, topic)
+        return taken
+
+    async def commit_and_wait(self, topic: str, group: str, queue_id: int, offset: int) -> None:
+        """Take a commit and return once it is committed and applied. Raises Refused and the
+        member's errors (OutcomeUnknown among them)."""
+        if not self._gathered.add(topic, group, queue_id, offset):
+            raise Refused(ResponseCode.SYSTEM_BUSY, "[BUSY] too many offset commits wait")
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        await waiter
+
+    async def settle(self, topic: str, group: str, queue_id: int) -> None:
+        """Return once no commit of this queue is on its way any more, whatever became of it."""
+        if self._gathered.get(topic, group, queue_id) is not None:
+            self.flush()
+        future = self._under_way.get((topic, group, queue_id))
+        if future is not None:
+            await asyncio.wait([future])
+
+    def flush(self) -> None:
+        """Propose what has gathered."""
+        while len(self._gathered):
+            commits = self._gathered.take(COMMITS_PER_FRAME_MAX)
+            waiters: list[asyncio.Future[None]] = []
+            if not len(self._gathered):
+                waiters, self._waiters = self._waiters, []
+            try:
+                future = self._propose(commit_offsets(commits))
+            except Exception as error:  # the member's refusal, whatever it is, goes to who waits
+                log.info("offset_commits_refused count=%d: %s", len(commits), error)
+                _settle(waiters, error)
+                continue
+            keys = [(topic, group, queue_id) for topic, group, queue_id, _ in commits]
+            for key in keys:
+                self._under_way[key] = future
+            future.add_done_callback(partial(self._done, keys, waiters))
+
+    def leadership_lost(self) -> None:
+        """Drop what was not proposed; who waits is told."""
+        while len(self._gathered):
+            self._gathered.take(COMMITS_PER_FRAME_MAX)
+        waiters, self._waiters = self._waiters, []
+        refused = Refused(
+            ResponseCode.SERVICE_NOT_AVAILABLE, "[NOT_LEADER] this replica is not the leader"
+        )
+        _settle(waiters, refused)
+
+    def _done(
+        self,
+        keys: list[tuple[str, str, int]],
+        waiters: list[asyncio.Future[None]],
+        future: asyncio.Future[int],
+    ) -> None:
+        for key in keys:
+            if self._under_way.get(key) is future:
+                del self._under_way[key]
+        error = None if future.cancelled() else future.exception()
+        if error is not None:
+            log.info("offset_commits_failed count=%d: %s", len(keys), error)
+        _settle(waiters, error)
+
+
+def _settle(waiters: list[asyncio.Future[None]], error: BaseException | None) -> None:
+    for waiter in waiters:
+        if waiter.done():
+            continue  # its connection is gone
+        if error is None:
+            waiter.set_result(None)
+        else:
+            waiter.set_exception(error)

@@ -1,0 +1,147 @@
+"""Reading a queue through a filter over properties.
+
+The store chooses by tags codes, from the ConsumeQueue alone. An expression needs each message's
+properties: records are read in pieces and looked into where they lie, the bodies are stepped over.
+One pull looks at as many units as a filter by tags does, and at SCAN_BYTES_MAX of records; then it
+answers with what it has, and the consumer goes on behind it. What the store says of the offset
+(nothing there, moved) is answered as ever.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from broker.consuming.filters import Matcher
+from store.errors import StoreError
+from store.messagestore import GetResult, GetStatus, MessageStore
+from store.properties import decode_properties
+from store.record import HEAD_SIZE_BYTES, MAGIC_V2, hosts_extra
+from store.selection import scan_count
+
+SCAN_BYTES_MAX = 4 << 20
+PIECE_UNITS = 128
+PIECE_BYTES = 256 << 10
+WAKE_UNITS_MAX = 800  # of one arrival that are looked at for held pulls; of more, all wake
+_HEAD = struct.Struct(">ii12xq8xi")  # TOTALSIZE, MAGIC, QUEUEOFFSET, SYSFLAG
+_INT = struct.Struct(">i")
+_SHORT = struct.Struct(">h")
+_UNIT = struct.Struct(">qi8x")
+
+
+def records_in(data: bytes) -> Iterator[tuple[int, int, int, Mapping[str, str]]]:
+    """Start, size, queue offset and properties of each of the whole, checked records in `data`."""
+    at = 0
+    while at < len(data):
+        size, magic, queue_offset, sys_flag = _HEAD.unpack_from(data, at)
+        body_at = at + HEAD_SIZE_BYTES + hosts_extra(sys_flag)
+        topic_at = body_at + _INT.unpack_from(data, body_at - 4)[0]
+        if magic == MAGIC_V2:
+            topic_end = topic_at + 2 + _SHORT.unpack_from(data, topic_at)[0]
+        else:
+            topic_end = topic_at + 1 + data[topic_at]
+        yield at, size, queue_offset, decode_properties(data[topic_end + 2 : at + size])
+        at += size
+
+
+@dataclass(slots=True)
+class _Kept:
+    """What the matcher took so far."""
+
+    count_max: int
+    bytes_max: int
+    buffers: list[bytes]
+    size_bytes: int = 0
+
+    def takes(self, size: int) -> bool:
+        if not self.buffers:
+            return True
+        return len(self.buffers) < self.count_max and self.size_bytes + size <= self.bytes_max
+
+    def add(self, record: bytes) -> bool:
+        """False: that was the last that fits."""
+        self.buffers.append(record)
+        self.size_bytes += len(record)
+        return len(self.buffers) < self.count_max
+
+
+@dataclass(frozen=True, slots=True)
+class FilteredReads:
+    """One per broker. Its `get_messages` is the store's, with a matcher."""
+
+    store: MessageStore
+
+    def get_messages(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        count_max: int,
+        bytes_max: int,
+        matcher: Matcher,
+    ) -> GetResult:
+        """Raises StoreDamaged, OSError."""
+        units_left, bytes_left = scan_count(count_max), SCAN_BYTES_MAX
+        kept = _Kept(count_max, bytes_max, [])
+        at, result, cold = offset, None, False
+        config = self.store.config
+        while units_left > 0 and bytes_left > 0:
+            found = self.store.get_messages(
+                topic, queue_id, at, min(units_left, PIECE_UNITS), min(bytes_left, PIECE_BYTES)
+            )
+            if found.status is not GetStatus.FOUND:
+                if result is None:
+                    return found
+                break
+            if found.cold:
+                cold = True
+                kept.count_max = min(kept.count_max, config.cold_count_max)
+                kept.bytes_max = min(kept.bytes_max, config.cold_bytes_max)
+            result = found
+            stopped_at = self._take(found.buffers, matcher, kept)
+            if stopped_at is not None:
+                at = stopped_at
+                break
+            units_left -= found.next_offset - at
+            bytes_left -= found.size_bytes
+            at = found.next_offset
+        assert result is not None
+        count = len(kept.buffers)
+        status = GetStatus.FOUND if count else GetStatus.NO_MATCHED_MESSAGE
+        return replace(
+            result,
+            status=status,
+            buffers=kept.buffers,
+            next_offset=at,
+            message_count=count,
+            size_bytes=kept.size_bytes,
+            cold=cold,
+        )
+
+    def _take(self, buffers: list[bytes], matcher: Matcher, kept: _Kept) -> int | None:
+        """Keep what matches; the queue offset to go on at, if no more fits."""
+        for data in buffers:
+            for at, size, queue_offset, properties in records_in(data):
+                if not matcher.matches(properties):
+                    continue
+                if not kept.takes(size):
+                    return queue_offset
+                if not kept.add(data[at : at + size]):
+                    return queue_offset + 1
+        return None
+
+    def properties_of(self, units: bytes) -> Sequence[Mapping[str, str]] | None:
+        """Of the messages that these ConsumeQueue units point at; None if they are too many or
+        cannot be read: whoever wants to know then pulls, and meets what is wrong there."""
+        if len(units) > WAKE_UNITS_MAX * 20:
+            return None
+        try:
+            data = b"".join(
+                self.store.commitlog.read(position, size)
+                for position, size in _UNIT.iter_unpack(units)
+            )
+            found = [properties for *_, properties in records_in(data)]
+        except (OSError, StoreError, struct.error, IndexError):
+            return None
+        return found if len(found) * 20 == len(units) else None

@@ -1,0 +1,51 @@
+"""Which replicas consumers of cold data may be sent to (broker.consuming.reads)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from broker.consuming.reads import ClassicReads, RaftReads, ReadPolicy
+
+if TYPE_CHECKING:
+    from broker.broker import Broker
+
+LOOKED_MS = 1_000  # for so long what was seen of the followers counts
+
+
+def read_policy(broker: Broker) -> ReadPolicy:
+    config, roles = broker.config, broker.roles
+    if config.is_classic:
+        return ClassicReads(
+            config.slave_read_enable,
+            lambda: config.is_slave and broker.classic.slave.connected,
+        )
+    return RaftReads(
+        config.slave_read_enable,
+        leader_known=lambda: roles.leader is not None and not roles.leading,
+        own_id=lambda: roles.identity.broker_id,
+        followers=Followers(broker).within_reach,
+    )
+
+
+class Followers:
+    """As this leader sees them, looked at once a second at most."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._seen: list[int] = []
+        self._seen_ms = -LOOKED_MS
+
+    def within_reach(self) -> list[int]:
+        """The brokerIds of connected members. One that lacks what is wanted sends back."""
+        now_ms = self._broker.clock_ms()
+        if now_ms - self._seen_ms >= LOOKED_MS:
+            self._seen_ms, self._seen = now_ms, self._look()
+        return self._seen
+
+    def _look(self) -> list[int]:
+        status: dict[str, Any] = self._broker.engine.status()
+        peers = status.get("peers") or {}
+        connected = {name for name, peer in peers.items() if peer.get("connected")}
+        # pysyncobj's groups have no configuration: there nobody is sent anywhere.
+        members = status.get("members") or []
+        return sorted(m["broker_id"] for m in members if m["node_id"] in connected)

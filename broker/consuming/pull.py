@@ -1,0 +1,361 @@
+"""PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361): look up, slice, answer, or hold.
+
+Every replica serves what it has applied, which is committed, so nothing read here can vanish.
+Only a ready leader may answer PULL_OFFSET_MOVED (21): a replica that is behind would send the
+consumer to its own, wrong, end (remoting-protocol trap 9). What looks like a moved offset on any
+other replica is held like an empty queue, or answered 19 with the offset kept; see
+broker.consuming.reads for classic slaves.
+A pull whose subscription is newer than the heartbeats that came is answered without a filter if
+both go by tags: clients compare the tags themselves. Java's client gives its subscription a new
+version at each rebalance that changes something and tells with a heartbeat; but its first rebalance
+and its first timed heartbeat fall together, a second after its start, and the heartbeat that should
+tell is left out when the other is under way. Answered 25, such a consumer got nothing until its
+next one, 20 to 30 s later. Expressions are for the broker alone: there 25 it is, and the consumer
+is asked (broker.consuming.subscriptions).
+What cannot be read from the disk is answered 14, `[DISK_ERROR]`: the consumer asks again, and by
+then another replica may lead (`on_read_failed`).
+The records go out as the slices that were read, behind a header whose length counts them in.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+from broker.clients import ClientConnection, ClientTable
+from broker.config import BrokerConfig
+from broker.consuming.filteredreads import FilteredReads
+from broker.consuming.filters import (
+    Codes,
+    Filter,
+    RetryMatcher,
+    is_tag,
+    parse_expression,
+    parse_tags,
+    unsupported,
+)
+from broker.consuming.hold import HoldTable
+from broker.consuming.reads import ReadPolicy
+from broker.consuming.resets import Wait
+from broker.errors import Refused
+from broker.tables.state import BrokerState
+from broker.tables.topics import PERM_READ, RETRY_PREFIX
+from remoting.codec import encode_command
+from remoting.codes import RequestCode, ResponseCode
+from remoting.command import RemotingCommand
+from remoting.headers import (
+    PULL_COMMIT_OFFSET,
+    PULL_SUBSCRIPTION,
+    PULL_SUSPEND,
+    PullHeader,
+    PullResponseHeader,
+)
+from store.errors import StoreError
+
+if TYPE_CHECKING:
+    from store.messagestore import GetResult
+
+log = logging.getLogger("broker.pull")
+
+_LENGTH = struct.Struct(">I")
+
+# GetMessageStatus name → response code (remoting-protocol 4.2). Offsets that do not fit are 21.
+CODES = {
+    "FOUND": ResponseCode.SUCCESS,
+    "NO_MATCHED_MESSAGE": ResponseCode.PULL_RETRY_IMMEDIATELY,
+    "MESSAGE_WAS_REMOVING": ResponseCode.PULL_RETRY_IMMEDIATELY,
+    "OFFSET_FOUND_NULL": ResponseCode.PULL_NOT_FOUND,
+    "OFFSET_OVERFLOW_ONE": ResponseCode.PULL_NOT_FOUND,
+    "OFFSET_OVERFLOW_BADLY": ResponseCode.PULL_OFFSET_MOVED,
+    "OFFSET_TOO_SMALL": ResponseCode.PULL_OFFSET_MOVED,
+    "OFFSET_RESET": ResponseCode.PULL_OFFSET_MOVED,
+}
+OFFSET_RESET = "OFFSET_RESET"
+# (topic, group, queue id, offset, again): see broker.consuming.resets.
+JudgeReset = Callable[[str, str, int, int, Callable[[], None]], int | Wait | None]
+EMPTY_QUEUE = ("NO_MESSAGE_IN_QUEUE", "NO_MATCHED_LOGIC_QUEUE")
+
+
+class PullConnection(ClientConnection, Protocol):
+    def write_many(self, frames: list[bytes]) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """A pull that passed the checks."""
+
+    connection: PullConnection
+    request: RemotingCommand
+    header: PullHeader
+    wanted: Filter
+
+
+class PullService:
+    """All pulls of one broker."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        state: BrokerState,
+        clients: ClientTable,
+        *,
+        get_messages: Callable[[str, int, int, int, int, Codes], GetResult],
+        filtered: FilteredReads,
+        commit_offset: Callable[[str, str, int, int], bool],
+        ensure_group: Callable[[str], None],
+        leading: Callable[[], bool],
+        reads: ReadPolicy,
+        on_read_failed: Callable[[OSError, Callable[[], object]], None],
+        clock_ms: Callable[[], int],
+    ) -> None:
+        """`commit_offset(topic, group, queue_id, offset)` takes a piggybacked commit, or does not;
+        `ensure_group` has an unknown group created where that is allowed;
+        `on_read_failed(error, again)` is told of the disk's errors, `again` being the same read."""
+        self._config = config
+        self._state = state
+        self._clients = clients
+        self._get_messages = get_messages
+        self._filtered = filtered
+        self._commit_offset = commit_offset
+        self._ensure_group = ensure_group
+        self._leading = leading
+        self._reads = reads
+        self._on_read_failed = on_read_failed
+        self._clock_ms = clock_ms
+        self.holds: HoldTable[Pull] = HoldTable(
+            config.held_pulls_max, self._again, filtered.properties_of
+        )
+        self.judge_reset: JudgeReset = lambda *_: None  # broker.consuming.resets
+        # (connection, group): told of a pull whose subscription is newer than the heartbeats said.
+        self.on_old_subscription: Callable[[PullConnection, str], None] = lambda *_: None
+        self.get_count = 0  # messages
+        self.results: dict[int, int] = {}  # pulls answered, by code
+
+    def handle(
+        self, connection: PullConnection, request: RemotingCommand
+    ) -> RemotingCommand | None:
+        """Answer the pull, now or later. Raises Refused and HeaderError."""
+        try:
+            return self._handle(connection, request)
+        except Refused as refused:
+            self._count(refused.code)
+            raise
+
+    def _count(self, code: int) -> None:
+        self.results[code] = self.results.get(code, 0) + 1
+
+    def _handle(
+        self, connection: PullConnection, request: RemotingCommand
+    ) -> RemotingCommand | None:
+        lite = request.code == RequestCode.LITE_PULL_MESSAGE
+        if lite and not self._config.lite_pull_message_enable:
+            raise Refused(
+                ResponseCode.NO_PERMISSION,
+                f"the broker[{self._config.broker_ip1}] for lite pull consumer is forbidden",
+            )
+        header = PullHeader.parse(request.ext)
+        pull = Pull(connection, request, header, self._check(header, connection))
+        if header.sys_flag & PULL_COMMIT_OFFSET:
+            self._commit_offset(
+                header.topic, header.consumer_group, header.queue_id, header.commit_offset
+            )
+        return self._run(pull, may_hold=bool(header.sys_flag & PULL_SUSPEND))
+
+    # ---- checks ---------------------------------------------------------------------------
+
+    def _check(self, header: PullHeader, connection: PullConnection) -> Filter:
+        """The order of remoting-protocol 4.2; returns what is wanted."""
+        if not self._config.broker_permission & PERM_READ:
+            raise Refused(
+                ResponseCode.NO_PERMISSION,
+                f"the broker[{self._config.broker_ip1}] pulling message is forbidden",
+            )
+        group = self._state.groups.get(header.consumer_group)
+        if group is None:
+            if not self._config.auto_create_subscription_group:
+                raise Refused(
+                    ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+                    f"subscription group [{header.consumer_group}] does not exist",
+                )
+            self._ensure_group(header.consumer_group)
+        elif not group.consume_enable:
+            raise Refused(
+                ResponseCode.NO_PERMISSION,
+                f"subscription group [{header.consumer_group}] may not consume",
+            )
+        topic = self._state.topics.get(header.topic)
+        if topic is None:
+            raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist")
+        if not topic.readable:
+            raise Refused(ResponseCode.NO_PERMISSION, f"topic[{header.topic}] is not readable")
+        if not 0 <= header.queue_id < topic.read_queue_count:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                f"queueId {header.queue_id} is illegal: topic [{header.topic}] has "
+                f"{topic.read_queue_count} read queues",
+            )
+        return self._filter(header, connection)
+
+    def _filter(self, header: PullHeader, connection: PullConnection) -> Filter:
+        if not header.sys_flag & PULL_SUBSCRIPTION:
+            return self._subscribed(header, connection)
+        kind = header.expression_type
+        if is_tag(kind):
+            return Filter(parse_tags(header.subscription))
+        if not self._config.enable_property_filter:
+            raise unsupported(kind)
+        return Filter(matcher=parse_expression(kind, header.subscription))
+
+    def _subscribed(self, header: PullHeader, connection: PullConnection) -> Filter:
+        """What the group's heartbeats say."""
+        name, enabled = header.consumer_group, self._config.enable_property_filter
+        group = self._clients.consumers.get(name)
+        if group is None:
+            raise Refused(
+                ResponseCode.SUBSCRIPTION_NOT_EXIST, "the consumer's group info not exist"
+            )
+        config = self._state.groups.get(name)
+        if group.is_broadcasting and config is not None and not config.consume_broadcast_enable:
+            raise Refused(
+                ResponseCode.NO_PERMISSION,
+                f"the consumer group[{name}] can not consume by broadcast way",
+            )
+        subscription = self._clients.subscription(name, header.topic)
+        if subscription is None:
+            raise Refused(
+                ResponseCode.SUBSCRIPTION_NOT_EXIST, "the consumer's subscription not exist"
+            )
+        by_tag = is_tag(subscription.expression_type)
+        if subscription.version < header.subscription_version:
+            if by_tag and is_tag(header.expression_type):
+                return Filter()  # see the module
+            self.on_old_subscription(connection, name)
+            raise Refused(
+                ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest"
+            )
+        if by_tag:
+            retries = header.topic == RETRY_PREFIX + name and subscription.codes is None
+            if retries and enabled and self._config.filter_support_retry:
+                return Filter(matcher=RetryMatcher(partial(self._clients.subscription, name)))
+            return Filter(subscription.codes)
+        if not enabled:
+            raise unsupported(subscription.expression_type)
+        if subscription.matcher is None:
+            raise Refused(
+                ResponseCode.FILTER_DATA_NOT_EXIST,
+                f"the consumer's filter data is not exist: {subscription.problem}",
+            )
+        return Filter(matcher=subscription.matcher)
+
+    # ---- answers --------------------------------------------------------------------------
+
+    def _run(self, pull: Pull, may_hold: bool) -> RemotingCommand | None:
+        header = pull.header
+        moved: int | Wait | None = None
+        if self._state.offsets.resets:
+            where = (header.topic, header.consumer_group, header.queue_id, header.queue_offset)
+            moved = self.judge_reset(*where, lambda: self._again(pull))
+        if isinstance(moved, Wait):
+            return None
+        result = self._read(pull)
+        code, next_offset = self._decide(header, result)
+        if moved is not None:
+            code, next_offset, may_hold = ResponseCode.PULL_OFFSET_MOVED, moved, False
+        if code == ResponseCode.PULL_NOT_FOUND and may_hold and self._hold(pull):
+            return None
+        self._count(code)
+        group = self._state.groups.get(header.consumer_group)
+        ext = PullResponseHeader(
+            self._reads.suggest(group, result.cold),
+            next_offset,
+            result.min_offset,
+            result.max_offset,
+        ).to_ext()
+        remark = result.status.name if moved is None else OFFSET_RESET
+        response = RemotingCommand.response_to(pull.request, code, remark, ext)
+        if code != ResponseCode.SUCCESS:
+            return response
+        self._write_found(pull, response, result)
+        return None
+
+    def _read(self, pull: Pull) -> GetResult:
+        """Raises Refused when the disk or what is on it is bad: a consumer may ask again."""
+        header, matcher = pull.header, pull.wanted.matcher
+        where = (header.topic, header.queue_id, header.queue_offset)
+        limits = (self._count_max(header), self._bytes_max(header))
+
+        def read() -> GetResult:
+            if matcher is not None:
+                return self._filtered.get_messages(*where, *limits, matcher)
+            return self._get_messages(*where, *limits, pull.wanted.codes)
+
+        try:
+            return read()
+        except (OSError, StoreError) as error:
+            log.error("read_failed topic=%s queue=%d error=%s", *where[:2], error)
+            if isinstance(error, OSError):
+                self._on_read_failed(error, read)
+            remark = f"[DISK_ERROR] the messages cannot be read here now: {error}"
+            raise Refused(ResponseCode.SERVICE_NOT_AVAILABLE, remark, retriable=True) from error
+
+    def _count_max(self, header: PullHeader) -> int:
+        limit = self._config.max_transfer_count_on_message_in_memory
+        return max(1, min(header.message_count_max, limit))
+
+    def _bytes_max(self, header: PullHeader) -> int:
+        limit = self._config.max_transfer_bytes_on_message_in_memory
+        return limit if header.bytes_max is None else max(1, min(header.bytes_max, limit))
+
+    def _decide(self, header: PullHeader, result: GetResult) -> tuple[int, int]:
+        """(response code, nextBeginOffset) of what the store found."""
+        name = result.status.name
+        if name in EMPTY_QUEUE:
+            moved = header.queue_offset != 0
+            code = ResponseCode.PULL_OFFSET_MOVED if moved else ResponseCode.PULL_NOT_FOUND
+        else:
+            code = CODES[name]
+        if code == ResponseCode.PULL_OFFSET_MOVED and not self._leading():
+            code = ResponseCode.PULL_NOT_FOUND
+            if self._reads.sends_back and self._reads.redirects():
+                code = ResponseCode.PULL_RETRY_IMMEDIATELY
+            return int(code), header.queue_offset
+        return int(code), result.next_offset
+
+    def _write_found(self, pull: Pull, response: RemotingCommand, result: GetResult) -> None:
+        head = encode_command(response)
+        size = sum(len(buffer) for buffer in result.buffers)
+        frames = [_LENGTH.pack(len(head) - 4 + size) + head[4:]]
+        frames += result.buffers
+        self.get_count += result.message_count
+        pull.connection.write_many(frames)
+
+    # ---- long polling ---------------------------------------------------------------------
+
+    def _hold(self, pull: Pull) -> bool:
+        header = pull.header
+        wait_ms = header.suspend_timeout_ms
+        if not self._config.long_polling_enable:
+            wait_ms = self._config.short_polling_time_mills
+        elif self._reads.redirects():
+            wait_ms = min(wait_ms, self._config.short_polling_time_mills)
+        if wait_ms <= 0:
+            return False
+        deadline_ms = self._clock_ms() + wait_ms
+        return self.holds.hold(header.topic, header.queue_id, pull.wanted, deadline_ms, pull)
+
+    def _again(self, pull: Pull) -> None:
+        """A held pull's message came, or its time is over: answer it in any case."""
+        if not pull.connection.is_open:
+            return
+        response: RemotingCommand | None
+        try:
+            response = self._run(pull, may_hold=False)
+        except Refused as refused:
+            self._count(refused.code)
+            response = RemotingCommand.response_to(pull.request, refused.code, refused.remark)
+        if response is not None:
+            pull.connection.write_many([encode_command(response)])

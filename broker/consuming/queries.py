@@ -1,0 +1,230 @@
+"""What consumers and tools ask: offsets (14, 15, 29-32), messages (33), clients (34, 35, 38, 46).
+
+Offsets are served by the ready leader behind a read barrier, so that a deposed one cannot answer
+with an old value; everything else is served from what this replica has applied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import orjson
+
+from broker.clients import ClientTable
+from broker.config import BrokerConfig
+from broker.consuming.commits import CommitService
+from broker.consuming.filters import TAG, is_tag, parse_expression, unsupported
+from broker.errors import Refused
+from broker.tables.groups import group_name_problem
+from broker.tables.state import BrokerState
+from broker.tables.topics import TopicConfig
+from remoting.codes import RequestCode, ResponseCode
+from remoting.command import RemotingCommand
+from remoting.connection import Answer, Connection, Handler
+from remoting.fastjson import loads_object
+from remoting.fields import integer, text
+from remoting.headers import ConsumerOffsetHeader, QueueOffsetHeader, UnregisterClientHeader
+
+if TYPE_CHECKING:
+    from store.messagestore import MessageStore
+
+
+@dataclass(frozen=True, slots=True)
+class Queries:
+    """The handlers; `barrier` raises when this replica is not the (proven) leader."""
+
+    config: BrokerConfig
+    state: BrokerState
+    store: MessageStore
+    clients: ClientTable
+    commits: CommitService
+    barrier: Callable[[], Awaitable[None]]
+    leading: Callable[[], bool]
+    clock_ms: Callable[[], int]
+    hot_bytes: int  # of the log's tail that count as in memory
+    reset: Callable[[str, str, dict[int, int]], Awaitable[None]]  # broker.consuming.resets
+
+    def handlers(self) -> dict[int, Handler]:
+        code = RequestCode
+        return {
+            int(code.QUERY_CONSUMER_OFFSET): self.query_offset,
+            int(code.UPDATE_CONSUMER_OFFSET): self.update_offset,
+            int(code.GET_MAX_OFFSET): self.max_offset,
+            int(code.GET_MIN_OFFSET): self.min_offset,
+            int(code.SEARCH_OFFSET_BY_TIMESTAMP): self.search_offset,
+            int(code.GET_EARLIEST_MSG_STORETIME): self.earliest_time,
+            int(code.VIEW_MESSAGE_BY_ID): self.view_message,
+            int(code.HEART_BEAT): self.heartbeat,
+            int(code.UNREGISTER_CLIENT): self.unregister,
+            int(code.GET_CONSUMER_LIST_BY_GROUP): self.consumer_list,
+            int(code.CHECK_CLIENT_CONFIG): self.check_client_config,
+        }
+
+    # ---- consumer offsets -----------------------------------------------------------------
+
+    async def query_offset(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        header = ConsumerOffsetHeader.parse(request.ext)
+        topic, group, queue_id = header.topic, header.consumer_group, header.queue_id
+        await self.commits.settle(topic, group, queue_id)
+        await self.barrier()
+        offset = self.state.offsets.get(topic, group, queue_id)
+        if offset is None and header.zero_if_not_found and self._whole_queue_hot(topic, queue_id):
+            offset = 0
+        if offset is None:
+            return RemotingCommand.response_to(
+                request,
+                ResponseCode.QUERY_NOT_FOUND,
+                "Not found, maybe this group consumer boot first",
+                {},
+            )
+        return _offset_answer(request, offset)
+
+    def _whole_queue_hot(self, topic: str, queue_id: int) -> bool:
+        """Whether a new group may as well begin at 0: nothing was deleted, all is in memory."""
+        queue = self.store.queues.queue(topic, queue_id)
+        if queue is None or queue.min_offset > 0 or queue.max_offset == 0:
+            return False
+        first = int.from_bytes(queue.units(0, 1)[:8], "big", signed=True)
+        return self.store.commitlog.max_offset - first <= self.hot_bytes
+
+    def update_offset(self, connection: Connection, request: RemotingCommand) -> Answer:
+        header = ConsumerOffsetHeader.parse(request.ext)
+        offset = integer(request.ext, "commitOffset")
+        if offset < 0 or header.queue_id < 0:
+            raise Refused(ResponseCode.SYSTEM_ERROR, "queueId and commitOffset must not be < 0")
+        topic, group = header.topic, header.consumer_group
+        if not request.is_oneway and not self.leading():
+            raise not_leader()  # first: a replica that is behind may not know the topic yet
+        self._check_names(topic, group)
+        if request.is_oneway:
+            self.commits.commit(topic, group, header.queue_id, offset)
+            return None
+        return self._commit_and_answer(connection, request, header, offset)
+
+    def _check_names(self, topic: str, group: str) -> None:
+        """Offsets are kept for groups and topics that there can be."""
+        problem = group_name_problem(group)
+        if problem:
+            raise Refused(ResponseCode.SYSTEM_ERROR, problem)
+        if self.state.topics.get(topic) is None:
+            raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist")
+
+    async def _commit_and_answer(
+        self,
+        connection: Connection,
+        request: RemotingCommand,
+        header: ConsumerOffsetHeader,
+        offset: int,
+    ) -> RemotingCommand:
+        """Where a reset is pending (broker.consuming.resets), a consumer of the group is refused,
+        and a tool resets anew: Apache's does so for a single queue."""
+        where = (header.topic, header.consumer_group, header.queue_id)
+        pending = self.state.offsets.reset_of(*where) is not None
+        if pending and not self.clients.is_consumer(connection, header.consumer_group):
+            await self.reset(header.consumer_group, header.topic, {header.queue_id: offset})
+            return RemotingCommand.response_to(request)
+        await self.commits.commit_and_wait(*where, offset)
+        mark = self.state.offsets.reset_of(*where)
+        if mark is not None and mark != offset:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                f"[RESET_PENDING] the group was moved to {mark} and has not gone there yet",
+            )
+        # A classic slave says so: its word proves no leadership.
+        ext = {"brokerRole": "SLAVE"} if self.config.is_slave else None
+        return RemotingCommand.response_to(request, ext=ext)
+
+    # ---- queue offsets --------------------------------------------------------------------
+
+    def _queue_header(self, request: RemotingCommand) -> QueueOffsetHeader:
+        header = QueueOffsetHeader.parse(request.ext)
+        topic: TopicConfig | None = self.state.topics.get(header.topic)
+        if topic is None:
+            raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist")
+        if header.queue_id < 0:
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"queueId {header.queue_id} is illegal")
+        return header
+
+    async def max_offset(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        header = self._queue_header(request)
+        await self.barrier()
+        queue = self.store.queues.queue(header.topic, header.queue_id)
+        return _offset_answer(request, 0 if queue is None else queue.max_offset)
+
+    def min_offset(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        header = self._queue_header(request)
+        queue = self.store.queues.queue(header.topic, header.queue_id)
+        return _offset_answer(request, 0 if queue is None else queue.min_offset)
+
+    def search_offset(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        header = self._queue_header(request)
+        timestamp_ms = integer(request.ext, "timestamp")
+        offset = self.store.offset_by_time(header.topic, header.queue_id, timestamp_ms)
+        return _offset_answer(request, offset)
+
+    def earliest_time(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        header = self._queue_header(request)
+        timestamp_ms = self.store.earliest_store_time(header.topic, header.queue_id)
+        return RemotingCommand.response_to(request, ext={"timestamp": str(timestamp_ms)})
+
+    def view_message(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        offset = integer(request.ext, "offset")
+        record = self.store.message_at(offset)
+        if record is None:
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"can not find message by offset: {offset}")
+        return RemotingCommand.response_to(request, body=bytes(record))
+
+    # ---- clients --------------------------------------------------------------------------
+
+    def heartbeat(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        changed = self.clients.heartbeat(
+            connection,
+            loads_object(request.body),
+            request.language,
+            request.version,
+            self.clock_ms(),
+        )
+        # Version 2 heartbeats leave subscriptions out; we always want them whole.
+        ext = {
+            "IS_SUPPORT_HEART_BEAT_V2": "false",
+            "IS_SUB_CHANGE": "true" if changed else "false",
+        }
+        return RemotingCommand.response_to(request, ext=ext)
+
+    def unregister(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        header = UnregisterClientHeader.parse(request.ext)
+        self.clients.unregister(
+            connection, header.client_id, header.producer_group, header.consumer_group
+        )
+        return RemotingCommand.response_to(request, ext={})
+
+    def consumer_list(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        group = text(request.ext, "consumerGroup")
+        ids = self.clients.client_ids(group)
+        if not ids:
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {group}")
+        body = orjson.dumps({"consumerIdList": ids})
+        return RemotingCommand.response_to(request, ext={}, body=body)
+
+    def check_client_config(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        fields = loads_object(request.body)
+        subscription = fields.get("subscriptionData")
+        if isinstance(subscription, dict):
+            kind = str(subscription.get("expressionType") or TAG)
+            if not is_tag(kind):
+                if not self.config.enable_property_filter:
+                    raise unsupported(kind)
+                parse_expression(kind, str(subscription.get("subString") or ""))
+        return RemotingCommand.response_to(request)
+
+
+def not_leader() -> Refused:
+    return Refused(
+        ResponseCode.SERVICE_NOT_AVAILABLE, "[NOT_LEADER] this replica is not the leader"
+    )
+
+
+def _offset_answer(request: RemotingCommand, offset: int) -> RemotingCommand:
+    return RemotingCommand.response_to(request, ext={"offset": str(offset)})

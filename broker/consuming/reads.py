@@ -1,0 +1,95 @@
+"""Where a consumer shall pull next (suggestWhichBrokerId), and what a replica says that is not the
+one to ask. Pure.
+
+A master or leader whose consumer is so far behind that its data are no longer in memory sends it to
+a slave or follower (`whichBrokerWhenConsumeSlowly`, with slaveReadEnable); that one sends it back
+as soon as its data are in memory. A slave that serves because its master is away says "the master",
+too: a consumer that cannot reach it asks the slave again.
+
+What looks like a moved offset on a slave may only mean that the slave is behind. With its master
+alive it sends the consumer there at once, the offset kept (20); else the consumer waits. A pull
+that finds nothing new is not held for long either while the master is alive: its consumer belongs
+there.
+
+In a Raft group a consumer of cold data goes to `whichBrokerWhenConsumeSlowly` if that is a follower
+within reach, else to another one; a group's `brokerId` other than 0 counts alike. A follower serves
+what is committed, so nothing that it says has to be taken back. It suggests itself for cold data
+and else the leader, and holds a pull that finds nothing for a short time only, if slaveReadEnable
+is set and somebody leads. It never sends consumers back at once: one whose route is old, and calls
+this replica the leader, would come again and again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from broker.tables.groups import SubscriptionGroup
+
+MASTER_ID = 0
+SLOW_ID = 1  # of a group that is not configured: Apache's default
+
+
+class ReadPolicy(Protocol):
+    def redirects(self) -> bool:
+        """Whether this replica's consumers belong elsewhere, and somebody is there."""
+        ...
+
+    @property
+    def sends_back(self) -> bool:
+        """Whether `redirects` answers a moved offset at once."""
+        ...
+
+    def suggest(self, group: SubscriptionGroup | None, cold: bool) -> int:
+        """The brokerId to pull from next, after an answer of `cold` data or none."""
+        ...
+
+
+def _wanted(group: SubscriptionGroup | None, cold: bool) -> int:
+    if group is None:
+        return SLOW_ID if cold else MASTER_ID
+    return group.slow_broker_id if cold else group.broker_id
+
+
+@dataclass(frozen=True, slots=True)
+class ClassicReads:
+    """`master_alive`: this is a slave and its master is alive, as far as it knows."""
+
+    slave_reads: bool
+    master_alive: Callable[[], bool]
+    sends_back: bool = True
+
+    def redirects(self) -> bool:
+        return self.master_alive()
+
+    def suggest(self, group: SubscriptionGroup | None, cold: bool) -> int:
+        return _wanted(group, cold) if self.slave_reads else MASTER_ID
+
+
+@dataclass(frozen=True, slots=True)
+class RaftReads:
+    """`leader_known()`: another replica leads. `own_id()`: 0 where this one does. `followers()`:
+    the brokerIds of those within reach."""
+
+    slave_reads: bool
+    leader_known: Callable[[], bool]
+    own_id: Callable[[], int]
+    followers: Callable[[], Sequence[int]]
+    sends_back: bool = False
+
+    def redirects(self) -> bool:
+        return self.slave_reads and self.leader_known()
+
+    def suggest(self, group: SubscriptionGroup | None, cold: bool) -> int:
+        if not self.slave_reads:
+            return MASTER_ID
+        wanted, own = _wanted(group, cold), self.own_id()
+        if own != MASTER_ID:
+            return own if cold or wanted == own else MASTER_ID
+        if wanted == MASTER_ID:
+            return MASTER_ID
+        within_reach = self.followers()
+        if wanted in within_reach:
+            return wanted
+        return within_reach[0] if cold and within_reach else MASTER_ID

@@ -1,0 +1,28 @@
+"""SQL92 expressions over message properties (remoting-protocol section 11). Pure.
+
+`compile_expression(text)` parses once and returns an `Expression` whose `matches(properties)` says
+whether a message passes; what is not true (false, unknown, or a value that cannot be converted)
+does not pass. Compiled expressions are kept, the CACHE_MAX last used of them.
+
+The grammar and the conversions are Apache's (tests/interop/test_sql92.py compares with its own
+evaluator), with one difference: text behind a whole expression is an error here. Apache's parser
+leaves it unread, so that `a = 1 ADN b = 2` would filter by a alone.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from broker.consuming.sql92.nodes import Expression
+from broker.consuming.sql92.parser import parse
+from broker.consuming.sql92.tokens import Sql92Error
+
+__all__ = ["CACHE_MAX", "Expression", "Sql92Error", "compile_expression"]
+
+CACHE_MAX = 1_000  # expressions; one is at most tokens.LENGTH_MAX characters long
+
+
+@lru_cache(maxsize=CACHE_MAX)
+def compile_expression(text: str) -> Expression:
+    """Raises Sql92Error, which says where."""
+    return parse(text)

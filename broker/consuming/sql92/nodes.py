@@ -1,0 +1,261 @@
+"""What a SQL92 expression is made of: each node evaluates by a closure made once. Pure.
+
+Making a node checks its operands as Apache does; a refusal is a Rejection, to which the parser adds
+the place. `evaluate(properties)` of a boolean node is True, False, or None for unknown, and raises
+values.Incomparable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from broker.consuming.sql92.values import (
+    DOUBLE_MAX,
+    DOUBLE_MIN,
+    INT32,
+    INT64,
+    Incomparable,
+    Long,
+    Value,
+    compare,
+    equals,
+    negated,
+    order,
+)
+
+DEPTH_MAX = 64  # of nodes in nodes; evaluation takes a few of Python's frames for each
+Properties = Mapping[str, str]
+Evaluate = Callable[[Properties], Value]
+Truth = Callable[[Properties], bool | None]
+
+# Of what `order` answers, by operator.
+ORDERS: dict[str, Callable[[int], bool]] = {
+    ">": lambda answer: answer > 0,
+    ">=": lambda answer: answer >= 0,
+    "<": lambda answer: answer < 0,
+    "<=": lambda answer: answer <= 0,
+}
+TEXT_TESTS: dict[str, Callable[[str, str], bool]] = {
+    "CONTAINS": str.__contains__,
+    "STARTSWITH": str.startswith,
+    "ENDSWITH": str.endswith,
+}
+
+
+class Rejection(Exception):
+    """These operands do not go with that operator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """`truth` is there where the node is boolean. A constant has `evaluate` and its value."""
+
+    evaluate: Evaluate
+    text: str
+    truth: Truth | None = None
+    is_constant: bool = False
+    value: Value = None
+    property_name: str = ""
+    depth: int = 1
+
+
+class Expression:
+    """A compiled expression."""
+
+    __slots__ = ("_truth", "text")
+
+    def __init__(self, text: str, truth: Truth) -> None:
+        self.text = text
+        self._truth = truth
+
+    def evaluate(self, properties: Properties) -> bool | None:
+        """None: unknown. Raises Incomparable."""
+        return self._truth(properties)
+
+    def matches(self, properties: Properties) -> bool:
+        try:
+            return self._truth(properties) is True
+        except Incomparable:
+            return False
+
+
+# ---- leaves -----------------------------------------------------------------------------------
+
+
+def constant(value: Value, text: str) -> Node:
+    truth: Truth | None = None
+    if value is None or isinstance(value, bool):
+        known = value
+        truth = lambda _: known  # noqa: E731 (one of many closures here)
+    return Node(lambda _: value, text, truth, True, value)
+
+
+def integer(text: str) -> Node:
+    value = int(text.rstrip("lL"))
+    if value > INT64[1]:
+        raise Rejection(f"{text} is greater than {INT64[1]}")
+    return constant(value if value <= INT32[1] else Long(value), text)
+
+
+def decimal(text: str) -> Node:
+    value = float(text)
+    if value > DOUBLE_MAX:
+        raise Rejection(f"{text} is greater than {DOUBLE_MAX}")
+    if value < DOUBLE_MIN:  # so also 0.0, which Apache does not take either
+        raise Rejection(f"{text} is less than {DOUBLE_MIN}; zero is written 0")
+    return constant(value, text)
+
+
+def variable(name: str) -> Node:
+    return Node(lambda properties: properties.get(name), name, property_name=name)
+
+
+# ---- operators --------------------------------------------------------------------------------
+
+
+def truth_of(node: Node) -> Truth:
+    """The node where a boolean must stand. A property is one, though never true: its value is a
+    string. Raises Rejection."""
+    if node.truth is not None:
+        return node.truth
+    if node.property_name:
+        name = node.property_name
+        return lambda properties: None if properties.get(name) is None else False
+    raise Rejection(f"{node.text} is neither true nor false")
+
+
+def any_of(nodes: Sequence[Node]) -> Node:
+    """OR."""
+    truths = [truth_of(node) for node in nodes]
+
+    def truth(properties: Properties) -> bool | None:
+        result: bool | None = False
+        for term in truths:
+            value = term(properties)
+            if value:
+                return True
+            if value is None:
+                result = None
+        return result
+
+    return _boolean(truth, " OR ", nodes)
+
+
+def all_of(nodes: Sequence[Node]) -> Node:
+    """AND."""
+    truths = [truth_of(node) for node in nodes]
+
+    def truth(properties: Properties) -> bool | None:
+        result: bool | None = True
+        for term in truths:
+            value = term(properties)
+            if value is False:
+                return False
+            if value is None:
+                result = None
+        return result
+
+    return _boolean(truth, " AND ", nodes)
+
+
+def negation(node: Node) -> Node:
+    """NOT."""
+    term = truth_of(node)
+
+    def truth(properties: Properties) -> bool | None:
+        value = term(properties)
+        return None if value is None else not value
+
+    return _boolean(truth, "NOT ", (node,))
+
+
+def minus(node: Node) -> Node:
+    evaluate = node.evaluate
+    return Node(
+        lambda properties: negated(evaluate(properties)), f"-{node.text}", depth=_above((node,))
+    )
+
+
+def equality(left: Node, right: Node, *, unequal: bool = False) -> Node:
+    for node in (left, right):
+        if node.is_constant and node.value is None:
+            raise Rejection("NULL cannot be compared: write IS NULL or IS NOT NULL")
+    if left.is_constant and left.truth and right.is_constant and not right.truth:
+        raise Rejection(f"{left.text} cannot be compared with {right.text}")
+    of_left, of_right = left.evaluate, right.evaluate
+
+    def truth(properties: Properties) -> bool | None:
+        value = equals(of_left(properties), of_right(properties))
+        return value if value is None or not unequal else not value
+
+    return _boolean(truth, " <> " if unequal else " = ", (left, right))
+
+
+def null_test(node: Node, *, wanted: bool) -> Node:
+    """IS NULL, IS NOT NULL."""
+    evaluate = node.evaluate
+    symbol = " IS NULL" if wanted else " IS NOT NULL"
+    return _boolean(lambda p: (evaluate(p) is None) is wanted, symbol, (node,))
+
+
+def comparison(operator: str, left: Node, right: Node) -> Node:
+    """`>` and its like: numbers only."""
+    for node in (left, right):
+        if node.truth or (node.is_constant and isinstance(node.value, str)):
+            raise Rejection(f"{node.text} cannot be compared by {operator}: it is no number")
+    of_left, of_right, holds = left.evaluate, right.evaluate, ORDERS[operator]
+
+    def truth(properties: Properties) -> bool | None:
+        answer = order(of_left(properties), of_right(properties))
+        return None if answer is None else holds(answer)
+
+    return _boolean(truth, f" {operator} ", (left, right))
+
+
+def between(node: Node, low: Node, high: Node, *, inverted: bool) -> Node:
+    if inverted:
+        return any_of((comparison("<", node, low), comparison(">", node, high)))
+    both = all_of((comparison(">=", node, low), comparison("<=", node, high)))
+    low_value, high_value = low.value, high.value  # numbers, where they are constant
+    if low_value is not None and high_value is not None and compare(high_value, low_value) < 0:
+        raise Rejection(f"BETWEEN {low.text} AND {high.text}: the first must not be greater")
+    return both
+
+
+def membership(node: Node, members: frozenset[str], *, inverted: bool) -> Node:
+    """IN."""
+    name = node.property_name
+    if not name:
+        raise Rejection(f"IN wants a property before it, not {node.text}")
+
+    def truth(properties: Properties) -> bool | None:
+        value = properties.get(name)
+        return None if value is None else (value in members) is not inverted
+
+    return _boolean(truth, " NOT IN" if inverted else " IN", (node,))
+
+
+def text_test(keyword: str, node: Node, wanted: str, *, inverted: bool) -> Node:
+    """CONTAINS, STARTSWITH, ENDSWITH. Of what is missing or no string, and for '', both the test
+    and its opposite are false."""
+    evaluate, test = node.evaluate, TEXT_TESTS[keyword]
+
+    def truth(properties: Properties) -> bool:
+        value = evaluate(properties)
+        if not wanted or not isinstance(value, str):
+            return False
+        return test(value, wanted) is not inverted
+
+    return _boolean(truth, f" {keyword}", (node,))
+
+
+def _boolean(truth: Truth, symbol: str, nodes: Sequence[Node]) -> Node:
+    return Node(truth, f"the result of{symbol.rstrip()}", truth, depth=_above(nodes))
+
+
+def _above(nodes: Sequence[Node]) -> int:
+    depth = 1 + max(node.depth for node in nodes)
+    if depth > DEPTH_MAX:
+        raise Rejection(f"the expression is nested deeper than {DEPTH_MAX}")
+    return depth

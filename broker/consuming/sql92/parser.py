@@ -1,0 +1,198 @@
+"""Recursive descent over the tokens. Pure.
+
+    or         = and { OR and }
+    and        = equality { AND equality }
+    equality   = comparison { ("=" | "<>") comparison | IS [NOT] NULL }
+    comparison = unary { (">" | ">=" | "<" | "<=") unary | [NOT] BETWEEN unary AND unary
+                       | [NOT] IN "(" string { "," string } ")"
+                       | [NOT] (CONTAINS | STARTSWITH | ENDSWITH) string }
+    unary      = "+" unary | "-" unary | NOT unary | primary
+    primary    = string | number | TRUE | FALSE | NULL | property | "(" or ")"
+
+NOT binds closest, as in Apache's grammar: `NOT a = 1` is `(NOT a) = 1`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from broker.consuming.sql92 import nodes
+from broker.consuming.sql92.nodes import DEPTH_MAX, Expression, Node, Rejection
+from broker.consuming.sql92.tokens import Kind, Sql92Error, Token, tokenize
+
+_WORDS = {"TRUE": True, "FALSE": False, "NULL": None}
+_SUFFIXES = {"BETWEEN", "IN", *nodes.TEXT_TESTS}
+
+
+def parse(text: str) -> Expression:
+    """Raises Sql92Error."""
+    return _Parser(text).expression()
+
+
+class _Parser:
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._tokens = tokenize(text)
+        self._at = 0
+        self._open = 0  # parentheses and signs that are not closed yet
+
+    def expression(self) -> Expression:
+        node = self._or()
+        token = self._token
+        if token.kind is not Kind.END:
+            raise self._error(f"expected an operator or the end, found {token}")
+        with self._blaming(self._tokens[0]):
+            return Expression(self._text, nodes.truth_of(node))
+
+    # ---- rules ----------------------------------------------------------------------------
+
+    def _or(self) -> Node:
+        return self._chain("OR", self._and, nodes.any_of)
+
+    def _and(self) -> Node:
+        return self._chain("AND", self._equality, nodes.all_of)
+
+    def _chain(
+        self, keyword: str, rule: Callable[[], Node], make: Callable[[list[Node]], Node]
+    ) -> Node:
+        begin = self._token
+        terms = [rule()]
+        while self._takes(keyword):
+            terms.append(rule())
+        if len(terms) == 1:
+            return terms[0]
+        with self._blaming(begin):
+            return make(terms)
+
+    def _equality(self) -> Node:
+        left = self._comparison()
+        while True:
+            token = self._token
+            if self._takes("=") or self._takes("<>"):
+                right = self._comparison()
+                with self._blaming(token):
+                    left = nodes.equality(left, right, unequal=token.text == "<>")
+            elif self._takes("IS"):
+                wanted = not self._takes("NOT")
+                self._wants("NULL")
+                with self._blaming(token):
+                    left = nodes.null_test(left, wanted=wanted)
+            else:
+                return left
+
+    def _comparison(self) -> Node:
+        left = self._unary()
+        while True:
+            token = self._token
+            if token.kind is Kind.SYMBOL and token.text in nodes.ORDERS:
+                self._at += 1
+                right = self._unary()
+                with self._blaming(token):
+                    left = nodes.comparison(token.text, left, right)
+                continue
+            inverted = token.kind is Kind.KEYWORD and token.text == "NOT"
+            word = self._tokens[self._at + inverted]
+            if word.kind is not Kind.KEYWORD or word.text not in _SUFFIXES:
+                return left
+            self._at += 1 + inverted
+            left = self._suffixed(left, word.text, token, inverted)
+
+    def _suffixed(self, left: Node, word: str, begin: Token, inverted: bool) -> Node:
+        """`left` with what stands behind BETWEEN, IN, CONTAINS and so on."""
+        if word == "BETWEEN":
+            low = self._unary()
+            self._wants("AND")
+            high = self._unary()
+            with self._blaming(begin):
+                return nodes.between(left, low, high, inverted=inverted)
+        if word == "IN":
+            self._wants("(")
+            members = {self._string()}
+            while self._takes(","):
+                members.add(self._string())
+            self._wants(")")
+            with self._blaming(begin):
+                return nodes.membership(left, frozenset(members), inverted=inverted)
+        wanted = self._string()
+        with self._blaming(begin):
+            return nodes.text_test(word, left, wanted, inverted=inverted)
+
+    def _unary(self) -> Node:
+        token = self._token
+        if token.kind is Kind.SYMBOL and token.text in "+-":
+            node = self._inside(self._unary)
+            if token.text == "+":
+                return node
+            with self._blaming(token):
+                return nodes.minus(node)
+        if token.kind is Kind.KEYWORD and token.text == "NOT":
+            node = self._inside(self._unary)
+            with self._blaming(token):
+                return nodes.negation(node)
+        return self._primary()
+
+    def _primary(self) -> Node:
+        token = self._token
+        if token.kind is Kind.SYMBOL and token.text == "(":
+            node = self._inside(self._or)
+            self._wants(")")
+            return node
+        self._at += 1
+        if token.kind is Kind.STRING:
+            return nodes.constant(token.text, f"'{token.text}'")
+        if token.kind in (Kind.INTEGER, Kind.FLOAT):
+            with self._blaming(token):
+                integer = token.kind is Kind.INTEGER
+                return nodes.integer(token.text) if integer else nodes.decimal(token.text)
+        if token.kind is Kind.IDENTIFIER:
+            return nodes.variable(token.text)
+        if token.kind is Kind.KEYWORD and token.text in _WORDS:
+            return nodes.constant(_WORDS[token.text], token.text)
+        self._at -= 1
+        raise self._error(f"expected a property, a value or '(', found {token}")
+
+    # ---- tokens ---------------------------------------------------------------------------
+
+    @property
+    def _token(self) -> Token:
+        return self._tokens[self._at]
+
+    def _takes(self, text: str) -> bool:
+        """Whether this keyword or symbol stands here; then it is read."""
+        token = self._token
+        found = token.kind in (Kind.KEYWORD, Kind.SYMBOL) and token.text == text
+        self._at += found
+        return found
+
+    def _wants(self, text: str) -> None:
+        if not self._takes(text):
+            raise self._error(f"expected '{text}', found {self._token}")
+
+    def _string(self) -> str:
+        token = self._token
+        if token.kind is not Kind.STRING:
+            raise self._error(f"expected a string in single quotes, found {token}")
+        self._at += 1
+        return token.text
+
+    def _inside(self, rule: Callable[[], Node]) -> Node:
+        """One level down, behind the token that stands here."""
+        if self._open >= DEPTH_MAX:
+            raise self._error(f"the expression is nested deeper than {DEPTH_MAX}")
+        self._at += 1
+        self._open += 1
+        node = rule()
+        self._open -= 1
+        return node
+
+    @contextmanager
+    def _blaming(self, token: Token) -> Iterator[None]:
+        """A node that is refused within is so because of what stands here."""
+        try:
+            yield
+        except Rejection as rejection:
+            raise Sql92Error(self._text, token.position, str(rejection)) from rejection
+
+    def _error(self, reason: str) -> Sql92Error:
+        return Sql92Error(self._text, self._token.position, reason)

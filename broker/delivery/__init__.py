@@ -1,0 +1,1 @@
+"""Messages that wait to be delivered: delayed, given back, halves of transactions."""

@@ -1,0 +1,328 @@
+"""Delivery of delayed messages: by the leader, or classic mode's master.
+
+Every tick, and again as soon as a delivery is committed, the messages that are due are read from
+their levels' queues (SCHEDULE_TOPIC_XXXX, whose units hold when) and stored where they were sent
+to. What was delivered and how far that is go into one frame: after a failover the next leader goes
+on behind the last message that was delivered, and with the first that was not. Nothing is
+delivered twice and nothing lost. A level has one delivery under way at most.
+
+When. A message is due at its store time plus its level's delay, both by the clock of the leader
+that stored it; the leader of the day compares with its own. So one whose clock is ahead delivers
+early by as much, and one whose clock is behind waits. It does not wait longer than the delay
+itself: what it has seen in the queue for so long, by a clock that never jumps, is due.
+
+A topic that was deleted meanwhile, or has fewer queues now, gets its messages all the same, as
+with Apache's broker: they are there should it come back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from broker.errors import Refused
+from broker.sending.parking import delivered
+from broker.sending.send import STORED_CODES
+from broker.sending.sendrequest import Outgoing, as_stored
+from broker.sending.waiting import Done
+from broker.tables.state import delay_progress
+from remoting.codes import ResponseCode
+from store.dispatch import SCHEDULE_TOPIC, UNIT
+from store.errors import StoreError
+from store.record import RecordError, decode_record, walk_records
+
+if TYPE_CHECKING:
+    from broker.broker import Broker
+    from broker.tables.delayoffsets import DelayOffsets
+    from store.consumequeue import ConsumeQueue
+    from store.messagestore import GetResult
+
+log = logging.getLogger("broker.delay")
+
+COUNT_MAX = 128  # messages of one turn of the loop, of all levels together: about 4 ms
+BYTES_MAX = 512 * 1024  # of one level's delivery; a larger message goes alone
+RETRY_MS = 500  # after what could not be read or is not taken
+SIGHTINGS_MAX = 4_096
+SIGHTING_MS = 500  # at least between two of them
+
+
+class Sends(Protocol):
+    """What this needs of the send path."""
+
+    def store(self, messages: Sequence[Outgoing], command: bytes, done: Done) -> None: ...
+
+    def wake(self, at_once: bool = False) -> None: ...
+
+
+class LevelView(NamedTuple):
+    """One level, for who asks."""
+
+    level: int
+    delay_ms: int
+    offset: int  # of the next message to be delivered
+    max_offset: int
+    late_ms: int  # by how much the next one is overdue
+
+
+class Sightings:
+    """How far a queue went when; so which of its messages have been there for `delay_ms`."""
+
+    def __init__(self, delay_ms: int) -> None:
+        self._delay_ms = delay_ms
+        self._apart_ms = max(SIGHTING_MS, delay_ms // (SIGHTINGS_MAX - 1) + 1)
+        self._marks: deque[tuple[int, int]] = deque(maxlen=SIGHTINGS_MAX)  # (end, clock)
+
+    def saw(self, end: int, now_ms: int) -> None:
+        marks = self._marks
+        if not marks or (end > marks[-1][0] and now_ms - marks[-1][1] >= self._apart_ms):
+            marks.append((end, now_ms))
+
+    def waited_before(self, now_ms: int) -> int:
+        """All messages before this offset have."""
+        marks, then_ms = self._marks, now_ms - self._delay_ms
+        while len(marks) > 1 and marks[1][1] <= then_ms:
+            marks.popleft()
+        return marks[0][0] if marks and marks[0][1] <= then_ms else 0
+
+    def forget(self) -> None:
+        self._marks.clear()
+
+
+class Level:
+    """One delay level, as the leader of this term sees it."""
+
+    __slots__ = (
+        "begin",
+        "count_max",
+        "delay_ms",
+        "number",
+        "pause_until_ms",
+        "sightings",
+        "under_way",
+    )
+
+    def __init__(self, number: int, delay_ms: int) -> None:
+        self.number = number
+        self.delay_ms = delay_ms
+        self.sightings = Sightings(delay_ms)
+        self.under_way: int | None = None  # behind what is being delivered
+        self.pause_until_ms = 0
+        self.count_max = COUNT_MAX
+        self.begin = 0  # of its queue, as far as that was looked at
+
+
+class DelayService:
+    """See the module. Every method runs on the loop and returns without waiting."""
+
+    def __init__(
+        self,
+        levels_ms: Sequence[int],
+        table: DelayOffsets,
+        sends: Sends,
+        *,
+        queue: Callable[[str, int], ConsumeQueue | None],
+        get_messages: Callable[[str, int, int, int, int], GetResult],
+        propose: Callable[[bytes, Callable[[Exception | None], None]], None],
+        leading: Callable[[], bool],
+        soon: Callable[[Callable[[], None]], object],
+        on_read_failed: Callable[[OSError, Callable[[], object]], None],
+        clock_ms: Callable[[], int],
+        wall_ms: Callable[[], int],
+    ) -> None:
+        """`leading()`: ready to, all of the log is applied. `soon(function)` calls it in another
+        turn of the loop. `on_read_failed` as broker.consuming.pull has it."""
+        self._levels = [Level(number, ms) for number, ms in enumerate(levels_ms, 1)]
+        self._table = table
+        self._sends = sends
+        self._queue = queue
+        self._get_messages = get_messages
+        self._propose = propose
+        self._leading = leading
+        self._soon = soon
+        self._on_read_failed = on_read_failed
+        self._clock_ms = clock_ms
+        self._wall_ms = wall_ms
+        self._leadership = 0  # which one; who hears late of an earlier one keeps quiet
+        self._first = 0  # the level whose turn is first
+        self.delivered_count = 0
+
+    def leadership_changed(self) -> None:
+        """What was under way has ended; a ready leader's table says how."""
+        self._leadership += 1
+        for level in self._levels:
+            level.under_way = None
+            level.pause_until_ms = 0
+            level.sightings.forget()
+
+    def tick(self) -> None:
+        """Deliver what is due, COUNT_MAX messages at most."""
+        if not self._leading():
+            return
+        now_ms, left = self._clock_ms(), COUNT_MAX
+        count = len(self._levels)
+        self._first = (self._first + 1) % count
+        for at in range(self._first, self._first + count):
+            level = self._levels[at % count]
+            queue = self._queue(SCHEDULE_TOPIC, level.number - 1)
+            if queue is None:
+                continue
+            level.sightings.saw(queue.max_offset, now_ms)
+            if self._is_free(level, now_ms) and left:
+                left -= self._deliver(level, queue, left, now_ms)
+
+    def look(self) -> list[LevelView]:
+        """All levels with messages, on any replica. Raises OSError, StoreError."""
+        found: list[LevelView] = []
+        wall_ms = self._wall_ms()
+        for level in self._levels:
+            queue = self._queue(SCHEDULE_TOPIC, level.number - 1)
+            if queue is None:
+                continue
+            offset, late_ms = self._next(level, queue), 0
+            for _, _, due_ms in UNIT.iter_unpack(queue.units(offset, 1)):
+                late_ms = max(0, wall_ms - due_ms)
+            found.append(LevelView(level.number, level.delay_ms, offset, queue.max_offset, late_ms))
+        return found
+
+    def _is_free(self, level: Level, now_ms: int) -> bool:
+        if level.under_way is not None and self._table.get(level.number) >= level.under_way:
+            level.under_way = None  # its outcome was unknown, and now is not
+        return level.under_way is None and now_ms >= level.pause_until_ms
+
+    def _next(self, level: Level, queue: ConsumeQueue) -> int:
+        """Offset of the next message: the table's, as far as the log has it."""
+        return min(max(self._table.get(level.number), queue.min_offset), queue.max_offset)
+
+    def _deliver(self, level: Level, queue: ConsumeQueue, count_max: int, now_ms: int) -> int:
+        """Begin a delivery; returns of how many messages."""
+        self._look_at_begin(level, queue)
+        offset = self._next(level, queue)
+        count_max = min(count_max, level.count_max)
+
+        def read() -> tuple[int, list[Outgoing]]:
+            count = self._due(level, queue, offset, count_max, now_ms)
+            if not count:
+                return offset, []
+            result = self._get_messages(SCHEDULE_TOPIC, queue.queue_id, offset, count, BYTES_MAX)
+            return result.next_offset, self._messages(b"".join(result.buffers))
+
+        try:
+            end, messages = read()
+        except (OSError, StoreError, RecordError) as error:
+            log.error("delayed_unread level=%d offset=%d: %s", level.number, offset, error)
+            level.pause_until_ms = now_ms + RETRY_MS
+            if isinstance(error, OSError):
+                self._on_read_failed(error, read)
+            return 0
+        if end > offset:
+            self._store(level, messages, end, now_ms)
+        return len(messages)
+
+    def _look_at_begin(self, level: Level, queue: ConsumeQueue) -> None:
+        """Retention does not ask whether a message was delivered; say so when it was not."""
+        if queue.min_offset != level.begin:
+            level.begin = queue.min_offset
+            lost = level.begin - self._table.get(level.number)
+            if lost > 0:
+                log.error("delayed_lost level=%d count=%d: retention took them", level.number, lost)
+
+    def _due(
+        self, level: Level, queue: ConsumeQueue, offset: int, count_max: int, now_ms: int
+    ) -> int:
+        """How many of the messages from `offset` on are due."""
+        wall_ms, waited = self._wall_ms(), level.sightings.waited_before(now_ms)
+        count = 0
+        for size in (1, count_max):  # mostly the first is not
+            count = 0
+            for _, _, due_ms in UNIT.iter_unpack(queue.units(offset, size)):
+                if due_ms > wall_ms and offset + count >= waited:
+                    return count
+                count += 1
+        return count
+
+    def _messages(self, data: bytes) -> list[Outgoing]:
+        """What the records become. Raises RecordError."""
+        found: list[Outgoing] = []
+        walk = walk_records(data)
+        for at, _ in walk:
+            record = decode_record(data, at, check_body=False)
+            try:
+                found.append(delivered(as_stored(record)))
+            except ValueError as error:  # Apache's broker does not know where to, either
+                log.error("delayed_without_target position=%d: %s", record.physical_offset, error)
+        if walk.end != len(data):
+            raise RecordError(walk.stop, walk.detail)
+        return found
+
+    def _store(self, level: Level, messages: list[Outgoing], end: int, now_ms: int) -> None:
+        leadership = self._leadership
+
+        def ended(code: int, remark: str) -> None:
+            if leadership != self._leadership:
+                return
+            if code in STORED_CODES:
+                level.under_way = None
+                level.count_max = COUNT_MAX
+                self.delivered_count += len(messages)
+                self._soon(self.tick)
+            elif not remark.startswith("[OUTCOME_UNKNOWN]"):
+                level.under_way = None
+                level.pause_until_ms = self._clock_ms() + RETRY_MS
+
+        def proposed(error: Exception | None) -> None:
+            if error is None:
+                ended(ResponseCode.SUCCESS, "")
+            elif not getattr(error, "outcome_unknown", False):
+                ended(ResponseCode.SYSTEM_ERROR, str(error))
+
+        command = delay_progress(level.number, end)
+        level.under_way = end
+        if not messages:
+            self._propose(command, proposed)
+            return
+        try:
+            self._sends.store(messages, command, ended)
+        except Refused as refused:
+            level.under_way = None
+            self._refused(level, messages, end, refused, now_ms)
+            return
+        self._sends.wake()
+
+    def _refused(
+        self, level: Level, messages: list[Outgoing], end: int, refused: Refused, now_ms: int
+    ) -> None:
+        if refused.code != ResponseCode.MESSAGE_ILLEGAL:
+            level.pause_until_ms = now_ms + RETRY_MS
+        elif len(messages) > 1:
+            level.count_max = 1  # whichever it is comes alone
+        else:  # of a store whose messages may be larger: it would keep the others for ever
+            log.error("delayed_undeliverable level=%d: %s", level.number, refused.remark)
+            self._store(level, [], end, now_ms)
+
+
+def delay_service(
+    broker: Broker, propose: Callable[[bytes, Callable[[Exception | None], None]], None]
+) -> DelayService:
+    """The one of a broker whose parts are built."""
+    store, levels_ms = broker.store, broker.config.delay_levels_ms
+    kept_ms = 3_600_000 * broker.config.file_reserved_time
+    if kept_ms <= max(levels_ms):
+        log.warning(
+            "delay_longer_than_kept ms=%d kept=%d: fileReservedTime", max(levels_ms), kept_ms
+        )
+    return DelayService(
+        levels_ms,
+        broker.state.delays,
+        broker.sends,
+        queue=store.queues.queue,
+        get_messages=store.get_messages,
+        propose=propose,
+        leading=lambda: broker.roles.leading,
+        soon=lambda function: asyncio.get_running_loop().call_soon(function),
+        on_read_failed=lambda error, again: broker.engine.read_failed(error, again),
+        clock_ms=broker.clock_ms,
+        wall_ms=broker.wall_ms,
+    )

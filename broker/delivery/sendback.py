@@ -1,0 +1,122 @@
+"""CONSUMER_SEND_MSG_BACK (36): a consumer could not consume a message and gives it back.
+
+One frame holds what becomes of it (broker.sending.retry); it is answered once that is committed. So
+a consumer that hears SUCCESS will get the message again, or it is a dead letter, whoever leads
+then. An outcome that is unknown stays so: consumers then send the message to the retry topic
+themselves, and may get it twice, as with Apache's broker. Nothing is deduplicated here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from broker.consuming.queries import not_leader
+from broker.errors import Refused
+from broker.sending.retry import dead_letter_topic, given_back, is_exhausted
+from broker.sending.send import STORED_CODES
+from broker.tables.groups import SubscriptionGroup, group_name_problem
+from broker.tables.state import put_group, put_topic
+from broker.tables.topics import PERM_WRITE, TopicConfig, retry_topic
+from remoting.codes import RequestCode, ResponseCode
+from remoting.command import RemotingCommand
+from remoting.connection import Connection, Handler
+from remoting.headers import SendBackHeader
+from store.errors import StoreError
+from store.record import MessageRecord, RecordError, decode_record
+
+if TYPE_CHECKING:
+    from broker.broker import Broker
+
+KNOWS_TIMES_MAX = 121  # V3_4_9: older clients do not mean what they say of maxReconsumeTimes
+
+
+class SendBack:
+    """The handler. `propose(payload)` returns once the command is applied."""
+
+    def __init__(self, broker: Broker, propose: Callable[[bytes], Awaitable[int]]) -> None:
+        self._config = broker.config
+        self._state = broker.state
+        self._store = broker.store
+        self._sends = broker.sends
+        self._roles = broker.roles
+        self._propose = propose
+        self._levels_ms = broker.config.delay_levels_ms
+
+    def handlers(self) -> dict[int, Handler]:
+        return {int(RequestCode.CONSUMER_SEND_MSG_BACK): self.send_back}
+
+    async def send_back(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """Raises Refused, HeaderError, RaftError."""
+        header = SendBackHeader.parse(request.ext)
+        name, level = header.group, header.delay_level
+        if not self._roles.leading:
+            raise not_leader()
+        group = await self._group(name)
+        if not self._config.broker_permission & PERM_WRITE:
+            raise Refused(ResponseCode.NO_PERMISSION, "the broker is not writable")
+        if group.retry_queue_count <= 0:
+            return RemotingCommand.response_to(request)  # the group wants it dropped
+        record = self._record(header.commitlog_offset)
+        times_max = group.retry_times_max
+        wanted = header.max_reconsume_times
+        if wanted is not None and request.version >= KNOWS_TIMES_MAX:
+            times_max = wanted
+        if is_exhausted(record, level, times_max):
+            topic = await self._have(dead_letter_topic(name))
+        else:
+            topic = await self._have(retry_topic(name, group.retry_queue_count))
+        count = max(1, topic.write_queue_count)
+        message = given_back(record, name, count, level, times_max, self._levels_ms)
+        ended: asyncio.Future[tuple[int, str]] = asyncio.get_running_loop().create_future()
+
+        def done(code: int, remark: str) -> None:
+            if not ended.done():
+                ended.set_result((code, remark))
+
+        self._sends.store([message], b"", done)
+        self._sends.wake()
+        code, remark = await ended
+        if code in STORED_CODES:
+            return RemotingCommand.response_to(request)
+        raise Refused(code, remark)
+
+    async def _group(self, name: str) -> SubscriptionGroup:
+        group = self._state.groups.get(name)
+        if group is not None:
+            return group
+        problem = group_name_problem(name)
+        if problem or not self._config.auto_create_subscription_group:
+            raise Refused(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+                problem or f"subscription group [{name}] does not exist",
+            )
+        await self._propose(put_group(SubscriptionGroup(name), if_absent=True))
+        return self._state.groups.get(name) or SubscriptionGroup(name)
+
+    async def _have(self, topic: TopicConfig) -> TopicConfig:
+        """The topic as it is, created if it is not there."""
+        there = self._state.topics.get(topic.name)
+        if there is None:
+            await self._propose(put_topic(topic, if_absent=True))
+            there = self._state.topics.get(topic.name) or topic
+        if not there.writable:
+            raise Refused(ResponseCode.NO_PERMISSION, f"topic [{topic.name}] is not writable")
+        return there
+
+    def _record(self, offset: int) -> MessageRecord:
+        """The record that begins there. Whoever read it, it stands there on every replica."""
+        try:
+            data = self._store.message_at(offset) if offset >= 0 else None
+            record = None if data is None else decode_record(data)
+        except (OSError, StoreError, RecordError) as error:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR, f"no message can be read at offset {offset}: {error}"
+            ) from error
+        if record is None or record.physical_offset != offset:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                f"no message begins at offset {offset}: it is gone, or never was",
+            )
+        return record

@@ -1,0 +1,91 @@
+"""RECALL_MESSAGE (370): whoever sent a timer message does not want it delivered any more.
+
+The recall handle of the send's answer names topic, slot and UNIQ_KEY. What recalls the message is
+stored in the timer topic, to the same slot, and answered once that is committed: from then on the
+message is not delivered, whoever leads. A message whose time is over, or may be, is not recalled.
+Whether there is such a message is not asked, as with Apache's broker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from broker.consuming.queries import not_leader
+from broker.delivery.timers.timing import Key, recall_message, timed
+from broker.errors import OutcomeUnknown, Refused
+from broker.sending.send import STORED_CODES
+from broker.tables.topics import PERM_WRITE
+from remoting.codes import RequestCode, ResponseCode
+from remoting.command import RemotingCommand
+from remoting.connection import Connection, Handler
+from remoting.fields import text, text_or
+from remoting.recallhandle import RecallHandle
+from store.properties import decode_properties
+from store.record import pack_host
+
+if TYPE_CHECKING:
+    from broker.broker import Broker
+
+
+class Recalls:
+    """The handler."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    def handlers(self) -> dict[int, Handler]:
+        return {int(RequestCode.RECALL_MESSAGE): self.recall}
+
+    async def recall(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """Raises Refused, HeaderError, OutcomeUnknown."""
+        broker = self._broker
+        topic, group = text(request.ext, "topic"), text_or(request.ext, "producerGroup")
+        if not broker.config.recall_message_enable:
+            raise Refused(ResponseCode.NO_PERMISSION, "recallMessageEnable=false")
+        if not broker.roles.leading:
+            raise not_leader()
+        if not broker.config.broker_permission & PERM_WRITE:
+            raise Refused(ResponseCode.SERVICE_NOT_AVAILABLE, "the broker is not writable")
+        if broker.state.topics.get(topic) is None:
+            raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist")
+        handle = _checked(text(request.ext, "recallHandle"), topic, broker.config.broker_name)
+        timers, now_ms = broker.timers, broker.wall_ms()
+        slot_ms = timers.timing.slot_of(handle.deliver_ms)
+        late = handle.deliver_ms <= now_ms or timers.is_delivered(slot_ms)
+        if late or handle.deliver_ms - now_ms > timers.timing.delay_ms_max:
+            raise Refused(ResponseCode.ILLEGAL_OPERATION, "recall failed, timestamp invalid")
+        host, _, port = connection.peer_address.rpartition(":")
+        born_host = pack_host((host.strip("[]").partition("%")[0], int(port)))
+        message = recall_message(handle, group or "recall", now_ms, born_host)
+        parked = timed(message, decode_properties(message.properties), timers.timing)
+        ended: asyncio.Future[tuple[int, str]] = asyncio.get_running_loop().create_future()
+
+        def done(code: int, remark: str) -> None:
+            if not ended.done():
+                ended.set_result((code, remark))
+
+        broker.sends.store([parked], b"", done)
+        timers.recalling(slot_ms, Key(topic, handle.unique_key))
+        broker.sends.wake()
+        code, remark = await ended
+        if code in STORED_CODES:
+            return RemotingCommand.response_to(request, ext={"msgId": handle.unique_key})
+        if remark.startswith("[OUTCOME_UNKNOWN]"):
+            raise OutcomeUnknown(remark.partition("] ")[2])
+        raise Refused(code, remark, retriable=True)
+
+
+def _checked(text_of_handle: str, topic: str, broker_name: str) -> RecallHandle:
+    """Raises Refused."""
+    try:
+        handle = RecallHandle.decode(text_of_handle)
+    except ValueError as error:
+        raise Refused(ResponseCode.ILLEGAL_OPERATION, f"recall handle: {error}") from error
+    if handle.topic != topic:
+        raise Refused(ResponseCode.ILLEGAL_OPERATION, "recall failed, topic not match")
+    if handle.broker_name != broker_name:
+        raise Refused(
+            ResponseCode.ILLEGAL_OPERATION, f"recall failed, the message is {handle.broker_name}'s"
+        )
+    return handle

@@ -1,0 +1,390 @@
+"""Delivery of timer messages: by the leader, or classic mode's master.
+
+Every replica keeps a wheel of what waits (broker.delivery.timers.wheel), fed from the timer topic's
+queue every tick. Who leads delivers: what is due is read from the log and stored where it was sent
+to, in one frame with the progress that this makes, one delivery after the other. So after a
+failover, a restart or an installation the next leader goes on where the log says, with a wheel that
+it had already. Nothing is delivered twice and nothing lost; nothing before its time, by the clock
+of the leader of the day.
+
+A message may wait for longer than its segment is kept. What has waited for half of
+`fileReservedTime` is therefore stored once more, at the end of the queue, in a frame that says so;
+and so is, at once, what stands in the way when a segment is to go (`spare`): retention waits for
+that. A replica whose disk is fuller than its leader's waits until the leader comes to it.
+
+A message that recalls another (TIMER_DEL_UNIQKEY) waits for the same slot. When that is over the
+other is left out, also if the one that recalls it is only on its way into the log: the delivery
+goes into the log behind it, so if that is committed, both are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from broker.delivery.timers.timing import Key, Timing, key_of, recalls, rolled
+from broker.delivery.timers.wheel import Progress, TimerWheel, Waiting
+from broker.errors import Refused
+from broker.sending.parking import delivered
+from broker.sending.send import STORED_CODES
+from broker.sending.sendrequest import Outgoing, as_stored
+from broker.sending.waiting import Done
+from broker.tables.state import timer_progress
+from remoting.codes import ResponseCode
+from store.dispatch import TIMER_TOPIC, UNIT, timer_code
+from store.errors import StoreDamaged, StoreError
+from store.properties import decode_properties
+from store.record import MessageRecord, RecordError, decode_record
+
+if TYPE_CHECKING:
+    from broker.broker import Broker
+    from broker.tables.delayoffsets import DelayOffsets
+    from store.consumequeue import ConsumeQueue
+
+log = logging.getLogger("broker.timers")
+
+COUNT_MAX = 128  # messages of one delivery: about 4 ms
+BYTES_MAX = 512 * 1024  # of one delivery; a larger message goes alone
+TAKE_MAX = 4_096  # units in one tick: about 5 ms
+RETRY_MS = 500  # after what could not be read or is not taken
+AGE_LOOK_MS = 10_000
+NO_TIME_BELOW_MS = 10**11  # 1973; what a unit holds instead is a tags code, of an Apache broker
+
+
+class Sends(Protocol):
+    """What this needs of the send path."""
+
+    def store(self, messages: Sequence[Outgoing], command: bytes, done: Done) -> None: ...
+
+    def wake(self, at_once: bool = False) -> None: ...
+
+
+class TimerView(NamedTuple):
+    """What waits, for who asks."""
+
+    waiting: int
+    late_ms: int  # by how much the next one is overdue
+    offset: int  # of the queue's first that waits, or a little less
+    max_offset: int
+
+
+class TimerService:
+    """See the module. Every method runs on the loop and returns without waiting."""
+
+    def __init__(
+        self,
+        timing: Timing,
+        table: DelayOffsets,
+        sends: Sends,
+        *,
+        queue: Callable[[str, int], ConsumeQueue | None],
+        message_at: Callable[[int], bytes | None],
+        stored_since: Callable[[int], int],
+        kept_ms: int,
+        propose: Callable[[bytes, Callable[[Exception | None], None]], None],
+        leading: Callable[[], bool],
+        soon: Callable[[Callable[[], None]], object],
+        on_read_failed: Callable[[OSError, Callable[[], object]], None],
+        clock_ms: Callable[[], int],
+    ) -> None:
+        """`stored_since(ms)`: the queue's first offset that was stored at that time or later.
+        `kept_ms`: for how long segments are. The rest as in broker.delivery.delay."""
+        self.timing = timing
+        self._table = table
+        self._sends = sends
+        self._queue = queue
+        self._message_at = message_at
+        self._stored_since = stored_since
+        self._kept_ms = kept_ms
+        self._propose = propose
+        self._leading = leading
+        self._soon = soon
+        self._on_read_failed = on_read_failed
+        self._clock_ms = clock_ms
+        self.wheel = TimerWheel()
+        self._recalls: dict[int, list[int]] = {}  # slot → offsets of what recalls others
+        self._recalled: dict[int, set[Key]] = {}  # slot → whom, by what may not be in the queue yet
+        self._recalled_by: tuple[Sequence[int], set[Key]] = ((), set())  # offsets, whom; one slot
+        self._leadership = 0  # which one; who hears late of an earlier one keeps quiet
+        self._under_way: Progress | None = None
+        self._popped: list[Waiting] = []  # what is under way
+        self._again: Callable[[], object] = lambda: None  # the last read, if it has to be repeated
+        self._pause_until_ms = 0
+        self._count_max = COUNT_MAX
+        self._roll_next = False
+        self._roll_position = 0  # retention wants all before this CommitLog offset to go
+        self._roll_offset = 0  # before this queue offset all has waited for long
+        self._age_due_ms = 0
+        self.delivered_count = 0
+        self.rolled_count = 0
+        timing.waiting = lambda: self.wheel.count
+
+    def leadership_changed(self) -> None:
+        """What was under way has ended; a ready leader's table says how."""
+        self._leadership += 1
+        self._end_move()
+        self._recalled.clear()
+        self._pause_until_ms = 0
+        self._count_max = COUNT_MAX
+
+    def tick(self) -> None:
+        """Learn of what was stored and delivered; deliver what is due, COUNT_MAX at most."""
+        queue = self._queue(TIMER_TOPIC, 0)
+        if queue is None:
+            return
+        now_ms = self._clock_ms()
+        try:
+            self._follow(queue)
+            if now_ms < self._pause_until_ms or not self._is_free(queue):
+                return
+            self._look_at_age(now_ms)
+            moves = [self._deliver, self._roll]
+            if self._roll_next:
+                moves.reverse()
+            self._roll_next = not self._roll_next
+            if not moves[0](queue):
+                moves[1](queue)
+        except (OSError, StoreError, RecordError) as error:
+            log.error("timers_unread: %s", error)
+            self._end_move()
+            self._pause_until_ms = now_ms + RETRY_MS
+            if isinstance(error, OSError):
+                self._on_read_failed(error, self._again)
+
+    def look(self) -> TimerView:
+        """On any replica. Raises OSError, StoreError."""
+        queue = self._queue(TIMER_TOPIC, 0)
+        if queue is None:
+            return TimerView(0, 0, 0, 0)
+        due_ms, late_ms = self.wheel.next_due_ms, 0
+        if due_ms is not None:
+            late_ms = max(0, self.timing.over_before_ms - 1 - due_ms)
+        return TimerView(self.wheel.count, late_ms, self.wheel.first_offset, queue.max_offset)
+
+    def spare(self, position: int) -> int:
+        """How far retention may go that would go up to this CommitLog offset: to where the first
+        message stands that waits. Raises OSError, StoreError."""
+        queue = self._queue(TIMER_TOPIC, 0)
+        if queue is None:
+            return position
+        first = max(self.wheel.first_offset, queue.min_offset)
+        if self.wheel.next_offset < queue.max_offset:  # not all of it was taken: as far as it was
+            first = max(min(first, self.wheel.next_offset), queue.min_offset)
+        for at, _, _ in UNIT.iter_unpack(queue.units(first, 1)):
+            if at < position:
+                self._roll_position = max(self._roll_position, position)
+                return int(at)
+        return position
+
+    def recalling(self, slot_ms: int, key: Key) -> None:
+        """A message that recalls another is given to the send path in this turn of the loop."""
+        self._recalled.setdefault(slot_ms, set()).add(key)
+
+    def is_delivered(self, slot_ms: int) -> bool:
+        """Whether messages of this slot may be delivered already."""
+        progress = self._under_way or self._table.timer
+        return slot_ms <= progress.due_ms
+
+    # ---- what there is ----------------------------------------------------------------------
+
+    def _follow(self, queue: ConsumeQueue) -> None:
+        """Take the queue's new units, and how far the deliveries are."""
+        wheel, table = self.wheel, self._table.timer
+        if queue.max_offset < wheel.next_offset or table < wheel.progress:
+            log.info("timers_anew end=%d taken=%d", queue.max_offset, wheel.next_offset)
+            self._end_move()
+            wheel = self.wheel = TimerWheel(table)
+            self._recalls.clear()
+        if table != wheel.progress:
+            self._end_move()  # its outcome was unknown, and now is not
+            wheel.settle(table)
+            for slot_ms in [slot_ms for slot_ms in self._recalls if slot_ms < table.due_ms]:
+                del self._recalls[slot_ms]
+            for slot_ms in [slot_ms for slot_ms in self._recalled if slot_ms < table.due_ms]:
+                del self._recalled[slot_ms]
+        wheel.skip_to(max(table.floor, queue.min_offset))
+        offset = wheel.next_offset
+        self._again = lambda: queue.units(offset, TAKE_MAX)
+        for at, _, code in UNIT.iter_unpack(queue.units(offset, TAKE_MAX)):
+            if abs(code) < NO_TIME_BELOW_MS:
+                code = timer_code(decode_properties(self._record(at, offset).properties))
+            if wheel.take(offset, abs(code)) and code < 0:
+                self._recalls.setdefault(-code, []).append(offset)
+            offset += 1
+
+    def _is_free(self, queue: ConsumeQueue) -> bool:
+        """Whether something may be delivered: only by who knows all that waits."""
+        complete = self.wheel.next_offset >= queue.max_offset
+        return self._leading() and self._under_way is None and complete
+
+    def _record(self, position: int, offset: int) -> MessageRecord:
+        """Raises OSError, StoreError, RecordError."""
+        data = self._message_at(position)
+        record = None if data is None else decode_record(data, check_body=False)
+        if record is None or record.topic != TIMER_TOPIC or record.queue_offset != offset:
+            raise StoreDamaged(position, f"not timer message {offset}")
+        return record
+
+    # ---- deliveries -------------------------------------------------------------------------
+
+    def _deliver(self, queue: ConsumeQueue) -> bool:
+        """Begin a delivery, if something is due."""
+        popped = self.wheel.pop(self.timing.over_before_ms, self._count_max)
+        if not popped:
+            return False
+        self._popped = popped
+        self._again = lambda: self._read(queue, popped)
+        messages, count = self._read(queue, popped)
+        self.wheel.put_back(popped[count:])
+        del popped[count:]
+        self._move(messages, self.wheel.after(popped), len(messages), 0)
+        return True
+
+    def _read(self, queue: ConsumeQueue, waiting: Sequence[Waiting]) -> tuple[list[Outgoing], int]:
+        """What the first of them become that fit into a delivery, and how many that are."""
+        found: list[Outgoing] = []
+        size = 0
+        for count, (due_ms, offset) in enumerate(waiting):
+            units = queue.units(offset, 1)
+            if not units:
+                log.error("timer_lost offset=%d: the log does not have it any more", offset)
+                continue
+            at, record_size, _ = UNIT.unpack(units)
+            size += record_size
+            if count and size > BYTES_MAX:
+                return found, count
+            message = as_stored(self._record(at, offset))
+            if recalls(message) is not None:
+                continue
+            if self._is_recalled(queue, due_ms, message):
+                log.info("timer_recalled offset=%d", offset)
+                continue
+            try:
+                found.append(delivered(message))
+            except (ValueError, KeyError) as error:
+                log.error("timer_without_target position=%d: %s", at, error)
+        return found, len(waiting)
+
+    def _is_recalled(self, queue: ConsumeQueue, slot_ms: int, message: Outgoing) -> bool:
+        offsets, coming = self._recalls.get(slot_ms, ()), self._recalled.get(slot_ms, ())
+        if not offsets and not coming:
+            return False
+        if self._recalled_by[0] != tuple(offsets):
+            keys: set[Key] = set()
+            for offset in offsets:
+                for at, _, _ in UNIT.iter_unpack(queue.units(offset, 1)):
+                    recalled = recalls(as_stored(self._record(at, offset)))
+                    if recalled is not None:
+                        keys.add(recalled)
+            self._recalled_by = tuple(offsets), keys
+        key = key_of(message)
+        return key in coming or key in self._recalled_by[1]
+
+    # ---- stored once more -------------------------------------------------------------------
+
+    def _look_at_age(self, now_ms: int) -> None:
+        if now_ms >= self._age_due_ms:
+            self._age_due_ms = now_ms + AGE_LOOK_MS
+            since_ms = self.timing.wall_ms() - self._kept_ms // 2
+            self._again = lambda: self._stored_since(since_ms)
+            self._roll_offset = self._stored_since(since_ms)
+
+    def _roll(self, queue: ConsumeQueue) -> bool:
+        """Begin to store once more what has waited for long, or stands in retention's way."""
+        begin = offset = max(self.wheel.first_offset, queue.min_offset)
+        self._again = lambda: queue.units(begin, TAKE_MAX)
+        progress = self._table.timer
+        messages: list[Outgoing] = []
+        size = 0
+        for at, record_size, code in UNIT.iter_unpack(queue.units(offset, TAKE_MAX)):
+            if offset >= self._roll_offset and at >= self._roll_position:
+                break
+            due_ms = abs(code)
+            if due_ms < NO_TIME_BELOW_MS or progress.lets_wait(due_ms, offset):
+                size += record_size
+                if len(messages) >= self._count_max or (messages and size > BYTES_MAX):
+                    break
+                messages.append(rolled(as_stored(self._record(at, offset))))
+            offset += 1
+        if offset == begin:
+            return False
+        self._move(messages, progress._replace(floor=offset), 0, len(messages))
+        return True
+
+    # ---- both -------------------------------------------------------------------------------
+
+    def _move(
+        self, messages: list[Outgoing], progress: Progress, delivered_count: int, rolled_count: int
+    ) -> None:
+        """Have the messages stored, and in the same frame the progress that this makes."""
+        leadership = self._leadership
+
+        def ended(code: int, remark: str) -> None:
+            if code in STORED_CODES:
+                self.delivered_count += delivered_count
+                self.rolled_count += rolled_count
+            if leadership != self._leadership or self._under_way is not progress:
+                return  # classic mode's table may have said it before
+            if code in STORED_CODES:
+                self._end_move()
+                self._count_max = COUNT_MAX
+                self._soon(self.tick)
+            elif not remark.startswith("[OUTCOME_UNKNOWN]"):
+                self._end_move()
+                self._pause_until_ms = self._clock_ms() + RETRY_MS
+
+        def proposed(error: Exception | None) -> None:
+            if error is None:
+                ended(ResponseCode.SUCCESS, "")
+            elif not getattr(error, "outcome_unknown", False):
+                ended(ResponseCode.SYSTEM_ERROR, str(error))
+
+        command = timer_progress(progress)
+        self._under_way = progress
+        if not messages:
+            self._propose(command, proposed)
+            return
+        try:
+            self._sends.store(messages, command, ended)
+        except Refused as refused:
+            if refused.code == ResponseCode.MESSAGE_ILLEGAL and len(messages) == 1:
+                # Of a store whose messages may be larger: it would keep the others for ever.
+                log.error("timer_undeliverable: %s", refused.remark)
+                self._propose(command, proposed)
+                return
+            self._end_move()
+            if refused.code == ResponseCode.MESSAGE_ILLEGAL:
+                self._count_max = 1  # whichever it is comes alone
+            else:
+                self._pause_until_ms = self._clock_ms() + RETRY_MS
+            return
+        self._sends.wake()
+
+    def _end_move(self) -> None:
+        """Nothing is under way any more; the table says what became of it."""
+        popped, self._popped = self._popped, []
+        self._under_way = None
+        self.wheel.put_back(popped)
+
+
+def timer_service(
+    broker: Broker, propose: Callable[[bytes, Callable[[Exception | None], None]], None]
+) -> TimerService:
+    """The one of a broker whose parts are built."""
+    store = broker.store
+    return TimerService(
+        broker.sends.parking.timing,
+        broker.state.delays,
+        broker.sends,
+        queue=store.queues.queue,
+        message_at=store.message_at,
+        stored_since=lambda ms: store.offset_by_time(TIMER_TOPIC, 0, ms),
+        kept_ms=3_600_000 * broker.config.file_reserved_time,
+        propose=propose,
+        leading=lambda: broker.roles.leading,
+        soon=lambda function: asyncio.get_running_loop().call_soon(function),
+        on_read_failed=lambda error, again: broker.engine.read_failed(error, again),
+        clock_ms=broker.clock_ms,
+    )

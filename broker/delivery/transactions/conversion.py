@@ -1,0 +1,150 @@
+"""From a send to its half message, and from there to message, op record and check: pure.
+
+Property names and topics are Apache's, so that a store of classic mode can be opened by either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from broker.delivery.transactions.book import Half
+from broker.errors import Refused
+from broker.sending.sendrequest import Outgoing, as_stored
+from remoting.codes import ResponseCode
+from store.properties import TAGS, UNIQ_KEY, decode_properties, encode_properties
+from store.record import (
+    SYS_TRANSACTION_COMMIT,
+    SYS_TRANSACTION_MASK,
+    MessageRecord,
+    encode_record,
+    pack_host,
+)
+
+HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
+OP_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+GIVEN_UP_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
+GROUP = "CID_RMQ_SYS_TRANS"  # its offsets in the two topics say what has ended for good
+
+TRAN_MSG = "TRAN_MSG"
+PRODUCER_GROUP = "PGROUP"
+REAL_TOPIC = "REAL_TOPIC"
+REAL_QUEUE_ID = "REAL_QID"
+TRANSACTION_ID = "__transactionId__"
+CHECK_TIMES = "TRANSACTION_CHECK_TIMES"
+ROOT = "TRAN_PREPARED_QUEUE_OFFSET"
+FIRST_STORED = "TRAN_FIRST_STORED_MS"  # ours: when its root was
+IMMUNITY = "CHECK_IMMUNITY_TIME_IN_SECONDS"
+IMMUNITY_S_MAX = 86_400
+OP_TAG = "d"
+_OP_HALVES_MAX = 10_000  # one op record of Apache's 5.x names many
+
+
+def half_properties(properties: Mapping[str, str], topic: str, queue_id: int) -> dict[str, str]:
+    """What a half message says of itself. `queue_id`: the queue that was chosen for it. Raises
+    Refused."""
+    if not properties.get(PRODUCER_GROUP):
+        raise Refused(
+            ResponseCode.MESSAGE_ILLEGAL,
+            f"a transactional message without {PRODUCER_GROUP}, its producer group",
+        )
+    return {
+        **properties,
+        TRANSACTION_ID: properties[UNIQ_KEY],
+        REAL_TOPIC: topic,
+        REAL_QUEUE_ID: str(queue_id),
+    }
+
+
+def half_of(record: MessageRecord, time_out_ms: int, interval_ms: int) -> Half:
+    """A half message as it was stored. It is due `time_out_ms` after it was stored, or as much
+    later as its sender wishes; one that was checked, `interval_ms` after that. Times are the
+    brokers', of which the record bears one: clients' clocks count for nothing."""
+    properties = decode_properties(record.properties)
+    checks = _number(properties.get(CHECK_TIMES), 0)
+    immunity_s = min(_number(properties.get(IMMUNITY), 0), IMMUNITY_S_MAX)
+    wait_ms = interval_ms if ROOT in properties else max(time_out_ms, 1000 * immunity_s)
+    return Half(
+        record.queue_offset,
+        _number(properties.get(ROOT), record.queue_offset),
+        record.physical_offset,
+        properties.get(PRODUCER_GROUP, ""),
+        record.store_timestamp_ms + wait_ms,
+        checks,
+    )
+
+
+def committed(half: MessageRecord) -> Outgoing:
+    """The message that a half becomes. Raises Refused for a half that names no topic."""
+    properties = decode_properties(half.properties)
+    topic, queue_id = _real(properties)
+    for name in (TRAN_MSG, REAL_TOPIC, REAL_QUEUE_ID, CHECK_TIMES, ROOT, FIRST_STORED):
+        properties.pop(name, None)
+    return replace(
+        as_stored(half),
+        topic=topic,
+        queue_id=queue_id,
+        properties=encode_properties(properties),
+        sys_flag=half.sys_flag & ~SYS_TRANSACTION_MASK | SYS_TRANSACTION_COMMIT,
+        prepared_offset=half.physical_offset,
+    )
+
+
+def op_record(half_offset: int, half: MessageRecord, now_ms: int) -> Outgoing:
+    """What says that the half at this queue offset has ended."""
+    return Outgoing(
+        OP_TOPIC,
+        0,
+        str(half_offset).encode(),
+        encode_properties({TAGS: OP_TAG}),
+        now_ms,
+        pack_host(half.store_host),
+    )
+
+
+def ended_halves(op: MessageRecord) -> list[int]:
+    """Which halves an op record names: one (4.x, and here), or a list `12,13,` (5.x). What is no
+    number is none."""
+    parts = op.body.decode("ascii", "replace").split(",")[:_OP_HALVES_MAX]
+    return [int(part) for part in parts if part.isdecimal()]
+
+
+def stored_again(half: MessageRecord, root: int, checks: int) -> Outgoing:
+    """The half once more, at the end of its queue."""
+    properties = decode_properties(half.properties)
+    properties[CHECK_TIMES] = str(checks)
+    properties[ROOT] = str(root)
+    properties.setdefault(FIRST_STORED, str(half.store_timestamp_ms))
+    return replace(as_stored(half), properties=encode_properties(properties))
+
+
+def given_up(half: MessageRecord) -> Outgoing:
+    """The half for the topic of those that nobody ended."""
+    return replace(as_stored(half), topic=GIVEN_UP_TOPIC)
+
+
+def first_stored_ms(half: MessageRecord) -> int:
+    """When its root was stored."""
+    properties = decode_properties(half.properties)
+    return _number(properties.get(FIRST_STORED), half.store_timestamp_ms)
+
+
+def check_body(half: MessageRecord) -> bytes:
+    """What 39 carries: the half as a record of its real topic. Raises Refused."""
+    topic, queue_id = _real(decode_properties(half.properties))
+    return encode_record(replace(half, topic=topic, queue_id=queue_id))
+
+
+def unique_key_of(half: MessageRecord) -> str:
+    return decode_properties(half.properties).get(UNIQ_KEY, "")
+
+
+def _real(properties: Mapping[str, str]) -> tuple[str, int]:
+    topic, queue_id = properties.get(REAL_TOPIC), properties.get(REAL_QUEUE_ID, "")
+    if not topic or not queue_id.isdecimal():
+        raise Refused(ResponseCode.SYSTEM_ERROR, "the half message does not say where it belongs")
+    return topic, int(queue_id)
+
+
+def _number(text: str | None, otherwise: int) -> int:
+    return int(text) if text is not None and text.isdecimal() and len(text) < 19 else otherwise

@@ -1,0 +1,461 @@
+"""What a broker does with half messages: ends them, checks them, gives them up.
+
+Only who leads does. A new leader first reads the two topics from the group's offsets on, in turns
+(TURN_MAX records at a time), and answers END_TRANSACTION once it has. From then on the same
+turns tell it of new halves; it hears of its own ends when they are committed.
+
+A half that nobody ended is checked: the leader stores it again with one more check counted, ends
+the old one in the same frame, and when that is committed asks a producer of its group (39). When
+none of them is connected it is only stored again: nobody was asked, so nothing is counted. After
+`transactionCheckMax` checks, or beyond `fileReservedTime`, it goes to TRANS_CHECK_MAX_TIME_TOPIC.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from broker.clients import ClientConnection
+from broker.delivery.transactions import conversion
+from broker.delivery.transactions.book import COMMIT, ROLLBACK, Half, HalfBook
+from broker.delivery.transactions.conversion import GIVEN_UP_TOPIC, GROUP, HALF_TOPIC, OP_TOPIC
+from broker.errors import OutcomeUnknown, Refused
+from broker.sending.parking import later
+from broker.sending.send import NOT_LEADER, STORED_CODES
+from broker.sending.sendrequest import Outgoing
+from broker.tables.state import commit_offsets, put_topic
+from broker.tables.topics import TopicConfig
+from remoting.codes import RequestCode, ResponseCode
+from remoting.command import RemotingCommand
+from remoting.connection import Connection, Handler
+from remoting.errors import RemotingError
+from remoting.headers import CheckTransactionHeader, EndTransactionHeader
+from store.errors import StoreError
+from store.messagestore import GetStatus
+from store.properties import decode_properties
+from store.record import (
+    MessageRecord,
+    RecordError,
+    decode_record,
+    offset_message_id,
+    walk_records,
+)
+
+if TYPE_CHECKING:
+    from broker.broker import Broker
+
+log = logging.getLogger("broker.transactions")
+
+TURN_MAX = 500  # records read in one turn of a chore
+TURN_BYTES = 1 << 20
+CHECKS_PER_TURN_MAX = 200
+PROGRESS_MS = 1_000  # between two notes of what has ended
+WAIT_S = 3.0  # for a new leader that still reads
+WAITING_MAX = 10_000  # ends that wait for something
+SENDERS_MAX = 10_000  # producer groups whose last connection is remembered
+
+
+@dataclass(slots=True)
+class Counts:
+    """Since the process began."""
+
+    committed: int = 0
+    rolled_back: int = 0
+    checked: int = 0
+    given_up: int = 0
+
+
+class Transactions:
+    """One per broker."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        propose_then: Callable[[bytes, Callable[[Exception | None], None]], None],
+    ) -> None:
+        self._broker = broker
+        self._propose_then = propose_then
+        self._config = broker.config
+        self._store = broker.store
+        self._sends = broker.sends
+        self._book: HalfBook | None = None  # None: this replica does not lead
+        self._ready = asyncio.Event()
+        self._targets = (0, 0)  # of the first reading
+        self._busy: dict[int, list[asyncio.Future[None]]] = {}  # offset → who waits for its end
+        self._asking: dict[int, bool] = {}  # roots stored again to be checked
+        self._waiting = 0
+        self._senders: OrderedDict[str, ClientConnection] = OrderedDict()
+        self._noted = (0, 0)
+        self._noting = False
+        self._note_due_ms = 0
+        self._turn = 0  # of producers to ask
+        self.counts = Counts()
+        self._sends.on_half = self.admit
+
+    @property
+    def open_count(self) -> int:
+        """Half messages that have not ended, as far as this replica knows; it leads, or 0."""
+        return 0 if self._book is None else len(self._book.open)
+
+    def handlers(self) -> dict[int, Handler]:
+        return {int(RequestCode.END_TRANSACTION): self.end}
+
+    # ---- half messages ----------------------------------------------------------------------
+
+    def admit(self, group: str, connection: object) -> None:
+        """Before a half message of this producer group is stored. Raises Refused."""
+        if self._config.reject_transaction_message:
+            raise Refused(ResponseCode.NO_PERMISSION, "this broker takes no transactional messages")
+        if self.open_count >= self._config.open_transactions_max:
+            raise Refused(
+                ResponseCode.SYSTEM_BUSY,
+                f"[BUSY] {self.open_count} transactions are open already",
+                retriable=True,
+            )
+        if not isinstance(connection, Connection):
+            return  # it came by HTTP, or as a reply: whoever sent it cannot be asked
+        self._senders[group] = connection
+        self._senders.move_to_end(group)
+        if len(self._senders) > SENDERS_MAX:
+            self._senders.popitem(last=False)
+
+    # ---- leadership and turns ---------------------------------------------------------------
+
+    def leadership_changed(self) -> None:
+        """This replica leads now, or does not any more."""
+        self._ready.clear()
+        for waiters in self._busy.values():
+            _release(waiters)
+        self._busy.clear()
+        self._asking.clear()
+        if not self._broker.roles.leading:
+            self._book = None
+            return
+        noted, end = self._broker.state.offsets.get, self._broker.queue_end
+        self._noted = noted(HALF_TOPIC, GROUP, 0) or 0, noted(OP_TOPIC, GROUP, 0) or 0
+        self._book = HalfBook(*self._noted)
+        self._targets = end(HALF_TOPIC, 0), end(OP_TOPIC, 0)
+
+    def tick(self) -> None:
+        """A chore: read what is new, check what is due, note what has ended."""
+        book = self._book
+        if book is None:
+            return
+        self._read(book)
+        if not self._ready.is_set():
+            halves, ops = self._targets
+            if book.half_next < halves or book.op_next < ops:
+                return
+            log.info("transactions_known open=%d", len(book.open))
+            self._ready.set()
+        self._check_due(book)
+        self._note(book)
+
+    def _read(self, book: HalfBook) -> None:
+        """One turn. Halves are read first: an op stands behind the half that it names."""
+        try:
+            for record in self._records(HALF_TOPIC, book.half_next, book.skip_halves):
+                self._take_half(book, record)
+            for record in self._records(OP_TOPIC, book.op_next, book.skip_ops):
+                book.take_op(record.queue_offset, conversion.ended_halves(record))
+        except (OSError, StoreError, RecordError) as error:
+            log.warning("transactions_unreadable: %s", error)  # the next turn tries again
+
+    def _take_half(self, book: HalfBook, record: MessageRecord) -> None:
+        config = self._config
+        half = conversion.half_of(
+            record, config.transaction_time_out, config.transaction_check_interval
+        )
+        if book.take_half(half) and self._asking.pop(half.root, False):
+            self._ask(half, record)
+
+    def _records(
+        self, topic: str, offset: int, on_gone: Callable[[int], None]
+    ) -> Sequence[MessageRecord]:
+        """Some records from `offset` on; `on_gone(offset)`: those before it are deleted."""
+        if offset >= self._broker.queue_end(topic, 0):
+            return ()
+        found = self._store.get_messages(topic, 0, offset, TURN_MAX, TURN_BYTES)
+        if found.status is not GetStatus.FOUND:
+            if found.next_offset > offset:
+                on_gone(found.next_offset)
+            return ()
+        data = b"".join(found.buffers)
+        return [decode_record(data, at, check_body=False) for at, _ in walk_records(data)]
+
+    def _note(self, book: HalfBook) -> None:
+        """Both offsets in one command: an op that is passed over while its half is not would let
+        an ended half seem open."""
+        now_ms = self._broker.clock_ms()
+        progress = book.progress()
+        if self._noting or now_ms < self._note_due_ms or progress == self._noted:
+            return
+        self._noting = True
+        self._note_due_ms = now_ms + PROGRESS_MS
+
+        def done(error: Exception | None) -> None:
+            self._noting = False
+            if error is None:
+                self._noted = progress
+            else:  # the next round notes it
+                log.info("transaction_progress_not_noted: %s", error)
+
+        half, op = progress
+        payload = commit_offsets([(HALF_TOPIC, GROUP, 0, half), (OP_TOPIC, GROUP, 0, op)])
+        self._propose_then(payload, done)
+
+    # ---- ends -------------------------------------------------------------------------------
+
+    async def end(self, _: Connection, request: RemotingCommand) -> RemotingCommand | None:
+        """37. Answered once the end is committed. Raises Refused, OutcomeUnknown, HeaderError."""
+        header = EndTransactionHeader.parse(request.ext)
+        if header.decision not in (COMMIT, ROLLBACK):
+            if header.decision != 0:
+                raise Refused(
+                    ResponseCode.SYSTEM_ERROR, f"commitOrRollback {header.decision} is no decision"
+                )
+            return RemotingCommand.response_to(request)  # not known yet: it is asked again
+        if self._waiting >= WAITING_MAX:
+            raise Refused(ResponseCode.SYSTEM_BUSY, f"[BUSY] {WAITING_MAX} ends wait already")
+        self._waiting += 1
+        try:
+            await self._end(header)
+        finally:
+            self._waiting -= 1
+        return RemotingCommand.response_to(request)
+
+    async def _end(self, header: EndTransactionHeader) -> None:
+        record, root = self._named(header)
+        while True:
+            book = await self._known()
+            half = book.find(root)
+            waiters = None if half is None else self._busy.get(half.offset)
+            if waiters is None:
+                break
+            waiter = asyncio.get_running_loop().create_future()
+            waiters.append(waiter)
+            await waiter
+        if half is None:
+            self._say_how_it_ended(book, root, header.decision)
+            return
+        # Stored again it says the same, but the op and the message name where it stands now.
+        record = self._record_at(half.position) if half.offset != record.queue_offset else record
+        messages = [conversion.op_record(half.offset, record, self._broker.wall_ms())]
+        if header.decision == COMMIT:
+            message = conversion.committed(record)
+            properties = decode_properties(message.properties)
+            messages.insert(0, later(message, properties, self._sends.parking))
+        await self._end_with(book, half, messages, header.decision)
+        if header.decision == COMMIT:
+            self.counts.committed += 1
+        else:
+            self.counts.rolled_back += 1
+
+    def _named(self, header: EndTransactionHeader) -> tuple[MessageRecord, int]:
+        """The half that a producer means, and its root. Raises Refused."""
+        record = self._record_at(header.commitlog_offset)
+        properties = decode_properties(record.properties)
+        group = properties.get(conversion.PRODUCER_GROUP)
+        if record.topic != HALF_TOPIC or record.queue_offset != header.half_queue_offset:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                f"at commitLogOffset {header.commitlog_offset} is no half message with "
+                f"tranStateTableOffset {header.half_queue_offset}",
+            )
+        if group != header.producer_group:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                f"the half message is of producer group {group}, not {header.producer_group}",
+            )
+        return record, conversion.half_of(record, 0, 0).root
+
+    def _record_at(self, position: int) -> MessageRecord:
+        try:
+            data = self._store.message_at(position)
+            if data is None:
+                raise Refused(ResponseCode.SYSTEM_ERROR, f"no message at {position}")
+            return decode_record(data)
+        except (OSError, StoreError, RecordError) as error:
+            raise Refused(
+                ResponseCode.SERVICE_NOT_AVAILABLE, f"[DISK_ERROR] {error}", retriable=True
+            ) from error
+
+    async def _known(self) -> HalfBook:
+        """The book, once everything up to now is in it. Raises Refused."""
+        if not self._ready.is_set():
+            if self._book is None:
+                raise Refused(
+                    ResponseCode.SERVICE_NOT_AVAILABLE,
+                    f"{NOT_LEADER} this replica is not the leader; nothing was ended",
+                    retriable=True,
+                )
+            try:
+                async with asyncio.timeout(WAIT_S):
+                    await self._ready.wait()
+            except TimeoutError:
+                raise Refused(
+                    ResponseCode.SYSTEM_BUSY,
+                    "[BUSY] a new leader still reads what transactions there are",
+                    retriable=True,
+                ) from None
+        book = self._book
+        if book is None:
+            return await self._known()
+        end = self._broker.queue_end(HALF_TOPIC, 0)
+        while book.half_next < end:
+            before = book.half_next
+            self._read(book)
+            if book.half_next == before:
+                raise Refused(ResponseCode.SYSTEM_BUSY, "[BUSY] half messages cannot be read")
+        return book
+
+    def _say_how_it_ended(self, book: HalfBook, root: int, decision: int) -> None:
+        """Somebody asks for an end that there was already."""
+        was = book.decision(root)
+        if was == decision:
+            return
+        how = {COMMIT: "committed", ROLLBACK: "rolled back"}.get(was or 0, "ended")
+        raise Refused(ResponseCode.SYSTEM_ERROR, f"[ENDED] the transaction was {how} before")
+
+    async def _end_with(
+        self, book: HalfBook, half: Half, messages: Sequence[Outgoing], decision: int
+    ) -> None:
+        """Store what ends the half. Raises Refused, OutcomeUnknown."""
+        told: asyncio.Future[tuple[int, str]] = asyncio.get_running_loop().create_future()
+
+        def done(code: int, remark: str) -> None:
+            if not told.done():
+                told.set_result((code, remark))
+
+        self._store_end(book, half, messages, decision, done)
+        code, remark = await told
+        if code in STORED_CODES:
+            return
+        if remark.startswith("[OUTCOME_UNKNOWN]"):
+            raise OutcomeUnknown(remark.partition("] ")[2])
+        raise Refused(code, remark, retriable=True)
+
+    def _store_end(
+        self,
+        book: HalfBook,
+        half: Half,
+        messages: Sequence[Outgoing],
+        decision: int | None,
+        done: Callable[[int, str], None],
+    ) -> None:
+        """Store `messages`, the half's op among them; meanwhile nobody else ends it. Raises
+        Refused, then nothing has happened."""
+        waiters: list[asyncio.Future[None]] = []
+
+        def ended(code: int, remark: str) -> None:
+            if code in STORED_CODES:
+                book.close(half.offset, decision)
+            elif half.offset in book.open:  # or it may be stored: then its op will say so
+                book.schedule(half.offset, self._broker.wall_ms() + PROGRESS_MS)
+            if self._busy.get(half.offset) is waiters:  # else of an earlier leadership
+                del self._busy[half.offset]
+            _release(waiters)
+            done(code, remark)
+
+        self._sends.store(messages, b"", ended)
+        self._busy[half.offset] = waiters
+        self._sends.wake()
+
+    # ---- checks -----------------------------------------------------------------------------
+
+    def _check_due(self, book: HalfBook) -> None:
+        now_ms = self._broker.wall_ms()
+        for half in book.due(now_ms, CHECKS_PER_TURN_MAX):
+            if half.offset in self._busy:
+                continue
+            try:
+                self._check(book, half, now_ms)
+            except (Refused, ValueError) as error:
+                log.info("check_put_off half=%d: %s", half.offset, error)
+                book.schedule(half.offset, now_ms + PROGRESS_MS)
+
+    def _check(self, book: HalfBook, half: Half, now_ms: int) -> None:
+        """Store a half again and have it asked about, or give it up. Raises Refused, ValueError."""
+        record = self._record_at(half.position)
+        age_ms = now_ms - conversion.first_stored_ms(record)
+        too_old = age_ms > self._config.file_reserved_time * 3_600_000
+        op = conversion.op_record(half.offset, record, now_ms)
+        if half.checks >= self._config.transaction_check_max or too_old:
+            self._give_up(book, half, record, op)
+            return
+        asked = self._producer_of(half.group) is not None
+        again = conversion.stored_again(record, half.root, half.checks + asked)
+
+        def done(code: int, _: str) -> None:
+            if code in STORED_CODES:
+                self.counts.checked += asked
+            else:
+                self._asking.pop(half.root, None)
+
+        self._asking[half.root] = asked
+        self._store_end(book, half, [again, op], None, done)
+
+    def _give_up(self, book: HalfBook, half: Half, record: MessageRecord, op: Outgoing) -> None:
+        topics = self._broker.state.topics
+        if topics.get(GIVEN_UP_TOPIC) is None:
+            topic = put_topic(TopicConfig(GIVEN_UP_TOPIC, 1, 1), if_absent=True)
+            self._propose_then(topic, lambda _: None)
+            book.schedule(half.offset, self._broker.wall_ms() + PROGRESS_MS)
+            return
+
+        def done(code: int, _: str) -> None:
+            if code in STORED_CODES:
+                self.counts.given_up += 1
+                log.warning(
+                    "transaction_given_up group=%s key=%s checks=%d topic=%s",
+                    half.group,
+                    conversion.unique_key_of(record),
+                    half.checks,
+                    GIVEN_UP_TOPIC,
+                )
+
+        self._store_end(book, half, [conversion.given_up(record), op], None, done)
+
+    def _producer_of(self, group: str) -> ClientConnection | None:
+        """Some connected producer of the group, another one each time."""
+        members = self._broker.clients.producers.get(group, {})
+        found = [m.connection for m in members.values() if m.connection.is_open]
+        if found:
+            self._turn += 1
+            return next(islice(found, self._turn % len(found), None))
+        last = self._senders.get(group)
+        return last if last is not None and last.is_open else None
+
+    def _ask(self, half: Half, record: MessageRecord) -> None:
+        """39, to a producer of the half's group."""
+        connection = self._producer_of(half.group)
+        if connection is None:
+            return  # it left a moment ago: the next check finds another
+        key = conversion.unique_key_of(record)
+        header = CheckTransactionHeader(
+            half.offset,
+            half.position,
+            key,
+            key,
+            offset_message_id(record.store_host, half.position),
+        )
+        try:
+            command = RemotingCommand.request(
+                RequestCode.CHECK_TRANSACTION_STATE,
+                header.to_ext(),
+                conversion.check_body(record),
+            )
+            connection.invoke_oneway(command)
+        except RemotingError as error:  # Refused among them; the next check asks again
+            log.info("check_not_sent group=%s: %s", half.group, error)
+
+
+def _release(waiters: Sequence[asyncio.Future[None]]) -> None:
+    for waiter in waiters:
+        if not waiter.done():
+            waiter.set_result(None)

@@ -1,0 +1,178 @@
+"""What admins ask about accounts: 50 to 54 of Apache 4.x.
+
+    50 UPDATE_AND_CREATE_ACL_CONFIG    an account; what the request does not say stays as it is
+    51 DELETE_ACL_CONFIG
+    52 GET_BROKER_CLUSTER_ACL_INFO     the version of the accounts
+    53 UPDATE_GLOBAL_WHITE_ADDRS_CONFIG
+    54 GET_BROKER_CLUSTER_ACL_CONFIG   all accounts, their secrets as ******
+
+Refused changes have Apache's codes. The requests were let in already: admins' (remoting.acl.needs).
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from broker.accountbook import AccountBook
+from broker.consuming.queries import not_leader
+from remoting.acl import Accounts, AclError, account_from_config
+from remoting.acl.signature import SIGNATURE
+from remoting.client import RemotingClient
+from remoting.codes import RequestCode, ResponseCode
+from remoting.command import RemotingCommand
+from remoting.connection import Connection, Handler
+from remoting.fields import text, text_or_none
+
+if TYPE_CHECKING:
+    from broker.broker import Broker
+
+log = logging.getLogger("broker.acl")
+
+# ResponseCode has other names for these numbers; only what they answer tells them apart.
+UPDATE_FAILED = 209
+DELETE_FAILED = 210
+WHITE_ADDRESSES_FAILED = 211
+CODES = (
+    int(RequestCode.UPDATE_AND_CREATE_ACL_CONFIG),
+    int(RequestCode.DELETE_ACL_CONFIG),
+    int(RequestCode.GET_BROKER_CLUSTER_ACL_INFO),
+    int(RequestCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG),
+    int(RequestCode.GET_BROKER_CLUSTER_ACL_CONFIG),
+)
+PASSED_ON = "passed on"  # remark of a change that another replica was asked for
+PASS_ON_TIMEOUT_MS = 5_000.0
+Change = Callable[[Connection, RemotingCommand], Awaitable[RemotingCommand]]
+
+
+class AclAdmin:
+    """The handlers."""
+
+    def __init__(self, broker: Broker, book: AccountBook) -> None:
+        self._broker = broker
+        self._book = book
+        self._peers = RemotingClient(tls=broker.tls.client)
+
+    def handlers(self) -> dict[int, Handler]:
+        handlers = (
+            self._by_leader(self._put),
+            self._by_leader(self._delete),
+            self._version,
+            self._by_leader(self._white_addresses),
+            self._config,
+        )
+        return dict(zip(CODES, handlers, strict=True))
+
+    def _by_leader(self, handler: Change) -> Handler:
+        """Apache's tools send a change of a cluster to all its brokers and stop at a refusal. So a
+        replica that does not lead passes it on, with the signature that it has; one that was let
+        in by its address is signed by this node, which judged it."""
+
+        async def at_leader(connection: Connection, request: RemotingCommand) -> RemotingCommand:
+            roles = self._broker.roles
+            if self._broker.config.is_classic or roles.leading or request.remark == PASSED_ON:
+                return await handler(connection, request)
+            address = roles.leader_address
+            if not address:
+                raise not_leader()
+            ext = dict(request.ext or {})
+            command = RemotingCommand.request(request.code, ext, request.body)
+            command.remark = PASSED_ON  # not part of what is signed
+            own = self._broker.config.inner_credentials
+            if SIGNATURE not in ext and own is not None:
+                own.sign(command)
+            answer = await self._peers.invoke(address, command, PASS_ON_TIMEOUT_MS)
+            return RemotingCommand.response_to(
+                request, answer.code, answer.remark, answer.ext, answer.body
+            )
+
+        return at_leader
+
+    async def stop(self) -> None:
+        await self._peers.close()
+
+    async def _put(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        key = text(request.ext, "accessKey")
+        value: dict[str, Any] = dict(request.ext or {})
+        for name in ("topicPerms", "groupPerms"):
+            if name in value:
+                value[name] = split(value[name])
+        now_ms = self._broker.wall_ms()
+        try:
+            await self._book.change(
+                lambda accounts: accounts.with_account(
+                    account_from_config(value, accounts.by_key.get(key)), now_ms
+                )
+            )
+        except AclError as error:
+            return RemotingCommand.response_to(request, UPDATE_FAILED, str(error))
+        log.warning("acl_changed op=put access_key=%s by=%s", key, _by(connection, request))
+        return RemotingCommand.response_to(request)
+
+    async def _delete(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        key = text(request.ext, "accessKey")
+        now_ms = self._broker.wall_ms()
+        try:
+            await self._book.change(lambda accounts: self._without(accounts, key, now_ms))
+        except AclError as error:
+            return RemotingCommand.response_to(request, DELETE_FAILED, str(error))
+        log.warning("acl_changed op=delete access_key=%s by=%s", key, _by(connection, request))
+        return RemotingCommand.response_to(request)
+
+    def _without(self, accounts: Accounts, key: str, now_ms: int) -> Accounts:
+        """Of a Raft group it may have been deleted through another replica a moment ago: tools send
+        it to each."""
+        if key not in accounts.by_key and not self._broker.config.is_classic:
+            return accounts
+        return accounts.without(key, now_ms)
+
+    async def _white_addresses(
+        self, connection: Connection, request: RemotingCommand
+    ) -> RemotingCommand:
+        addresses = split(text_or_none(request.ext, "globalWhiteAddrs") or "")
+        now_ms = self._broker.wall_ms()
+        try:
+            await self._book.change(lambda found: found.with_white_addresses(addresses, now_ms))
+        except AclError as error:
+            return RemotingCommand.response_to(request, WHITE_ADDRESSES_FAILED, str(error))
+        by = _by(connection, request)
+        log.warning("acl_changed op=white addresses=%s by=%s", ",".join(addresses), by)
+        return RemotingCommand.response_to(request)
+
+    def _version(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        version = self._book.current().data_version()
+        config = self._broker.config
+        ext = {
+            "version": orjson.dumps(version).decode(),
+            "allAclFileVersion": orjson.dumps({self._book.path: version}).decode(),
+            "brokerName": config.broker_name,
+            "brokerAddr": self._broker.address,
+            "clusterName": config.broker_cluster_name,
+        }
+        return RemotingCommand.response_to(request, ext=ext)
+
+    def _config(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        accounts = self._book.current()
+        masked = [one.to_config(masked=True) for _, one in sorted(accounts.by_key.items())]
+        body = {"globalWhiteAddrs": list(accounts.white_addresses), "plainAccessConfigs": masked}
+        return RemotingCommand.response_to(request, ext={}, body=orjson.dumps(body))
+
+
+def switched_off(_: Connection, request: RemotingCommand) -> RemotingCommand:
+    """The answer where there is no access control."""
+    remark = str(AclError("there is no access control here: aclEnable is not set"))
+    return RemotingCommand.response_to(request, ResponseCode.SYSTEM_ERROR, remark)
+
+
+def split(given: str) -> list[str]:
+    """The parts of a list, which commas separate, except within braces."""
+    parts = re.findall(r"(?:\{[^{}]*\}|[^,{}]|[{}])+", given)
+    return [part.strip() for part in parts if part.strip()]
+
+
+def _by(connection: Connection, request: RemotingCommand) -> str:
+    return (request.ext or {}).get("AccessKey") or connection.peer_address

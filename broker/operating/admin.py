@@ -1,0 +1,227 @@
+"""Administration: topics (17, 215, 21, 351), groups (200, 201, 207), clients (203, 204), 26, 28;
+leadership (30001, ours).
+
+Changes go through the log: they are answered once committed and applied, so what was answered
+survives a failover exactly. Reads are served from what this replica has applied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from broker.clients import ClientTable
+from broker.config import BrokerConfig
+from broker.errors import Refused, StateError
+from broker.tables.groups import SubscriptionGroup, group_from_json
+from broker.tables.state import (
+    BrokerState,
+    delete_group,
+    delete_topic,
+    forget_offsets,
+    put_group,
+    put_topic,
+)
+from broker.tables.topics import DEFAULT_TOPIC, SYSTEM_TOPICS, TopicConfig, topic_problem
+from remoting.admin_headers import TopicHeader
+from remoting.codes import RequestCode, ResponseCode
+from remoting.command import RemotingCommand
+from remoting.connection import Connection, Handler
+from remoting.fastjson import dumps, loads_object
+from remoting.fields import boolean_or, text
+from web.versions import Condition, unmet
+
+
+@dataclass(frozen=True, slots=True)
+class Admin:
+    """The handlers. `propose(payload)` returns once the command is applied."""
+
+    config: BrokerConfig
+    state: BrokerState
+    clients: ClientTable
+    propose: Callable[[bytes], Awaitable[int]]
+    template: TopicConfig | None  # the auto-create template, part of what tools see
+    runtime_info: Callable[[], dict[str, str]]
+    ha_status: Callable[[], dict[str, object]]
+    hand_over: Callable[[str], str]  # node id or "" → to whom leadership is being handed
+    spread: Callable[[], Awaitable[None]]  # returns when the name servers know the topics
+
+    def handlers(self) -> dict[int, Handler]:
+        code = RequestCode
+        return {
+            int(code.UPDATE_AND_CREATE_TOPIC): self.put_topic,
+            int(code.DELETE_TOPIC_IN_BROKER): self.delete_topic,
+            int(code.GET_ALL_TOPIC_CONFIG): self.all_topics,
+            int(code.GET_TOPIC_CONFIG): self.topic,
+            int(code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP): self.put_group,
+            int(code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG): self.all_groups,
+            int(code.DELETE_SUBSCRIPTIONGROUP): self.delete_group,
+            int(code.GET_BROKER_CONFIG): self.broker_config,
+            int(code.GET_BROKER_RUNTIME_INFO): self.runtime,
+            int(code.GET_CONSUMER_CONNECTION_LIST): self.consumer_connections,
+            int(code.GET_PRODUCER_CONNECTION_LIST): self.producer_connections,
+            int(code.GET_ALL_CONSUMER_OFFSET): self.all_offsets,
+            int(code.GET_ALL_DELAY_OFFSET): self.all_delay_offsets,
+            int(code.GET_BROKER_HA_STATUS): self.broker_ha_status,
+            int(code.TRANSFER_LEADERSHIP): self.transfer,
+        }
+
+    # ---- topics ---------------------------------------------------------------------------
+
+    async def put_topic(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        header = TopicHeader.parse(request.ext)
+        topic = TopicConfig(
+            header.topic,
+            header.read_queue_count,
+            header.write_queue_count,
+            header.perm,
+            header.filter_type,
+            header.sys_flag,
+            header.order,
+        )
+        await self.change_topic(topic)
+        return RemotingCommand.response_to(request)
+
+    async def change_topic(self, topic: TopicConfig, condition: Condition | None = None) -> None:
+        """Create or change it. Raises Refused, ApiProblem (412), RaftError."""
+        problem = topic_problem(topic)
+        if problem or topic.name in self._reserved():
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR, problem or f"topic [{topic.name}] is the system's"
+            )
+        if (
+            self.state.topics.get(topic.name) is None
+            and len(self.state.topics.entries) >= self.config.topics_max
+        ):
+            raise Refused(
+                ResponseCode.SYSTEM_BUSY, f"[BUSY] there are {self.config.topics_max} topics"
+            )
+        await self._propose_if(put_topic(topic, condition=condition))
+        await self.spread()
+
+    async def delete_topic(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        await self.remove_topic(text(request.ext, "topic"))
+        return RemotingCommand.response_to(request)
+
+    async def remove_topic(self, name: str, condition: Condition | None = None) -> None:
+        """Delete it, and what consumers committed for it. Raises as `change_topic`."""
+        if name in self._reserved():
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"topic [{name}] is the system's")
+        await self._propose_if(delete_topic(name, condition=condition))
+        if condition is not None:
+            await self.propose(forget_offsets(topic=name))
+
+    async def _propose_if(self, command: bytes) -> None:
+        """Propose a command that may be conditional. Raises ApiProblem (412) if its condition was
+        not met where it was applied."""
+        index = await self.propose(command)
+        if index in self.state.unmet:
+            raise unmet(self.state.unmet.pop(index))
+
+    def all_topics(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        value = self.state.topics.to_json()
+        for internal in self.state.topics.internal.values():
+            value["topicConfigTable"][internal.name] = internal.to_json()
+        if self.template is not None:
+            value["topicConfigTable"][self.template.name] = self.template.to_json()
+        return RemotingCommand.response_to(request, body=orjson.dumps(value))
+
+    def topic(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        name = text(request.ext, "topic")
+        found = self.state.topics.get(name)
+        if found is None and self.template is not None and name == DEFAULT_TOPIC:
+            found = self.template
+        if found is None:
+            raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"No topic in this broker. topic: {name}")
+        return RemotingCommand.response_to(request, body=orjson.dumps(found.to_json()))
+
+    def _reserved(self) -> frozenset[str]:
+        return SYSTEM_TOPICS | {self.config.broker_cluster_name, self.config.broker_name}
+
+    # ---- groups ---------------------------------------------------------------------------
+
+    async def put_group(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        try:
+            group = group_from_json(loads_object(request.body))
+        except StateError as error:
+            raise Refused(ResponseCode.SYSTEM_ERROR, str(error)) from error
+        await self.change_group(group)
+        return RemotingCommand.response_to(request)
+
+    async def change_group(
+        self, group: SubscriptionGroup, condition: Condition | None = None
+    ) -> None:
+        """Create or change it. Raises as `change_topic`."""
+        await self._propose_if(put_group(group, condition=condition))
+
+    async def delete_group(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        name = text(request.ext, "groupName")
+        offsets = boolean_or(request.ext, "removeOffset", False) or boolean_or(
+            request.ext, "cleanOffset", False
+        )
+        await self.remove_group(name, offsets=offsets)
+        return RemotingCommand.response_to(request)
+
+    async def remove_group(
+        self, name: str, *, offsets: bool, condition: Condition | None = None
+    ) -> None:
+        """Delete it; `offsets`: what it committed, too. Raises as `change_topic`."""
+        await self._propose_if(delete_group(name, offsets=offsets, condition=condition))
+        if condition is not None and offsets:
+            await self.propose(forget_offsets(group=name))
+
+    def all_groups(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        body = orjson.dumps(self.state.groups.to_json())
+        return RemotingCommand.response_to(request, body=body)
+
+    def all_offsets(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        body = orjson.dumps(self.state.offsets.to_json())
+        return RemotingCommand.response_to(request, body=body)
+
+    def all_delay_offsets(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        body = orjson.dumps(self.state.delays.to_json())
+        return RemotingCommand.response_to(request, body=body)
+
+    def broker_ha_status(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """Of classic mode; a Raft replica has no such connections (28 tells of its peers)."""
+        if not self.config.is_classic:
+            raise Refused(
+                ResponseCode.REQUEST_CODE_NOT_SUPPORTED, "a Raft replica has no HA connections"
+            )
+        return RemotingCommand.response_to(request, body=dumps(self.ha_status()))
+
+    # ---- clients and the broker itself -----------------------------------------------------
+
+    def consumer_connections(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        name = text(request.ext, "consumerGroup")
+        group = self.clients.consumers.get(name)
+        if group is None:
+            raise Refused(
+                ResponseCode.CONSUMER_NOT_ONLINE, f"the consumer group[{name}] not online"
+            )
+        return RemotingCommand.response_to(request, body=dumps(group.connection_json()))
+
+    def producer_connections(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        name = text(request.ext, "producerGroup")
+        members = self.clients.producers.get(name)
+        if not members:
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"the producer group[{name}] not exist")
+        value: dict[str, Any] = {"connectionSet": [m.to_json() for m in members.values()]}
+        return RemotingCommand.response_to(request, body=dumps(value))
+
+    def broker_config(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        version = orjson.dumps({"counter": 0, "stateVersion": 0, "timestamp": 0}).decode()
+        body = self.config.properties_text().encode()
+        return RemotingCommand.response_to(request, ext={"version": version}, body=body)
+
+    async def transfer(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """Begin to hand leadership over: ext `target` (node id; none: who has most). Answered once
+        it is begun, with ext `target`; whether it succeeds shows in the roles (28)."""
+        target = self.hand_over((request.ext or {}).get("target", ""))
+        return RemotingCommand.response_to(request, ext={"target": target})
+
+    def runtime(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        return RemotingCommand.response_to(request, body=dumps({"table": self.runtime_info()}))

@@ -1,0 +1,549 @@
+"""What a broker shows at /metrics.
+
+Families are called `rocketmq_…` (messages) and `raft_…` (consensus); all carry the labels
+`cluster`, `broker` (brokerName, the group) and `node`. Everything is read from the broker's own
+tables when somebody scrapes; only what has no table is kept here: role events, and two latencies,
+which are observed once per group commit and once per fdatasync. Nothing is done per message.
+
+Consumer lag is told by the replica that answers for offsets (the ready leader, or the master): the
+`metricsSeriesMax` (group, topic) pairs furthest behind, among the first LAG_QUEUES_MAX queues of
+the offset table; how many pairs are left out is a figure, too.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from prometheus_client.metrics_core import Metric
+
+from broker.replication.engine import RaftEngine
+from dledger.messages import Role, RoleEvent
+from ops.metrics import LAG_BOUNDS_S, Exposition, Families, LoopLag, Timings
+from remoting.codes import RequestCode, ResponseCode
+from remoting.tlsfigures import tell
+from store.errors import StoreError
+
+if TYPE_CHECKING:
+    from broker.broker import Broker
+
+LAG_QUEUES_MAX = 20_000  # looked at in one scrape: 6 ms of the loop; 2,000 series: 20 ms more
+ROLES = ("starting", "repairing", "follower", "pre_candidate", "candidate", "leader")
+DISK_STATES = ("ok", "stalled", "full", "unreadable", "failed")
+
+# There before the first one: Prometheus sees no increase in a series that begins at its new value.
+TOLD_AT_ZERO = {(int(ResponseCode.SYSTEM_ERROR), "OUTCOME_UNKNOWN"): 0}
+# Why leadership was lost, by what the core's reason says.
+REASONS = (
+    ("no majority answers", "no_quorum"),
+    ("whole", "not_whole"),
+    ("may not know its vote", "not_whole"),
+    ("fdatasync has not returned", "disk_stalled"),
+    ("no room", "disk_full"),
+    ("reading the log failed", "disk_unreadable"),
+    ("fdatasync of the log failed", "disk_failed"),
+    ("writing failed", "disk_failed"),
+    ("saving term and vote failed", "disk_failed"),
+    ("removed from the group", "removed"),
+    ("asks for votes", "higher_term"),  # a transfer ends so, too
+    ("is ahead", "higher_term"),
+    ("leads", "higher_term"),
+)
+OTHER_REASON = "other"
+
+
+class BrokerMetrics:
+    """One per broker. `watch` when it is built, `stop` with it."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.append = Timings()
+        self.fsync = Timings()
+        self.elections = 0
+        self.leader_changes = 0
+        self.leadership_lost = dict.fromkeys([*(name for _, name in REASONS), OTHER_REASON], 0)
+        self.requests: dict[int, int] = {}  # but sends, by code
+        self._broker = broker
+        self._lag = LoopLag(Timings(LAG_BOUNDS_S))
+        self._watching = False
+        self._was = Role.FOLLOWER
+        self._term = 0
+        self._leader: str | None = None
+        self._exposition = Exposition(self._collect)
+
+    def watch(self) -> None:
+        """All parts of the broker are there, if not yet at work; on its loop."""
+        self._broker.sends.on_stored = self.append.observe
+        self._broker.store.commitlog.on_synced = self.fsync.observe
+        self._watching = True
+        self._lag.start()
+
+    def stop(self) -> None:
+        self._lag.stop()
+
+    def render(self, accept: str = "") -> tuple[bytes, str]:
+        """The exposition and its content type. `accept`: the request's header."""
+        return self._exposition.render(accept)
+
+    def role_changed(self, event: RoleEvent) -> None:
+        """Every role event, in order."""
+        if event.role is Role.CANDIDATE and (self._was, self._term) != (event.role, event.term):
+            self.elections += 1
+        if self._was is Role.LEADER and event.role is not Role.LEADER:
+            reason = reason_of(event.reason)
+            self.leadership_lost[reason] += 1
+        if event.leader is not None and event.leader != self._leader:
+            self.leader_changes += 1
+            self._leader = event.leader
+        self._was, self._term = event.role, event.term
+
+    def request(self, code: int) -> None:
+        """One request other than a send."""
+        self.requests[code] = self.requests.get(code, 0) + 1
+
+    # ---- a scrape -------------------------------------------------------------------------
+
+    def _collect(self) -> Iterable[Metric]:
+        broker = self._broker
+        config = broker.config
+        families = Families(
+            (
+                ("cluster", config.broker_cluster_name),
+                ("broker", config.broker_name),
+                ("node", config.node_name),
+            )
+        )
+        self._process(families)
+        if self._watching:
+            status = broker.engine.status()
+            self._flow(families)
+            self._log(families)
+            self._disk(families)
+            self._lags(families)
+            self._delayed(families)
+            self._timers(families)
+            self._transactions(families)
+            if config.is_classic:
+                self._ha(families)
+            else:
+                self._raft(families, status)
+                self._peers(families, status)
+        return families.all
+
+    def _process(self, families: Families) -> None:
+        broker = self._broker
+        config = broker.config
+        families.gauges(
+            "rocketmq_broker_info",
+            "What this process runs; always 1.",
+            ("mode", "engine", "flush", "role"),
+            [
+                (
+                    (
+                        "classic" if config.is_classic else "raft",
+                        "" if config.is_classic else config.engine,
+                        config.flush_disk_type,
+                        config.broker_role if config.is_classic else "",
+                    ),
+                    1,
+                )
+            ],
+        )
+        families.gauge(
+            "rocketmq_start_time_seconds", "When it started, Unix time.", broker.boot_ms / 1000
+        )
+        families.gauge(
+            "rocketmq_leading",
+            "1 if this replica takes sends: a ready leader, or a master.",
+            float(broker.roles.leading),
+        )
+        families.histogram(
+            "rocketmq_event_loop_lag_seconds",
+            "By how much the event loop is late for its timers.",
+            self._lag.timings,
+        )
+
+    def _flow(self, families: Families) -> None:
+        broker = self._broker
+        sends, pulls, config = broker.sends, broker.pulls, broker.config
+        families.counters(
+            "rocketmq_sends_total",
+            "Sends answered, by response code and the reason its remark begins with.",
+            ("code", "reason"),
+            [
+                ((code_name(code), tag), n)
+                for (code, tag), n in sorted((TOLD_AT_ZERO | sends.results).items())
+            ],
+        )
+        families.counters(
+            "rocketmq_pulls_total",
+            "Pulls answered, by response code.",
+            ("code",),
+            [((code_name(code),), n) for code, n in sorted(pulls.results.items())],
+        )
+        families.counters(
+            "rocketmq_requests_total",
+            "Requests other than sends, by request code.",
+            ("request",),
+            [((request_name(code),), n) for code, n in sorted(self.requests.items())],
+        )
+        families.counter("rocketmq_messages_in_total", "Messages stored.", sends.put_count)
+        families.counter(
+            "rocketmq_repeated_sends_total",
+            "Idempotent sends that were stored before: answered, not stored again.",
+            sends.repeat_count,
+        )
+        families.counter("rocketmq_messages_out_total", "Messages pulled.", pulls.get_count)
+        families.histogram(
+            "rocketmq_append_duration_seconds",
+            "From the cut of a group commit to its senders' answer: committed and applied (Raft), "
+            "or as durable as configured (classic).",
+            self.append,
+        )
+        families.gauge(
+            "rocketmq_sends_waiting_bytes", "Sends waiting or under way.", sends.held_bytes
+        )
+        families.gauge(
+            "rocketmq_sends_waiting_limit_bytes",
+            "waitingBytesMax: above, sends are refused.",
+            config.waiting_bytes_max,
+        )
+        families.gauge(
+            "rocketmq_group_commits_inflight",
+            "Group commits that are cut and not applied.",
+            sends.pending_count,
+        )
+        families.gauge("rocketmq_pulls_held", "Pulls that wait for a message.", pulls.holds.count)
+        families.gauge("rocketmq_pulls_held_limit", "heldPullsMax.", config.held_pulls_max)
+        received, sent = broker.server.traffic_bytes
+        families.counter("rocketmq_received_bytes_total", "Bytes from clients.", received)
+        families.counter("rocketmq_sent_bytes_total", "Bytes to clients.", sent)
+        families.gauge(
+            "rocketmq_connections", "Open client connections.", len(broker.server.connections)
+        )
+        families.counter(
+            "rocketmq_connections_accepted_total",
+            "Client connections accepted.",
+            broker.server.accepted_count,
+        )
+        families.counter(
+            "rocketmq_connections_refused_total",
+            "Client connections closed for want of room.",
+            broker.server.refused_count,
+        )
+        tell(families, "rocketmq", broker.tls)
+        families.gauge("rocketmq_clients", "Memberships of clients.", broker.clients.count)
+        families.gauge("rocketmq_topics", "Topics.", len(broker.state.topics.entries))
+
+    def _log(self, families: Families) -> None:
+        store = self._broker.store
+        log = store.commitlog
+        families.histogram(
+            "rocketmq_commitlog_fsync_duration_seconds",
+            "An fdatasync of the CommitLog, in its thread.",
+            self.fsync,
+        )
+        families.gauge(
+            "rocketmq_commitlog_min_offset_bytes", "Where the CommitLog begins.", log.min_offset
+        )
+        families.gauge(
+            "rocketmq_commitlog_max_offset_bytes", "Where the CommitLog ends.", log.max_offset
+        )
+        families.gauge(
+            "rocketmq_commitlog_durable_offset_bytes",
+            "Up to where an fdatasync has proven it durable.",
+            log.durable_offset,
+        )
+        families.gauge(
+            "rocketmq_dispatch_behind_bytes",
+            "Log that the ConsumeQueues do not have yet.",
+            max(0, log.max_offset - store.dispatched_offset),
+        )
+
+        families.gauge(
+            "rocketmq_queue_units_damaged",
+            "ConsumeQueue units known to point wrong and not put right yet.",
+            len(store.repairs),
+        )
+        families.counter(
+            "rocketmq_queue_units_rewritten_total",
+            "ConsumeQueue units put right from the log.",
+            store.repairs.rewritten,
+        )
+
+    def _disk(self, families: Families) -> None:
+        broker = self._broker
+        try:
+            total, available = broker.disk.usage()
+        except OSError:  # said by the absence of the figures, and by raft_disk_state
+            return
+        families.gauge("rocketmq_disk_size_bytes", "The store's file system.", total)
+        families.gauge("rocketmq_disk_available_bytes", "Room left on it.", available)
+        families.gauge(
+            "rocketmq_disk_full",
+            "1 while sends are refused for want of room.",
+            float(bool(broker.sends.disk_full)),
+        )
+
+    def _lags(self, families: Families) -> None:
+        broker = self._broker
+        lags: list[tuple[int, str, str]] = []
+        pairs = 0
+        if broker.roles.leading:
+            lags, pairs = lags_of(broker)
+        most = heapq.nlargest(broker.config.metrics_series_max, lags)
+        families.gauges(
+            "rocketmq_consumer_lag_messages",
+            "Messages between a group's offsets and the ends of a topic's queues.",
+            ("group", "topic"),
+            [((group, topic), lag) for lag, group, topic in most],
+        )
+        families.gauge(
+            "rocketmq_consumer_lag_omitted",
+            "(group, topic) pairs beyond the limits, whose lag is not told.",
+            pairs - len(most),
+        )
+
+    def _raft(self, families: Families, status: dict[str, object]) -> None:
+        families.states(
+            "raft_role", "1 for the role this replica has.", "role", ROLES, str(status["role"])
+        )
+        families.counter("raft_elections_total", "Elections this replica began.", self.elections)
+        families.counter(
+            "raft_leader_changes_total", "Times another leader became known.", self.leader_changes
+        )
+        families.counters(
+            "raft_leadership_lost_total",
+            "Times this replica stopped leading, by reason.",
+            ("reason",),
+            [((reason,), n) for reason, n in sorted(self.leadership_lost.items())],
+        )
+        figures = (
+            ("term", "raft_term", "The current term."),
+            ("commit_index", "raft_commit_index", "The last committed frame."),
+            ("applied_index", "raft_applied_index", "The last applied frame."),
+            ("first_index", "raft_first_index", "The log's first frame."),
+            ("last_index", "raft_last_index", "The log's last frame."),
+            ("durable_index", "raft_durable_index", "The last frame known to be durable here."),
+            ("leader_ready", "raft_leader_ready", "1 if it leads and its no-op is applied."),
+            ("whole", "raft_whole", "0 while this replica may have lost promises."),
+            ("commands_waiting", "raft_commands_waiting", "Commands that wait to be proposed."),
+            ("damaged_count", "raft_log_damaged_frames", "Frames known to be damaged."),
+            ("behind_bytes", "raft_behind_bytes", "Of a follower: log that its leader has more."),
+        )
+        for key, name, doc in figures:
+            value = status.get(key)
+            if isinstance(value, int):
+                families.gauge(name, doc, value)
+        installing = status.get("installing")
+        families.gauge(
+            "raft_installing",
+            "1 while the leader's state is copied here because its log begins too late.",
+            float(bool(installing)),
+        )
+        families.gauge(
+            "raft_leader_known", "1 if a leader is known.", float(status["leader"] is not None)
+        )
+        families.gauge("raft_failed", "1 if this member ended.", float(bool(status["failure"])))
+        if "disk_state" in status:
+            families.states(
+                "raft_disk_state",
+                "1 for the state of this replica's disk.",
+                "state",
+                DISK_STATES,
+                str(status["disk_state"]),
+            )
+        mended, scrub = status.get("mended"), status.get("scrub")
+        if isinstance(mended, int):
+            families.counter("raft_log_mended_frames_total", "Frames repaired.", mended)
+        if isinstance(scrub, dict):
+            families.counter("raft_scrub_found_total", "Damage found by reading.", scrub["found"])
+            families.counter(
+                "raft_scrub_checked_bytes_total", "Log read by it.", scrub["checked_bytes"]
+            )
+
+    def _peers(self, families: Families, status: dict[str, object]) -> None:
+        peers = status["peers"]
+        assert isinstance(peers, dict)
+        engine = self._broker.engine
+        progress = {}
+        if isinstance(engine, RaftEngine) and "commit_index" in status:
+            progress = engine.core.progress
+            families.gauge(
+                "raft_voters", "Members that count, as this one knows.", len(engine.core.voters)
+            )
+            families.gauge("raft_is_voter", "0 for a learner.", float(engine.core.is_voter))
+        last = status.get("last_index")
+        followers = [(name, p) for name, p in peers.items() if p.get("match") is not None]
+        families.gauges(
+            "raft_peer_connected",
+            "1 if messages to that peer go out.",
+            ("peer",),
+            [((name,), float(peer["connected"])) for name, peer in peers.items()],
+        )
+        families.counters(
+            "raft_peer_dropped_writes_total",
+            "Writes to that peer dropped because it does not read.",
+            ("peer",),
+            [((name,), peer.get("dropped", 0)) for name, peer in peers.items()],
+        )
+        families.gauges(
+            "raft_peer_match_index",
+            "Of a leader: what that peer has acknowledged.",
+            ("peer",),
+            [((name,), peer["match"]) for name, peer in followers],
+        )
+        families.gauges(
+            "raft_peer_lag_frames",
+            "Of a leader: frames of its log that that peer has not acknowledged.",
+            ("peer",),
+            [((name,), last - p["match"]) for name, p in followers if isinstance(last, int)],
+        )
+        families.gauges(
+            "raft_peer_behind_bytes",
+            "Of a leader: log that that peer has not acknowledged.",
+            ("peer",),
+            [((name,), p["behind_bytes"]) for name, p in followers if "behind_bytes" in p],
+        )
+        families.gauges(
+            "raft_peer_inflight_bytes",
+            "Of a leader: bytes sent to that peer and not acknowledged.",
+            ("peer",),
+            [((name,), p.inflight_bytes) for name, p in progress.items()],
+        )
+
+    def _delayed(self, families: Families) -> None:
+        try:
+            levels = self._broker.delays.look()
+        except (OSError, StoreError):
+            levels = []  # the disk's state has a metric of its own
+        families.gauges(
+            "rocketmq_delayed_messages",
+            "Messages that wait for their delivery, by delay level.",
+            ("level",),
+            [((str(v.level),), v.max_offset - v.offset) for v in levels],
+        )
+        families.gauges(
+            "rocketmq_delayed_late_seconds",
+            "By how much the next message of a delay level is overdue.",
+            ("level",),
+            [((str(v.level),), v.late_ms / 1000) for v in levels],
+        )
+
+    def _timers(self, families: Families) -> None:
+        try:
+            view = self._broker.timers.look()
+        except (OSError, StoreError):
+            return
+        families.gauge(
+            "rocketmq_timer_messages",
+            "Timer messages that wait for their time, as far as this replica knows.",
+            view.waiting,
+        )
+        families.gauge(
+            "rocketmq_timer_late_seconds",
+            "By how much the next timer message is overdue.",
+            view.late_ms / 1000,
+        )
+        families.counters(
+            "rocketmq_timer_messages_total",
+            "Timer messages that this process delivered, or stored once more for retention.",
+            ("result",),
+            [
+                (("delivered",), self._broker.timers.delivered_count),
+                (("stored_again",), self._broker.timers.rolled_count),
+            ],
+        )
+
+    def _transactions(self, families: Families) -> None:
+        transactions = self._broker.transactions
+        counts = transactions.counts
+        families.gauge(
+            "rocketmq_transactions_open",
+            "Half messages that have not ended; 0 on who does not lead.",
+            transactions.open_count,
+        )
+        families.counters(
+            "rocketmq_transactions_total",
+            "Transactions ended, and checks sent to producers, by this process.",
+            ("what",),
+            [
+                (("committed",), counts.committed),
+                (("rolled-back",), counts.rolled_back),
+                (("given-up",), counts.given_up),
+                (("checked",), counts.checked),
+            ],
+        )
+
+    def _ha(self, families: Families) -> None:
+        """Classic mode, each side as far as it knows."""
+        broker = self._broker
+        engine = broker.classic
+        end = broker.store.commitlog.max_offset
+        if engine.is_slave:
+            families.gauge(
+                "rocketmq_ha_connected",
+                "Of a slave: 1 if it follows.",
+                float(engine.slave.connected),
+            )
+            families.gauge(
+                "rocketmq_ha_refused",
+                "Of a slave: 1 if its log is no prefix of its master's.",
+                float(bool(engine.slave.refused)),
+            )
+            behind = max(0, engine.follower.comparison.master_end - end)
+        else:
+            links = list(engine.master.links)
+            families.gauge("rocketmq_ha_slaves", "Of a master: slaves connected.", len(links))
+            families.gauge(
+                "rocketmq_ha_slaves_in_sync",
+                "Of a master: those within haSlaveFallbehindMax.",
+                engine.master.in_sync,
+            )
+            families.gauge(
+                "rocketmq_ha_sends_waiting", "Batches that wait for a slave.", len(engine.acks)
+            )
+            behind = max((end - link.acknowledged for link in links), default=0)
+        families.gauge(
+            "rocketmq_ha_fall_behind_bytes", "What the (furthest) slave is behind.", behind
+        )
+
+
+def reason_of(text: str) -> str:
+    """The class of a role event's reason."""
+    return next((name for part, name in REASONS if part in text), OTHER_REASON)
+
+
+def code_name(code: int) -> str:
+    """A response code's name."""
+    try:
+        return ResponseCode(code).name
+    except ValueError:
+        return str(code)
+
+
+def request_name(code: int) -> str:
+    """A request code's name."""
+    try:
+        return RequestCode(code).name
+    except ValueError:
+        return str(code)
+
+
+def lags_of(broker: Broker) -> tuple[list[tuple[int, str, str]], int]:
+    """(lag, group, topic) of the pairs looked at, and how many pairs there are."""
+    offsets = broker.state.offsets.offsets
+    queue_of = broker.store.queues.queue
+    lags: list[tuple[int, str, str]] = []
+    room = LAG_QUEUES_MAX
+    for (topic, group), queues in offsets.items():
+        room -= len(queues)
+        if room < 0:
+            break
+        lag = 0
+        for queue_id, offset in queues.items():
+            queue = queue_of(topic, queue_id)
+            if queue is not None:
+                lag += max(0, queue.max_offset - offset)
+        lags.append((lag, group, topic))
+    return lags, len(offsets)

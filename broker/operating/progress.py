@@ -1,0 +1,266 @@
+"""How far everything is, for tools: topics (202), groups (208, 300, 303, 317, 343, 345), queue
+units (321).
+
+Served by any replica from what it has applied; a group's offsets by the leader alone, behind a
+barrier, so that a deposed one does not show old ones. Queues are looked at in pieces, so that a
+group with many does not hold up messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from broker.clients import ClientTable
+from broker.errors import Refused
+from broker.operating.stats import GroupRates
+from broker.tables.state import BrokerState
+from broker.tables.topics import RETRY_PREFIX
+from remoting.codes import RequestCode, ResponseCode
+from remoting.command import RemotingCommand
+from remoting.connection import Connection, Handler
+from remoting.fastjson import MessageQueue, dumps
+from remoting.fields import boolean_or, integer, integer_or, text, text_or
+from store.record import HEAD_SIZE_BYTES, store_timestamp_at
+
+if TYPE_CHECKING:
+    from store.messagestore import MessageStore
+
+QUEUES_PER_TURN = 32  # then others have the loop
+UNITS_MAX = 1_000  # of one answer to 321
+UNIT_BYTES = 20
+HEAD_WITH_HOSTS_BYTES = HEAD_SIZE_BYTES + 24  # where both hosts may be IPv6
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressQueries:
+    """The handlers. `address`: this broker's, as clients know it."""
+
+    broker_name: str
+    address: Callable[[], str]
+    state: BrokerState
+    store: MessageStore
+    clients: ClientTable
+    rates: GroupRates
+    barrier: Callable[[], Awaitable[None]]
+
+    def handlers(self) -> dict[int, Handler]:
+        code = RequestCode
+        return {
+            int(code.GET_TOPIC_STATS_INFO): self.topic_stats,
+            int(code.GET_CONSUME_STATS): self.consume_stats,
+            int(code.QUERY_TOPIC_CONSUME_BY_WHO): self.groups_of_topic,
+            int(code.QUERY_CONSUME_TIME_SPAN): self.time_span,
+            int(code.GET_BROKER_CONSUME_STATS): self.broker_consume_stats,
+            int(code.QUERY_TOPICS_BY_CONSUMER): self.topics_of_group,
+            int(code.QUERY_SUBSCRIPTION_BY_CONSUMER): self.subscription,
+            int(code.QUERY_CONSUME_QUEUE): self.queue_units,
+        }
+
+    # ---- topics ---------------------------------------------------------------------------
+
+    async def topic_stats(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """202."""
+        name = text(request.ext, "topic")
+        topic = self._topic(name)
+        table = {}
+        for queue_id in range(topic.queue_count):
+            low, high = self._ends(name, queue_id)
+            table[self._queue(name, queue_id)] = {
+                "lastUpdateTimestamp": self._stored_ms(name, queue_id, high - 1),
+                "maxOffset": high,
+                "minOffset": low,
+            }
+            await _yield_after(queue_id)
+        return RemotingCommand.response_to(request, body=dumps({"offsetTable": table}))
+
+    def groups_of_topic(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """300: who is connected for the topic, and who committed offsets in it."""
+        name = text(request.ext, "topic")
+        found = set(self.state.offsets.groups_of(name))
+        found |= {g for g, group in self.clients.consumers.items() if name in group.subscriptions}
+        return RemotingCommand.response_to(request, body=dumps({"groupList": sorted(found)}))
+
+    async def time_span(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """303: between which store times each queue is, and where its consumer is in it."""
+        name, group = text(request.ext, "topic"), text(request.ext, "group")
+        topic = self._topic(name)
+        await self.barrier()
+        spans = []
+        for queue_id in range(topic.queue_count):
+            low, high = self._ends(name, queue_id)
+            offset = self.state.offsets.get(name, group, queue_id) or 0
+            newest = self._stored_ms(name, queue_id, high - 1)
+            consumed = self._stored_ms(name, queue_id, offset - 1)
+            behind = newest - consumed if consumed and offset < high else 0
+            spans.append(
+                {
+                    "consumeTimeStamp": consumed,
+                    "delayTime": max(0, behind),
+                    "maxTimeStamp": newest,
+                    "messageQueue": self._queue(name, queue_id).as_fields(),
+                    "minTimeStamp": self._stored_ms(name, queue_id, low),
+                }
+            )
+            await _yield_after(queue_id)
+        return RemotingCommand.response_to(request, body=dumps({"consumeTimeSpanSet": spans}))
+
+    # ---- groups ---------------------------------------------------------------------------
+
+    async def consume_stats(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """208: a group in one topic, or in all it has consumed."""
+        group, name = text(request.ext, "consumerGroup"), text_or(request.ext, "topic")
+        await self.barrier()
+        names = [name] if name else self._topics_of(group)
+        if not names and group not in self.state.groups.entries:
+            raise Refused(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"group[{group}] does not exist"
+            )
+        stats = await self._stats(group, names)
+        return RemotingCommand.response_to(request, body=dumps(stats))
+
+    async def broker_consume_stats(
+        self, _: Connection, request: RemotingCommand
+    ) -> RemotingCommand:
+        """317: all groups, topic by topic; `isOrder`: of order topics."""
+        ordered = boolean_or(request.ext, "isOrder", False)
+        await self.barrier()
+        total = 0
+        listed = []
+        for group in sorted({*self.state.groups.entries, *self.clients.consumers}):
+            parts = []
+            for name in self._topics_of(group):
+                topic = self.state.topics.get(name)
+                if topic is None or (ordered and not topic.order):
+                    continue
+                part = await self._stats(group, [name])
+                parts.append(part)
+                queues = part["offsetTable"].values()
+                total += sum(q["brokerOffset"] - q["consumerOffset"] for q in queues)
+            if parts:
+                listed.append({group: parts})
+        value = {"brokerAddr": self.address(), "consumeStatsList": listed, "totalDiff": total}
+        return RemotingCommand.response_to(request, body=dumps(value))
+
+    async def _stats(self, group: str, names: Iterable[str]) -> dict[str, Any]:
+        """Apache's ConsumeStats bean."""
+        table = {}
+        tps = 0.0
+        number = 0
+        for name in names:
+            topic = self.state.topics.get(name)
+            if topic is None:
+                continue
+            tps += self.rates.stats(name, group)["statsMinute"]["tps"]
+            for queue_id in range(topic.read_queue_count):
+                _, high = self._ends(name, queue_id)
+                offset = self.state.offsets.get(name, group, queue_id)
+                consumed = 0 if offset is None else offset
+                table[self._queue(name, queue_id)] = {
+                    "brokerOffset": high,
+                    "consumerOffset": consumed,
+                    "lastTimestamp": self._stored_ms(name, queue_id, consumed - 1),
+                    # What is fetched and not committed is known to the consumer alone.
+                    "pullOffset": consumed,
+                }
+                number += 1
+                await _yield_after(number)
+        return {"consumeTps": tps, "offsetTable": table}
+
+    def _topics_of(self, group: str) -> list[str]:
+        """What it committed offsets in, or subscribes to."""
+        found = {topic for topic, name in self.state.offsets.offsets if name == group}
+        online = self.clients.consumers.get(group)
+        if online is not None:
+            found |= set(online.subscriptions)
+        retry = RETRY_PREFIX + group
+        if found and retry in self.state.topics.entries:
+            found.add(retry)
+        return sorted(found)
+
+    def topics_of_group(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """343."""
+        topics = self._topics_of(text(request.ext, "group"))
+        value = {"brokerAddr": self.address(), "topicList": topics}
+        return RemotingCommand.response_to(request, body=dumps(value))
+
+    def subscription(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """345; without subscriptionData when nobody is connected."""
+        group, topic = text(request.ext, "group"), text(request.ext, "topic")
+        found = self.clients.subscription(group, topic)
+        value: dict[str, Any] = {"group": group, "topic": topic}
+        if found is not None:
+            value["subscriptionData"] = found.fields
+        return RemotingCommand.response_to(request, body=dumps(value))
+
+    # ---- units ----------------------------------------------------------------------------
+
+    def queue_units(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """321: units of a ConsumeQueue, and what a group's subscription makes of their tags."""
+        topic, queue_id = text(request.ext, "topic"), integer(request.ext, "queueId")
+        index, count = integer(request.ext, "index"), integer_or(request.ext, "count", 10)
+        queue = self.store.queues.queue(topic, queue_id)
+        if queue is None:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR, f"{queue_id}@{topic} is not exist!", retriable=False
+            )
+        group = text_or(request.ext, "consumerGroup")
+        subscription = self.clients.subscription(group, topic) if group else None
+        value: dict[str, Any] = {
+            "maxQueueIndex": queue.max_offset,
+            "minQueueIndex": queue.min_offset,
+            "queueData": [],
+        }
+        if subscription is not None:
+            value["subscriptionData"] = subscription.fields
+        if not queue.min_offset <= index < queue.max_offset:
+            return RemotingCommand.response_to(request, body=dumps(value))
+        units = queue.units(index, max(0, min(count, UNITS_MAX, queue.max_offset - index)))
+        codes = None if subscription is None else subscription.codes
+        for at in range(0, len(units), UNIT_BYTES):
+            tags_code = int.from_bytes(units[at + 12 : at + 20], "big", signed=True)
+            unit = {
+                "physicOffset": int.from_bytes(units[at : at + 8], "big", signed=True),
+                "physicSize": int.from_bytes(units[at + 8 : at + 12], "big", signed=True),
+                "tagsCode": tags_code,
+                "eval": codes is None or tags_code in codes,
+            }
+            value["queueData"].append(unit)
+        return RemotingCommand.response_to(request, body=dumps(value))
+
+    # ---- inside ---------------------------------------------------------------------------
+
+    def _topic(self, name: str) -> Any:
+        topic = self.state.topics.get(name)
+        if topic is None:
+            raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist")
+        return topic
+
+    def _queue(self, topic: str, queue_id: int) -> MessageQueue:
+        return MessageQueue(topic, self.broker_name, queue_id)
+
+    def _ends(self, topic: str, queue_id: int) -> tuple[int, int]:
+        queue = self.store.queues.queue(topic, queue_id)
+        return (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
+
+    def _stored_ms(self, topic: str, queue_id: int, offset: int) -> int:
+        """When the message at a queue offset was stored; 0 if it is not there."""
+        return stored_ms(self.store, topic, queue_id, offset)
+
+
+def stored_ms(store: MessageStore, topic: str, queue_id: int, offset: int) -> int:
+    """When the message at a queue offset was stored; 0 if it is not there. Raises OSError."""
+    queue, log = store.queues.queue(topic, queue_id), store.commitlog
+    if queue is None or not queue.min_offset <= offset < queue.max_offset:
+        return 0
+    position = queue.unit(offset)[0]
+    if not log.min_offset <= position < log.max_offset:
+        return 0  # retention was there first
+    return store_timestamp_at(log.read(position, HEAD_WITH_HOSTS_BYTES), 0)
+
+
+async def _yield_after(number: int) -> None:
+    if number % QUEUES_PER_TURN == QUEUES_PER_TURN - 1:
+        await asyncio.sleep(0)

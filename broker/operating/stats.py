@@ -1,0 +1,130 @@
+"""VIEW_BROKER_STATS_DATA (315): what came into a topic, what a group took out of it, within a
+minute, an hour and a day.
+
+What came in is looked up in the log itself by store time, so it is exact, the same on every
+replica, and the same after a failover. What a group took out is how far its committed offsets
+moved: sampled on every replica every SAMPLE_MS, so it begins anew with a process, not with a
+leader. Bound: PAIRS_MAX pairs of topic and group; of others nothing is told.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from broker.errors import Refused
+from broker.tables.state import BrokerState
+from remoting.codes import RequestCode, ResponseCode
+from remoting.command import RemotingCommand
+from remoting.connection import Connection, Handler
+from remoting.fastjson import dumps
+from remoting.fields import text
+
+if TYPE_CHECKING:
+    from store.messagestore import MessageStore
+
+SAMPLE_MS = 10_000
+PAIRS_MAX = 10_000
+WINDOWS_S = (("statsMinute", 60), ("statsHour", 3_600), ("statsDay", 86_400))
+# Of each window so many samples are kept, spread over it.
+SAMPLES = 6
+
+
+@dataclass(slots=True)
+class _Pair:
+    """Sums of a pair's offsets: per window (due, then (time in ms, sum), oldest first)."""
+
+    windows: tuple[deque[tuple[int, int]], ...]
+
+
+class GroupRates:
+    """What groups take out of topics."""
+
+    def __init__(self, state: BrokerState, clock_ms: Callable[[], int]) -> None:
+        self._state = state
+        self._clock_ms = clock_ms
+        self._pairs: dict[tuple[str, str], _Pair] = {}
+
+    def sample(self) -> None:
+        """A chore, every SAMPLE_MS."""
+        now_ms = self._clock_ms()
+        offsets = self._state.offsets.offsets
+        for key in [key for key in self._pairs if key not in offsets]:
+            del self._pairs[key]
+        for key, queues in offsets.items():
+            pair = self._pairs.get(key)
+            if pair is None:
+                if len(self._pairs) >= PAIRS_MAX:
+                    continue
+                pair = self._pairs[key] = _Pair(tuple(deque() for _ in WINDOWS_S))
+            total = sum(queues.values())
+            for samples, (_, seconds) in zip(pair.windows, WINDOWS_S, strict=True):
+                _keep(samples, now_ms, total, seconds * 1000)
+
+    def stats(self, topic: str, group: str) -> dict[str, Any]:
+        """Apache's BrokerStatsData bean. A group that was moved back took nothing."""
+        pair = self._pairs.get((topic, group))
+        now_ms = self._clock_ms()
+        total = sum(self._state.offsets.offsets.get((topic, group), {}).values())
+        value = {}
+        for number, (name, seconds) in enumerate(WINDOWS_S):
+            taken, span_ms = 0, seconds * 1000
+            if pair is not None and pair.windows[number]:
+                since_ms, before = pair.windows[number][0]
+                taken = max(0, total - before)
+                span_ms = max(1000, min(span_ms, now_ms - since_ms))
+            value[name] = _window(taken, span_ms / 1000)
+        return value
+
+
+def _keep(samples: deque[tuple[int, int]], now_ms: int, total: int, window_ms: int) -> None:
+    if not samples or now_ms - samples[-1][0] >= window_ms // SAMPLES:
+        samples.append((now_ms, total))
+    while len(samples) > 1 and samples[1][0] <= now_ms - window_ms:
+        samples.popleft()
+
+
+@dataclass(frozen=True, slots=True)
+class StatsQueries:
+    """The handler. `wall_ms` is the clock that store times are of."""
+
+    state: BrokerState
+    store: MessageStore
+    rates: GroupRates
+    wall_ms: Callable[[], int]
+
+    def handlers(self) -> dict[int, Handler]:
+        return {int(RequestCode.VIEW_BROKER_STATS_DATA): self.view}
+
+    def view(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        name, key = text(request.ext, "statsName"), text(request.ext, "statsKey")
+        value: dict[str, Any] | None = None
+        if name == "TOPIC_PUT_NUMS" and key in self.state.topics.entries:
+            value = self._came(key)
+        elif name == "GROUP_GET_NUMS":
+            topic, _at, group = key.partition("@")
+            if (topic, group) in self.state.offsets.offsets:
+                value = self.rates.stats(topic, group)
+        if value is None:
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"The stats <{name}> <{key}> not exist")
+        return RemotingCommand.response_to(request, body=dumps(value))
+
+    def _came(self, topic: str) -> dict[str, Any]:
+        now_ms = self.wall_ms()
+        queue_ids = self.store.queues.topics().get(topic, [])
+        value = {}
+        for name, seconds in WINDOWS_S:
+            total = 0
+            for queue_id in queue_ids:
+                queue = self.store.queues.queue(topic, queue_id)
+                if queue is not None and queue.max_offset > queue.min_offset:
+                    since_ms = now_ms - seconds * 1000
+                    total += queue.max_offset - self.store.offset_by_time(topic, queue_id, since_ms)
+            value[name] = _window(total, seconds)
+        return value
+
+
+def _window(total: int, seconds: float) -> dict[str, Any]:
+    return {"sum": total, "tps": total / seconds, "avgpt": 0.0}

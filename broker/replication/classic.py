@@ -1,0 +1,418 @@
+"""Classic mode: one CommitLog without frames, written by a master and copied by its slaves.
+
+The master appends what waits (a batch is one group commit), dispatches it at once and passes it on
+to its slaves; that much is the classic promise. Then the acknowledgement rule decides when the
+senders hear of it (broker.replication.ha.acks): SYNC_FLUSH waits for fdatasync, SYNC_MASTER for a
+slave. Nobody who waits keeps the next batch from being written.
+
+A slave appends and dispatches what its master sends and takes no sends. Topics, groups and offsets
+are not in the log: changes are applied to the tables at once, `broker.tables.configfiles` writes
+them down, and slaves pull them (broker.replication.ha.metadata).
+
+A write or fdatasync that fails ends the broker: what the page cache holds then is nobody's promise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from broker.config import BrokerConfig
+from broker.replication.ha.acks import AckBook, Answered, SlaveWish
+from broker.replication.ha.follower import Follower
+from broker.replication.ha.master import HaMaster, MasterSettings
+from broker.replication.ha.protocol import Run
+from broker.replication.ha.slave import HaSlave, SlaveSettings
+from broker.sending.cut import QueueUnits
+from broker.sending.send import SendPath
+from broker.sending.waiting import Batch
+from broker.tables.configfiles import ConfigFiles
+from broker.tables.state import BrokerState, Change, decode_command_payload
+from dledger.errors import NotLeader
+from dledger.messages import Role, RoleEvent
+from remoting.processtls import ProcessTls
+from store.errors import StoreError
+from store.flush import FlushMode, GroupFlusher
+from store.messagestore import MessageStore
+
+log = logging.getLogger("broker.classic")
+
+POOL_THREADS = 2  # one for fdatasync, one to prepare segments
+TICK_MS = 50  # time-outs and heartbeats are late by so much at most
+
+
+class LocalApplication:
+    """What the engine drives: sends, tables and queues of this broker."""
+
+    def __init__(
+        self,
+        state: BrokerState,
+        sends: SendPath,
+        store: MessageStore,
+        *,
+        on_units: Callable[[str, int, bytes], None],
+        on_topics: Callable[[Sequence[str]], None],
+        on_role: Callable[[RoleEvent], None],
+        on_link: Callable[[], None],
+        files: ConfigFiles,
+    ) -> None:
+        """`on_link()`: a slave's link to its master has begun or ended."""
+        self.state = state
+        self.sends = sends
+        self.store = store
+        self.files = files
+        self.role_changed = on_role
+        self.link_changed = on_link
+        self._on_units = on_units
+        self._on_topics = on_topics
+
+    def append(self, batch: Batch) -> None:
+        """Write, dispatch, tell the tables; held pulls wake. Raises OSError."""
+        self.store.append_records(batch.position, batch.data, batch.units, batch.stamp_ms)
+        for command in batch.group.commands:
+            self.apply(command, batch.stamp_ms, batch.position)
+        self._arrived(batch.units)
+
+    def copy(self, run: Run) -> None:
+        """The same for bytes of the master's log. Raises Diverged, OSError, DispatchError."""
+        if run.last_record < 0:
+            self.store.copy_blank(run.data)
+        else:
+            self._arrived(self.store.copy_records(run.data, run.newest_ms))
+
+    def _arrived(self, units: Sequence[QueueUnits]) -> None:
+        for topic, queue_id, _, packed in units:
+            self._on_units(topic, queue_id, packed)
+
+    def answer(self, answered: Sequence[Answered[Batch]]) -> None:
+        """Answer whole batches, those with one code together."""
+        at = 0
+        while at < len(answered):
+            code = answered[at][1]
+            end = at
+            while end < len(answered) and answered[end][1] == code:
+                end += 1
+            self.sends.answer([batch for batch, _ in answered[at:end]], code)
+            at = end
+
+    def apply(self, payload: bytes, now_ms: int, records_at: int = 0) -> Change:
+        """Change the tables. Raises StateError."""
+        change = self.state.apply(self.state.applied_index + 1, now_ms, payload, records_at)
+        self.topics_changed(change.topics)
+        return change
+
+    def topics_changed(self, names: Sequence[str]) -> None:
+        for name in names:
+            self.sends.topic_changed(name)
+        if names:
+            self._on_topics(names)
+
+
+class ClassicEngine:
+    """The engine of a master or a slave (broker.replication.engine.Engine)."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        application: LocalApplication,
+        *,
+        clock_ms: Callable[[], int],
+        wall_ms: Callable[[], int],
+        on_fatal: Callable[[str], None],
+        master_address: Callable[[], str],
+        master_ha_address: Callable[[], str],
+        listen_socket: socket.socket | None = None,
+        tls: ProcessTls | None = None,
+    ) -> None:
+        """What a name server says of the master, for slaves: `master_address()` and
+        `master_ha_address()`, "" while unknown. `listen_socket` is bound already (tests). `tls`
+        has been loaded."""
+        tls = tls or ProcessTls(config)
+        self.config = config
+        self.is_slave = config.is_slave
+        self._application = application
+        self._commitlog = application.store.commitlog
+        self._clock_ms = clock_ms
+        self._wall_ms = wall_ms
+        self._on_fatal = on_fatal
+        self._mode = FlushMode(config.flush_disk_type)
+        self._waits_flush = self._mode is FlushMode.SYNC
+        self._waits_slave = config.broker_role == "SYNC_MASTER"
+        self.acks: AckBook[Batch] = AckBook(config.sync_flush_timeout, config.slave_timeout)
+        self._soon: asyncio.Handle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._running = False
+        self._pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="classic-disk")
+        self._preparing: asyncio.Future[None] | None = None
+        self._flusher = GroupFlusher(
+            self._commitlog,
+            self._pool,
+            self._mode,
+            interval_ms=config.flush_interval_commit_log,
+            on_durable=self._durable,
+            on_error=lambda error: self._fail(f"fdatasync failed: {error!r}"),
+        )
+        self.master = HaMaster(
+            self._commitlog,
+            MasterSettings(
+                transfer_bytes=config.ha_transfer_batch_size,
+                heartbeat_ms=config.ha_send_heartbeat_interval,
+                silence_ms_max=config.ha_housekeeping_interval,
+                fall_behind_bytes_max=config.ha_slave_fallbehind_max,
+                connections_max=config.ha_connections_max,
+                from_last_segment=config.sync_from_last_file,
+            ),
+            clock_ms=clock_ms,
+            on_acknowledged=self._replicated,
+            tls=tls.server,
+        )
+        self.follower = Follower(
+            self._commitlog,
+            application.state,
+            application.files,
+            self._pool,
+            credentials=config.inner_credentials,
+            master_address=master_address,
+            interval_ms=config.slave_sync_metadata_interval_ms,
+            wall_ms=wall_ms,
+            on_topics=self._topics_replaced,
+            tls=tls.client,
+        )
+        self.slave = HaSlave(
+            self._commitlog,
+            SlaveSettings(config.ha_send_heartbeat_interval, config.ha_housekeeping_interval),
+            master_address=lambda: config.ha_master_address or master_ha_address(),
+            verify=self._verify,
+            append=self._copy,
+            reported=self.reported,
+            clock_ms=clock_ms,
+            on_link=self._link_changed,
+            on_fatal=self._fail,
+            tls=tls.client,
+        )
+        self._listen_socket = listen_socket
+
+    # ---- life -------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Raises OSError."""
+        self._running = True
+        self._flusher.start()
+        self._timer = asyncio.get_running_loop().call_later(TICK_MS / 1000, self._tick)
+        config = self.config
+        if self.is_slave:
+            event = RoleEvent(Role.FOLLOWER, 0, None, False, "brokerRole")
+        else:
+            await self.master.start(
+                config.bind_address, config.ha_port, config.broker_ip1, self._listen_socket
+            )
+            event = RoleEvent(Role.LEADER, 0, config.broker_name, True, "brokerRole")
+        self._application.role_changed(event)
+        if self.is_slave:
+            self.slave.start()
+            self.follower.start()
+
+    async def stop(self) -> None:
+        """Make durable what there is, tell slaves and senders, stop. Safe to call again."""
+        if self._running:
+            self._running = False
+            await self.slave.stop()
+            await self.follower.stop()
+            await self._last_sync()
+        self._end_timers()
+        self._application.answer(self.acks.give_up())
+        await self._flusher.stop()
+        await self.master.stop()
+        if self._preparing is not None:
+            await asyncio.wait([self._preparing])
+        self._pool.shutdown()
+
+    async def _last_sync(self) -> None:
+        """What is written is made durable, so that its senders hear SEND_OK."""
+        ticket = None
+        await self._flusher.stop()
+        if self._flusher.failed is None:
+            ticket = self._commitlog.begin_sync()
+        if ticket is None:
+            return
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._pool, ticket.run)
+            self._durable(self._commitlog.finish_sync(ticket))
+        except (OSError, StoreError) as error:
+            self._fail(f"the last fdatasync failed: {error!r}")
+
+    def abandon(self, reason: str) -> None:
+        """Fall silent at once, and for good: nothing more is written, sent or made durable."""
+        self._running = False
+        self._end_timers()
+        self.slave.abandon()
+        self.master.abandon(reason)
+        self._on_fatal(reason)
+
+    def _end_timers(self) -> None:
+        for handle in (self._soon, self._timer):
+            if handle is not None:
+                handle.cancel()
+        self._soon = self._timer = None
+
+    def _fail(self, reason: str) -> None:
+        self.abandon(reason)
+
+    # ---- the master's log -------------------------------------------------------------------
+
+    def request_cut(self, at_once: bool = False) -> None:
+        """Have what waits written: now, or at the end of this turn of the loop."""
+        if at_once:
+            self._cut()
+        elif self._soon is None and self._running:
+            self._soon = asyncio.get_running_loop().call_soon(self._cut)
+
+    def _cut(self) -> None:
+        """Write everything that waits, pass it on, answer whoever need not wait."""
+        if self._soon is not None:
+            self._soon.cancel()
+            self._soon = None
+        if not self._running:
+            return
+        sends, answered = self._application.sends, []
+        try:
+            while (batch := sends.cut_batch(self._commitlog.place)) is not None:
+                self._application.append(batch)
+                self.master.written(batch.position, batch.data)
+                answered += self._note(batch)
+        except (OSError, StoreError) as error:
+            self._fail(f"the log cannot be written: {error!r}")
+            return
+        self._flusher.request()
+        self._application.answer(answered)
+
+    def _note(self, batch: Batch) -> list[Answered[Batch]]:
+        """Who waits for what; returns the batch if nobody does."""
+        flush, slave = self._waits_flush, SlaveWish.NOTHING
+        if flush or self._waits_slave:
+            if not self._application.sends.answer_unwaiting(batch):
+                flush = False
+            elif self._waits_slave:
+                available = self.master.available(batch.end)
+                slave = SlaveWish.WAIT if available else SlaveWish.UNAVAILABLE
+        return self.acks.add(batch, batch.end, flush=flush, slave=slave, now_ms=self._clock_ms())
+
+    def _durable(self, offset: int) -> None:
+        self._application.answer(self.acks.flushed(offset))
+        if self.is_slave and self._waits_flush:
+            self.slave.report()
+
+    def _replicated(self, offset: int) -> None:
+        self._application.answer(self.acks.replicated(offset))
+
+    def _tick(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(TICK_MS / 1000, self._tick)
+        now_ms = self._clock_ms()
+        self._application.answer(self.acks.expire(now_ms))
+        self.master.tick(now_ms)
+        self.slave.tick(now_ms)
+        if self._preparing is None and self._commitlog.wants_next:
+            loop = asyncio.get_running_loop()
+            self._preparing = loop.run_in_executor(self._pool, self._commitlog.prepare_next)
+            self._preparing.add_done_callback(self._prepared)
+
+    def _prepared(self, done: asyncio.Future[None]) -> None:
+        self._preparing = None
+        error = None if done.cancelled() else done.exception()
+        if error is not None:  # not fatal: the roll tries again, and there it is
+            log.warning("prepare_next failed=%s", error)
+
+    # ---- the slave's log --------------------------------------------------------------------
+
+    def _copy(self, run: Run) -> None:
+        self._application.copy(run)
+        if run.last_record >= 0:
+            self.follower.appended(run.last_record)
+        self._flusher.request()
+
+    def reported(self) -> int:
+        """What this slave vouches for."""
+        log = self._commitlog
+        return log.durable_offset if self._waits_flush else log.max_offset
+
+    async def _verify(self) -> None:
+        """Before a link: its first report is this log's end, which must be as durable as any."""
+        if self._waits_flush:
+            await self._flusher.wait(self._commitlog.max_offset)
+        await self.follower.verify()
+
+    def _link_changed(self, up: bool) -> None:
+        if up:
+            self.follower.metadata.trigger()
+        self._application.link_changed()
+
+    def _topics_replaced(self) -> None:
+        self._application.topics_changed(list(self._application.state.topics.entries))
+
+    # ---- the rest of Engine -----------------------------------------------------------------
+
+    def propose_command(self, payload: bytes) -> asyncio.Future[int]:
+        """Change the tables now. Done once a changed topic or group is in its file; offsets are
+        written on a timer. A slave takes offsets only. Raises NotLeader, StateError."""
+        command = decode_command_payload(payload)
+        if self.is_slave and command["op"] != "commit_offsets":
+            raise NotLeader(None)
+        change = self._application.apply(payload, self._wall_ms())
+        done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        index = self._application.state.applied_index
+        if not change.topics and not change.groups:
+            done.set_result(index)
+            return done
+
+        def saved(result: asyncio.Future[None]) -> None:
+            error = None if result.cancelled() else result.exception()
+            if done.done():
+                return
+            if error is not None:
+                done.set_exception(error)
+            else:
+                done.set_result(index)
+
+        self._application.files.saved().add_done_callback(saved)
+        return done
+
+    async def read_barrier(self) -> int:
+        """Nobody else can be the master of this log."""
+        return self._commitlog.max_offset
+
+    def transfer(self, target: str) -> None:
+        raise NotLeader(None)
+
+    def read_failed(self, error: OSError, again: Callable[[], object]) -> None:
+        """Nobody else can be the master: it goes on with what can be read."""
+
+    def delete_before(self, position: int) -> int:
+        """Let whole segments go; returns where the log begins then."""
+        self._application.store.delete_before(position)
+        return self._commitlog.min_offset
+
+    def ha_status(self) -> dict[str, object]:
+        """Apache's HARuntimeInfo (907), without the transfer rates."""
+        links = [] if self.is_slave else self.master.status()
+        info: dict[str, object] = {
+            "master": not self.is_slave,
+            "masterCommitLogMaxOffset": self._commitlog.max_offset,
+            "inSyncSlaveNums": sum(1 for link in links if link["inSync"]),
+            "haConnectionInfo": links,
+        }
+        if self.is_slave:
+            info["masterCommitLogMaxOffset"] = self.follower.comparison.master_end
+            info["haClientRuntimeInfo"] = {
+                "masterAddr": self.slave.master,
+                "maxOffset": self._commitlog.max_offset,
+                "masterFlushOffset": self.follower.comparison.master_end,
+                "isActivated": self.slave.connected,
+            }
+        return info
+
+    def status(self) -> dict[str, object]:
+        """As far as it is what every engine tells."""
+        return {"role": self.config.broker_role}

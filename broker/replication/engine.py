@@ -1,0 +1,196 @@
+"""The seam between a broker and what replicates its log.
+
+`Engine` is all the broker asks of it. `make_engine` chooses among those that replicate frames: Raft
+(dledger.RaftMember) is the default; `engine=pysyncobj` runs the same broker over stock pysyncobj,
+to compare with. Classic master/slave is broker.replication.classic.ClassicEngine: its `request_cut`
+appends what waits to a log without frames.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from broker.config import BrokerConfig
+from dledger.flusher import FlushMode
+from dledger.index import LogIndex
+from dledger.installer import InstallationSource
+from dledger.member import RaftMember
+from dledger.network import Network
+from dledger.peers import LinkConfig, PeerAddress
+from dledger.preference import PreferenceLimits
+from dledger.pysync.application import RevocableApplication
+from dledger.settings import MemberConfig
+from dledger.state import CoreConfig
+from store.commitlog import CommitLog
+from store.disk import Disk
+
+if TYPE_CHECKING:
+    from dledger.pysync.member import PySyncMember
+
+TLS_CONNECT_TIMEOUT_MS = 3_000  # of a dial between replicas: two round trips more than a plain one
+
+
+class Engine(Protocol):
+    """What replicates. Errors are dledger's."""
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    def request_cut(self, at_once: bool = False) -> None: ...
+
+    def propose_command(self, payload: bytes) -> asyncio.Future[int]: ...
+
+    async def read_barrier(self) -> int: ...
+
+    def transfer(self, target: str) -> None: ...
+
+    def delete_before(self, position: int) -> int: ...
+
+    def read_failed(self, error: OSError, again: Callable[[], object]) -> None:
+        """What a consumer wanted could not be read; `again` is the same read."""
+        ...
+
+    def abandon(self, reason: str) -> None: ...
+
+    def status(self) -> dict[str, object]: ...
+
+
+class FramedEngine(Engine, Protocol):
+    """An engine whose log consists of frames."""
+
+    async def hand_over(self) -> str | None:
+        """Before a planned stop: leadership goes to whoever can take it. Who leads then."""
+        ...
+
+    @property
+    def log_index(self) -> LogIndex: ...
+
+    @property
+    def durable_index(self) -> int: ...
+
+    @property
+    def recovering(self) -> str | None:
+        """Why this replica may have lost frames that it had; None if it has not."""
+        ...
+
+    @property
+    def refilled(self) -> list[str]:
+        """Replicas that are being refilled from this log: what they need should stay."""
+        ...
+
+    def frame_is_damaged(self, position: int) -> bool:
+        """Whether the frame at this CommitLog offset is; then it is seen to."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What the group's configuration says of this replica. `broker_id` None: nothing yet."""
+
+    standing: str  # voter, learner; none: removed, or not added yet
+    broker_id: int | None
+    members: int  # of the group; 0: this replica does not know whose it will be
+
+
+class RaftEngine(RaftMember):
+    """RaftMember, with the two views of its log that snapshots and recovery need, and what its
+    configuration means for a broker."""
+
+    @property
+    def log_index(self) -> LogIndex:
+        return self.log.index
+
+    @property
+    def durable_index(self) -> int:
+        return self.log.durable_index
+
+    @property
+    def preferred(self) -> str | None:
+        """Who should lead when it can, as this replica has it; None: nobody, or not known yet."""
+        return self.core.configurations.current.preferred or None if self._has_core else None
+
+    @property
+    def place(self) -> Place | None:
+        """None while the log is being recovered. A removal counts once it is committed (until then
+        this replica may be a member again), or when peers tell one who was away meanwhile."""
+        if not self._has_core:
+            return None
+        if self.core.leader is None and self._links.told_removed:
+            return Place("none", None, len(self.core.configurations.current.members))
+        configurations = self.core.configurations
+        current, node_id = configurations.current, self.config.node_id
+        member = current.get(node_id) or configurations.settled[1].get(node_id)
+        if member is None:
+            return Place("none", None, len(current.members))
+        return Place(member.role.name.lower(), member.broker_id, len(current.members))
+
+
+def make_engine(
+    config: BrokerConfig,
+    disk: Disk,
+    commitlog: CommitLog,
+    application: RevocableApplication,
+    *,
+    clock_ms: Callable[[], float],
+    wall_ms: Callable[[], int],
+    on_fatal: Callable[[str], None],
+    listen_socket: socket.socket | None = None,
+    source: InstallationSource | None = None,
+    network: Network | None = None,
+) -> FramedEngine:
+    """The engine that `config` asks for, which is not classic. `source`: what Raft refills other
+    replicas from. `network` None: links are plain. Raises EngineError."""
+    assert not config.is_classic
+    peers = {p.node_id: PeerAddress(p.node_id, p.host, p.port) for p in config.peers}
+    member = MemberConfig(
+        node_id=config.dleger_self_id,
+        group=config.group_name,
+        peers=peers,
+        flush=FlushMode(config.flush_disk_type),
+        flush_interval_ms=config.flush_interval_commit_log,
+        frames_in_flight_max=config.frames_in_flight_max,
+        core=CoreConfig(
+            heartbeat_ms=config.heartbeat_interval_ms,
+            election_ms_min=config.election_timeout_min_ms,
+            election_ms_max=config.election_timeout_max_ms,
+            catch_up_bytes_per_s=config.raft_catch_up_bytes_per_s,
+        ),
+        links=_links(config, network),
+        preference=PreferenceLimits(steady_ms=config.preferred_leader_after_ms),
+        join=config.raft_join,
+    )
+    return _engine_class(config)(
+        member,
+        disk,
+        commitlog,
+        application,
+        rng=random.Random(),
+        clock_ms=clock_ms,
+        wall_ms=wall_ms,
+        on_fatal=on_fatal,
+        listen_socket=listen_socket,
+        source=source,
+    )
+
+
+def _links(config: BrokerConfig, network: Network | None) -> LinkConfig:
+    listen_host = config.dleger_bind_address or None
+    if network is None:
+        return LinkConfig(listen_host=listen_host)
+    return LinkConfig(
+        connect_timeout_ms=TLS_CONNECT_TIMEOUT_MS, listen_host=listen_host, network=network
+    )
+
+
+def _engine_class(config: BrokerConfig) -> type[RaftEngine] | type[PySyncMember]:
+    if config.engine == "dledger":
+        return RaftEngine
+    from dledger.pysync.member import PySyncMember  # here: only its brokers load pysyncobj
+
+    return PySyncMember

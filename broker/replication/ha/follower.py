@@ -1,0 +1,102 @@
+"""What a slave has besides the stream: the master's addresses, its metadata, the comparison of the
+two logs before each link.
+
+Addresses come from a name server with every registration; `haMasterAddress` stands above them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+
+from broker.replication.ha.metadata import LogComparison, MasterClient, MetadataSync
+from broker.tables.configfiles import ConfigFiles
+from broker.tables.state import BrokerState
+from remoting.acl.signature import Credentials
+from remoting.tls import TlsContext
+from store.commitlog import CommitLog
+from store.record import walk_records
+
+_WINDOW_BYTES = 4 << 20
+
+
+class Follower:
+    """Owned by a slave's engine."""
+
+    def __init__(
+        self,
+        commitlog: CommitLog,
+        state: BrokerState,
+        files: ConfigFiles,
+        pool: Executor,
+        *,
+        master_address: Callable[[], str],
+        interval_ms: int,
+        wall_ms: Callable[[], int],
+        on_topics: Callable[[], None],
+        credentials: Credentials | None = None,
+        tls: TlsContext | None = None,
+    ) -> None:
+        """`master_address()`: where the master takes requests, "" while unknown."""
+        self._commitlog = commitlog
+        self._pool = pool
+        self._client = MasterClient(master_address, credentials, tls)
+        self.last_record: int | None = None  # where the log's last record begins
+        self._known = False  # last_record is what it should be
+        self.comparison = LogComparison(self._client, commitlog, lambda: self.last_record)
+        self.metadata = MetadataSync(
+            self._client,
+            state,
+            files,
+            interval_ms=interval_ms,
+            wall_ms=wall_ms,
+            on_topics=on_topics,
+            on_round=self.comparison.look,
+        )
+
+    def start(self) -> None:
+        self.metadata.start()
+
+    async def stop(self) -> None:
+        await self.metadata.stop()
+        await self._client.close()
+
+    def appended(self, last_record: int) -> None:
+        self.last_record = last_record
+        self._known = True
+
+    async def verify(self) -> None:
+        """Raises LogsDiffer, RemotingError."""
+        if not self._known:
+            loop = asyncio.get_running_loop()
+            self.last_record = await loop.run_in_executor(
+                self._pool, last_record_of, self._commitlog
+            )
+            self._known = True
+        await self.comparison.verify()
+
+    @property
+    def master_known(self) -> bool:
+        return bool(self._client.address())
+
+
+def last_record_of(commitlog: CommitLog) -> int | None:
+    """Where the last record of a classic log begins; None in an empty one. Blocking: reads the
+    segment it is in. Nothing may be appended meanwhile."""
+    for segment in reversed(commitlog.segments()):
+        position, last = segment.start, None
+        while position < min(segment.end, commitlog.max_offset):
+            data = commitlog.read(position, _WINDOW_BYTES)
+            walk = walk_records(data, position, check_body=False)
+            for offset, _ in walk:
+                last = position + offset
+            if walk.end == 0:
+                record = commitlog.record_at(position)  # longer than the window, or the end
+                if record is None:
+                    break
+                last, walk.end = position, len(record)
+            position += walk.end
+        if last is not None:
+            return last
+    return None

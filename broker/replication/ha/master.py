@@ -1,0 +1,295 @@
+"""The master's side of the HA stream: one listener, one link per slave.
+
+A slave's first report says where it goes on. A report of 0 (an empty log) is served from the
+oldest byte there is, so that a new slave gets everything; with `syncFromLastFile` from the start of
+the last segment, as Apache's masters do. A slave that is ahead of this log, or behind its first
+byte, is refused: what it has is not a prefix of what is here, or the bytes between are gone.
+
+What was just written goes out from memory to the slaves that are up to date; to the others it is
+read from the files. A slave that reads slowly holds up nobody: at most about WRITE_BYTES_MAX wait
+in its connection, the rest stays in the log. Bounds: `haConnectionsMax` slaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+from broker.replication.ha.protocol import HaProtocolError, ReportReader, transfer
+from remoting.address import format_address
+from remoting.tlslistener import TlsListener, TlsPolicy
+from store.commitlog import CommitLog
+
+log = logging.getLogger("broker.ha.master")
+
+WRITE_BYTES_MAX = 1 << 20  # in a slave's connection; more is not handed to it
+READ_BYTES = 1 << 18  # of the log at once
+TURN_BYTES_MAX = 4 << 20  # to one slave that catches up, before others have their turn
+
+
+@dataclass(frozen=True, slots=True)
+class MasterSettings:
+    """Names in brackets are Apache's."""
+
+    transfer_bytes: int = 32 << 10  # haTransferBatchSize
+    heartbeat_ms: int = 5_000  # haSendHeartbeatInterval
+    silence_ms_max: int = 20_000  # haHousekeepingInterval
+    fall_behind_bytes_max: int = 256 << 20  # haSlaveFallbehindMax
+    connections_max: int = 16
+    from_last_segment: bool = False  # syncFromLastFile
+
+
+class HaMaster:
+    """All slaves of one master. Every method runs on the loop."""
+
+    def __init__(
+        self,
+        commitlog: CommitLog,
+        settings: MasterSettings,
+        *,
+        clock_ms: Callable[[], int],
+        on_acknowledged: Callable[[int], None],
+        tls: TlsPolicy | None = None,
+    ) -> None:
+        """`on_acknowledged(offset)`: some slave has everything below it."""
+        self._tls = tls
+        self.commitlog = commitlog
+        self.settings = settings
+        self.clock_ms = clock_ms
+        self.links: set[SlaveLink] = set()
+        self.acknowledged = 0  # the highest offset that any slave ever reported
+        self.address = ""
+        self._on_acknowledged = on_acknowledged
+        self._server: asyncio.Server | TlsListener | None = None
+
+    async def start(
+        self, host: str, port: int, told_host: str, bound_socket: socket.socket | None = None
+    ) -> None:
+        """Listen; `address` is then what slaves are told. Raises OSError."""
+        loop = asyncio.get_running_loop()
+        policy = self._tls
+        if policy is not None:
+            self._server = TlsListener(lambda: SlaveLink(self), policy)
+            await self._server.listen(host, port, bound=bound_socket)
+        elif bound_socket is not None:
+            self._server = await loop.create_server(lambda: SlaveLink(self), sock=bound_socket)
+        else:
+            self._server = await loop.create_server(lambda: SlaveLink(self), host, port)
+        bound = self._server.sockets[0].getsockname()[1]
+        self.address = format_address(told_host, bound)
+        log.info("ha_listening address=%s", self.address)
+
+    async def stop(self) -> None:
+        self.abandon("the master stops")
+        if self._server is not None:
+            await self._server.wait_closed()
+
+    def abandon(self, reason: str) -> None:
+        """Accept nobody any more and close every link."""
+        if self._server is not None:
+            self._server.close()
+        for link in list(self.links):
+            link.close(reason)
+
+    # ---- what the engine asks ---------------------------------------------------------------
+
+    def written(self, position: int, data: bytes) -> None:
+        """`data` was appended at `position`: pass it on."""
+        for link in self.links:
+            link.offer(position, data)
+
+    def available(self, end: int) -> bool:
+        """Whether there is a slave that may be waited for with a record that ends at `end`."""
+        nearest = max((link.acknowledged for link in self.links if link.serving), default=None)
+        return nearest is not None and end - nearest < self.settings.fall_behind_bytes_max
+
+    @property
+    def in_sync(self) -> int:
+        """How many slaves a record that ended here would be waited for with."""
+        end, behind_max = self.commitlog.max_offset, self.settings.fall_behind_bytes_max
+        return sum(link.serving and end - link.acknowledged < behind_max for link in self.links)
+
+    def tick(self, now_ms: int) -> None:
+        """Heartbeats for idle links; silent ones are closed."""
+        for link in list(self.links):
+            link.tick(now_ms)
+
+    def status(self) -> list[dict[str, object]]:
+        """Each slave as Apache's HAConnectionRuntimeInfo tells it."""
+        end = self.commitlog.max_offset
+        return [
+            {
+                "addr": link.peer_address,
+                "slaveAckOffset": link.acknowledged,
+                "diff": end - link.acknowledged,
+                "inSync": link.serving
+                and end - link.acknowledged < self.settings.fall_behind_bytes_max,
+                "transferFromWhere": link.next_offset,
+            }
+            for link in self.links
+        ]
+
+    # ---- what links tell --------------------------------------------------------------------
+
+    def reported(self, offset: int) -> None:
+        if offset > self.acknowledged:
+            self.acknowledged = offset
+            self._on_acknowledged(offset)
+
+
+class SlaveLink(asyncio.Protocol):
+    """One slave's connection."""
+
+    def __init__(self, master: HaMaster) -> None:
+        self._master = master
+        self._reports = ReportReader()
+        self._transport: asyncio.Transport | None = None
+        self._paused = False
+        self._later: asyncio.Handle | None = None
+        self._read_ms = self._written_ms = master.clock_ms()
+        self.serving = False  # the first report has come and was accepted
+        self.acknowledged = 0
+        self.next_offset = 0
+        self.peer_address = ""
+
+    # ---- asyncio.Protocol -------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        peer: Any = transport.get_extra_info("peername")
+        self.peer_address = format_address(str(peer[0]), int(peer[1])) if peer else "?"
+        self._transport.set_write_buffer_limits(high=WRITE_BYTES_MAX)
+        no_delay(transport)
+        if len(self._master.links) >= self._master.settings.connections_max:
+            self.close(f"{self._master.settings.connections_max} slaves are connected already")
+            return
+        self._master.links.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self in self._master.links:
+            self._master.links.discard(self)
+            log.info("slave_gone address=%s acknowledged=%d", self.peer_address, self.acknowledged)
+        if self._later is not None:
+            self._later.cancel()
+        self._transport = None
+
+    def pause_writing(self) -> None:
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        self._pump()
+
+    def data_received(self, data: bytes) -> None:
+        self._read_ms = self._master.clock_ms()
+        try:
+            for offset in self._reports.feed(data):
+                self._take(offset)
+        except HaProtocolError as error:
+            self.close(str(error))
+
+    # ---- reports ----------------------------------------------------------------------------
+
+    def _take(self, offset: int) -> None:
+        commitlog = self._master.commitlog
+        if offset > commitlog.max_offset:
+            raise HaProtocolError(
+                f"the slave has {offset} bytes, this log ends at {commitlog.max_offset}: this "
+                "master lost its tail, or the slave follows another log; it must begin anew, "
+                "with an empty store directory"
+            )
+        if not self.serving:
+            self._begin(offset)
+        elif offset > self.next_offset:
+            raise HaProtocolError(f"the slave reports {offset}, sent was up to {self.next_offset}")
+        self.acknowledged = max(self.acknowledged, offset)
+        self._master.reported(offset)
+
+    def _begin(self, offset: int) -> None:
+        commitlog = self._master.commitlog
+        start = offset
+        if offset == 0:
+            start = commitlog.min_offset
+            segments = commitlog.segments()
+            if self._master.settings.from_last_segment and segments:
+                start = segments[-1].start
+        elif offset < commitlog.min_offset:
+            raise HaProtocolError(
+                f"the slave has {offset} bytes, this log begins at {commitlog.min_offset}: what "
+                "lies between is gone; the slave must begin anew, with an empty store directory"
+            )
+        self.next_offset = start
+        self.serving = True
+        log.info(
+            "slave_follows address=%s from=%d end=%d",
+            self.peer_address,
+            start,
+            commitlog.max_offset,
+        )
+        self._pump()
+
+    # ---- sending ----------------------------------------------------------------------------
+
+    def offer(self, position: int, data: bytes) -> None:
+        """`data` was just written at `position`."""
+        if not self.serving or self._paused or self._later is not None:
+            return  # it will be read from the log
+        if self.next_offset == position:
+            self._send(data)
+        else:
+            self._pump()
+
+    def _pump(self) -> None:
+        """Send what the slave lacks, as much as its connection takes."""
+        self._later = None
+        commitlog, sent = self._master.commitlog, 0
+        while self.serving and not self._paused and self._transport is not None:
+            if self.next_offset < commitlog.min_offset:
+                self.close(f"bytes from {self.next_offset} on were deleted before it had them")
+                return
+            data = commitlog.read(self.next_offset, READ_BYTES)
+            if not data:
+                return
+            self._send(data)
+            sent += len(data)
+            if sent >= TURN_BYTES_MAX:
+                self._later = asyncio.get_running_loop().call_soon(self._pump)
+                return
+
+    def _send(self, data: bytes) -> None:
+        assert self._transport is not None
+        size, view = self._master.settings.transfer_bytes, memoryview(data)
+        buffers: list[bytes | memoryview] = []
+        for at in range(0, len(data), size):
+            buffers += transfer(self.next_offset + at, view[at : at + size])
+        self._transport.writelines(buffers)
+        self.next_offset += len(data)
+        self._written_ms = self._master.clock_ms()
+
+    # ---- time -------------------------------------------------------------------------------
+
+    def tick(self, now_ms: int) -> None:
+        settings = self._master.settings
+        if now_ms - self._read_ms > settings.silence_ms_max:
+            self.close(f"silent for {now_ms - self._read_ms} ms")
+        elif self.serving and now_ms - self._written_ms >= settings.heartbeat_ms:
+            assert self._transport is not None
+            self._transport.writelines(transfer(self.next_offset, b""))
+            self._written_ms = now_ms
+
+    def close(self, reason: str) -> None:
+        log.warning("slave_closed address=%s: %s", self.peer_address, reason)
+        self.serving = False
+        if self._transport is not None:
+            self._transport.abort()
+
+
+def no_delay(transport: asyncio.BaseTransport) -> None:
+    """Small reports and transfers go out at once."""
+    found = transport.get_extra_info("socket")
+    if found is not None:
+        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

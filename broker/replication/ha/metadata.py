@@ -1,0 +1,215 @@
+"""What a classic slave copies from its master besides the log: topics (21), consumer offsets (43),
+delay progress (45) and subscription groups (201), every `slaveSyncMetadataIntervalMs`.
+
+What changed on the master since the last round is lost with it: that is the classic design, and
+`last_sync_ms` says how old the copy is. Topics and groups become the master's; its offsets win over
+the slave's own, which consumers may have committed while the master was away.
+
+`LogComparison` asks the same master whether this slave's log is a prefix of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from broker.errors import StateError
+from broker.replication.ha.slave import LogsDiffer
+from broker.tables.configfiles import ConfigFiles
+from broker.tables.state import BrokerState
+from remoting.acl.signature import Credentials
+from remoting.client import RemotingClient
+from remoting.codes import RequestCode, ResponseCode
+from remoting.command import RemotingCommand
+from remoting.errors import RemotingError
+from remoting.fastjson import loads_object
+from remoting.tls import TlsContext
+from store.commitlog import CommitLog
+
+log = logging.getLogger("broker.ha.metadata")
+
+REQUEST_TIMEOUT_MS = 3_000
+RETRY_MS = 1_000  # after a round that failed
+
+
+class MetadataError(RemotingError):
+    """The master answered something else than was asked for."""
+
+
+class MasterClient:
+    """Asks the master. `address()` is "" while it is not known."""
+
+    def __init__(
+        self,
+        address: Callable[[], str],
+        credentials: Credentials | None = None,
+        tls: TlsContext | None = None,
+    ) -> None:
+        self.address = address
+        self._client = RemotingClient(
+            connect_timeout_ms=REQUEST_TIMEOUT_MS, credentials=credentials, tls=tls
+        )
+
+    async def ask(self, code: RequestCode, ext: dict[str, str] | None = None) -> RemotingCommand:
+        """The successful answer. Raises RemotingError."""
+        request = RemotingCommand.request(code, ext)
+        response = await self._client.invoke(self.address(), request, REQUEST_TIMEOUT_MS)
+        if response.code != ResponseCode.SUCCESS:
+            raise MetadataError(f"{code.name}: {response.remark}", code=response.code)
+        return response
+
+    async def close(self) -> None:
+        await self._client.close()
+
+
+class MetadataSync:
+    """Own task: `start` and `stop` once each."""
+
+    def __init__(
+        self,
+        master: MasterClient,
+        state: BrokerState,
+        files: ConfigFiles,
+        *,
+        interval_ms: int,
+        wall_ms: Callable[[], int],
+        on_topics: Callable[[], None],
+        on_round: Callable[[], Awaitable[None]],
+    ) -> None:
+        """`on_round()` is part of each round; may raise RemotingError."""
+        self.last_sync_ms = 0  # wall clock; 0: never
+        self.rounds = 0
+        self._master = master
+        self._state = state
+        self._files = files
+        self._interval_ms = interval_ms
+        self._wall_ms = wall_ms
+        self._on_topics = on_topics
+        self._on_round = on_round
+        self._wanted = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._keep())
+
+    def trigger(self) -> None:
+        """Sync now: a link to the master has begun."""
+        self._wanted.set()
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _keep(self) -> None:
+        failing = False
+        while True:
+            wait_ms = RETRY_MS
+            if self._master.address():
+                try:
+                    await self.sync()
+                    wait_ms, failing = self._interval_ms, False
+                except (RemotingError, StateError, OSError) as error:
+                    level = logging.DEBUG if failing else logging.WARNING
+                    log.log(
+                        level, "metadata_not_synced master=%s: %s", self._master.address(), error
+                    )
+                    failing = True
+            try:
+                async with asyncio.timeout(wait_ms / 1000):
+                    await self._wanted.wait()
+            except TimeoutError:
+                continue  # the next round is due
+            finally:
+                self._wanted.clear()
+
+    async def sync(self) -> None:
+        """One round. Raises RemotingError, StateError, OSError; what came before that stays."""
+        ask, state = self._master.ask, self._state
+        before = dict(state.topics.entries)
+        value = _object(await ask(RequestCode.GET_ALL_TOPIC_CONFIG))
+        _load(value, lambda: state.topics.load(value, state.topics.applied_index))
+        if state.topics.entries != before:
+            self._on_topics()
+        groups = _object(await ask(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG))
+        _load(groups, lambda: state.groups.load(groups, state.groups.applied_index))
+        offsets = _object(await ask(RequestCode.GET_ALL_CONSUMER_OFFSET))
+        _load(offsets, lambda: state.offsets.merge(offsets))
+        delays = _object(await ask(RequestCode.GET_ALL_DELAY_OFFSET))
+        _load(delays, lambda: state.delays.load(delays, state.delays.applied_index))
+        await self._files.saved()
+        await self._on_round()
+        self.last_sync_ms = self._wall_ms()
+        self.rounds += 1
+
+
+class LogComparison:
+    """Compares this log's end with the master's log."""
+
+    def __init__(
+        self, master: MasterClient, commitlog: CommitLog, last_record: Callable[[], int | None]
+    ) -> None:
+        """`last_record()` is where the last record of this log begins; None: not known."""
+        self.master_end = 0  # the master's log end, last time it was asked
+        self._master_begin = 0
+        self._master = master
+        self._commitlog = commitlog
+        self._last_record = last_record
+
+    async def look(self) -> None:
+        """Ask how far the master is. Raises RemotingError."""
+        table = _object(await self._master.ask(RequestCode.GET_BROKER_RUNTIME_INFO)).get("table")
+        try:
+            self.master_end = int((table or {})["commitLogMaxOffset"])
+            self._master_begin = int((table or {})["commitLogMinOffset"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise MetadataError(f"runtime info without commitLogMaxOffset: {error!r}") from error
+
+    async def verify(self) -> None:
+        """Raises LogsDiffer unless this log is a prefix of the master's, as far as its length and
+        its last record tell; RemotingError when the master cannot be asked."""
+        if not self._master.address() or not self._commitlog.max_offset:
+            return  # without a name server only the stream itself is checked
+        await self.look()
+        end = self._commitlog.max_offset
+        if end > self.master_end:
+            raise LogsDiffer(
+                f"this log has {end} bytes, the master's has {self.master_end}: the master lost "
+                "its tail, or it is another log"
+            )
+        if end < self._master_begin:
+            raise LogsDiffer(
+                f"this log ends at {end}, the master's begins at {self._master_begin}: what lies "
+                "between is gone"
+            )
+        position = self._last_record()
+        if position is None or position < self._master_begin:
+            return  # the master has let go of it: its next bytes must tell
+        mine = self._commitlog.record_at(position)
+        try:
+            answer = await self._master.ask(
+                RequestCode.VIEW_MESSAGE_BY_ID, {"offset": str(position)}
+            )
+        except MetadataError as error:
+            raise LogsDiffer(
+                f"the master has no record at {position}, where this log's last one stands "
+                f"({error})"
+            ) from error
+        if mine is None or bytes(answer.body) != mine:
+            raise LogsDiffer(
+                f"the master's record at {position} is another one than this log's last: the "
+                "logs have parted"
+            )
+
+
+def _object(response: RemotingCommand) -> dict[str, Any]:
+    return loads_object(response.body)
+
+
+def _load(value: Mapping[str, Any], load: Callable[[], None]) -> None:
+    try:
+        load()
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise MetadataError(f"the master's table is no table: {error!r}") from error

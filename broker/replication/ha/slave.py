@@ -1,0 +1,273 @@
+"""The slave's side of the HA stream: follow a master, append its bytes, report.
+
+    loop: know the master → compare the logs (`verify`) → connect → report → append, report, …
+
+What arrives is checked to be whole records that continue this log (broker.replication.ha.protocol),
+appended at the master's offsets and dispatched; a report follows each append. It says what this
+slave's flushDiskType promises: with SYNC_FLUSH what is durable, else what is written. Nothing is
+ever cut off here to fit a master: a log that is not a prefix of the master's is refused, loudly,
+until somebody decides which of the two counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import cast
+
+from broker.replication.ha.master import no_delay
+from broker.replication.ha.protocol import REPORT, HaProtocolError, RecordRuns, Run, TransferReader
+from remoting.address import parse_address
+from remoting.errors import RemotingError
+from remoting.tls import TlsContext
+from store.commitlog import CommitLog
+from store.errors import Diverged
+
+log = logging.getLogger("broker.ha.slave")
+
+RECONNECT_MS = 200  # doubled while nothing comes of it
+RECONNECT_MS_MAX = 1_000
+CONNECT_TIMEOUT_MS = 3_000
+
+
+class LogsDiffer(Exception):
+    """This slave's log is not a prefix of the master's. Nothing was changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlaveSettings:
+    """Names in brackets are Apache's."""
+
+    heartbeat_ms: int = 5_000  # haSendHeartbeatInterval
+    silence_ms_max: int = 20_000  # haHousekeepingInterval
+
+
+class HaSlave:
+    """Follows whatever `master_address` names. Own task: `start` and `stop` once each."""
+
+    def __init__(
+        self,
+        commitlog: CommitLog,
+        settings: SlaveSettings,
+        *,
+        master_address: Callable[[], str],
+        verify: Callable[[], Awaitable[None]],
+        append: Callable[[Run], None],
+        reported: Callable[[], int],
+        clock_ms: Callable[[], int],
+        on_link: Callable[[bool], None],
+        on_fatal: Callable[[str], None],
+        tls: TlsContext | None = None,
+    ) -> None:
+        """`verify()` raises LogsDiffer. `append(run)` raises Diverged, OSError (fatal).
+        `reported()` is the offset to report; `on_link(up)` is told when a link begins and ends."""
+        self.commitlog = commitlog
+        self._tls = tls
+        self.settings = settings
+        self.append = append
+        self.reported = reported
+        self.clock_ms = clock_ms
+        self.refused = ""  # why the logs do not fit; "" while they do
+        self.master = ""  # whom the link goes to; "" without one
+        self._master_address = master_address
+        self._verify = verify
+        self._on_link = on_link
+        self._on_fatal = on_fatal
+        self._link: MasterLink | None = None
+        self._unreached = False  # said so already
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._keep())
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def abandon(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        if self._link is not None:
+            self._link.close("abandoned")
+
+    def report(self) -> None:
+        """Something more may be reported (a sync has finished)."""
+        if self._link is not None:
+            self._link.report()
+
+    def tick(self, now_ms: int) -> None:
+        if self._link is not None:
+            self._link.tick(now_ms)
+
+    @property
+    def connected(self) -> bool:
+        return self._link is not None
+
+    @property
+    def last_read_ms(self) -> int:
+        """By `clock_ms`, when the master was last heard of; 0 without a link."""
+        return self._link.read_ms if self._link is not None else 0
+
+    async def _keep(self) -> None:
+        wait_ms = RECONNECT_MS
+        try:
+            while True:
+                address = self._master_address()
+                if address and await self._follow(address):
+                    wait_ms = RECONNECT_MS
+                await asyncio.sleep(wait_ms / 1000)
+                if address:
+                    wait_ms = min(2 * wait_ms, RECONNECT_MS_MAX)
+        except (AssertionError, OSError) as error:
+            log.critical("slave_failed", exc_info=error)
+            self._on_fatal(f"following the master failed: {error!r}")
+
+    async def _follow(self, address: str) -> bool:
+        """One link from beginning to end; whether the master sent something."""
+        loop = asyncio.get_running_loop()
+        try:
+            host, port = parse_address(address)
+            await self._verify()
+            async with asyncio.timeout(CONNECT_TIMEOUT_MS / 1000):
+                context = None if self._tls is None else self._tls.context
+                _, link = await loop.create_connection(
+                    lambda: MasterLink(self), host, port, ssl=context
+                )
+        except LogsDiffer as error:
+            self._refuse(str(error))
+            return False
+        except (OSError, TimeoutError, RemotingError) as error:
+            level = logging.DEBUG if self._unreached else logging.INFO
+            log.log(level, "master_not_reached address=%s: %r", address, error)
+            self._unreached = True
+            return False
+        self._unreached = False
+        self._link, self.master = link, address
+        log.info("following master=%s from=%d", address, self.commitlog.max_offset)
+        self._on_link(True)
+        try:
+            link.report(first=True)
+            reason = await asyncio.shield(link.ended)
+        finally:
+            link.close("stopped")
+            self._link, self.master = None, ""
+            self._on_link(False)
+        log.warning("master_lost address=%s reason=%s", address, reason)
+        if link.failure is not None:
+            raise link.failure
+        self._refuse(link.differs)
+        return link.served
+
+    def _refuse(self, reason: str) -> None:
+        if reason and reason != self.refused:
+            log.error(
+                "not_following: %s. Nothing was changed here. If the master's log is the right "
+                "one, stop this slave, move its store directory away and start it again; if this "
+                "one is, stop the master and make this broker the master",
+                reason,
+            )
+        self.refused = reason
+
+
+class MasterLink(asyncio.Protocol):
+    """The connection to the master."""
+
+    def __init__(self, slave: HaSlave) -> None:
+        self._slave = slave
+        self._frames = TransferReader()
+        self._runs: RecordRuns | None = None
+        self._transport: asyncio.Transport | None = None
+        self._reported = -1
+        self._written_ms = self.read_ms = slave.clock_ms()
+        self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.served = False  # the master sent something
+        self.differs = ""  # the master's bytes do not continue this log
+        self.failure: Exception | None = None  # this log cannot be written any more
+
+    # ---- asyncio.Protocol -------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        no_delay(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        if not self.ended.done():
+            self.ended.set_result(f"closed by the master: {exc}" if exc else "closed by the master")
+
+    def data_received(self, data: bytes) -> None:
+        if self.ended.done():
+            return
+        self.read_ms = self._slave.clock_ms()
+        try:
+            self._receive(data)
+        except (HaProtocolError, Diverged) as error:
+            self.differs = str(error)
+            self.close(str(error))
+        except (AssertionError, OSError) as error:
+            self.failure = error
+            self.close(f"cannot append: {error!r}")
+
+    # ---- the stream -------------------------------------------------------------------------
+
+    def _receive(self, data: bytes) -> None:
+        bodies: list[bytes] = []
+        for offset, body in self._frames.feed(data):
+            self.served = True
+            if self._runs is None:
+                self._runs = self._begin(offset)
+            expected = self._runs.received + sum(map(len, bodies))
+            if offset != expected:
+                raise HaProtocolError(f"the master goes on at {offset}, expected was {expected}")
+            if body:
+                bodies.append(body)
+        if not bodies:
+            return
+        assert self._runs is not None
+        for run in self._runs.feed(b"".join(bodies)):
+            assert run.position == self._slave.commitlog.max_offset
+            self._slave.append(run)
+        self.report()
+
+    def _begin(self, offset: int) -> RecordRuns:
+        """The first frame. An empty log begins wherever the master does."""
+        commitlog = self._slave.commitlog
+        if commitlog.max_offset == 0 and offset > 0:
+            if offset % commitlog.segment_size_bytes:
+                raise HaProtocolError(
+                    f"the master begins at {offset}, where no segment of "
+                    f"{commitlog.segment_size_bytes} bytes does: its mappedFileSizeCommitLog is "
+                    "another one"
+                )
+            commitlog.start_at(offset)
+            log.info("log_begins at=%d: the master sends nothing older", offset)
+        return RecordRuns(commitlog.max_offset, commitlog.segment_size_bytes)
+
+    def report(self, first: bool = False) -> None:
+        """Tell the master how far this slave is, if that is news."""
+        offset = self._slave.commitlog.max_offset if first else self._slave.reported()
+        if offset > self._reported:
+            self._write(offset)
+
+    def tick(self, now_ms: int) -> None:
+        settings = self._slave.settings
+        if now_ms - self.read_ms > settings.silence_ms_max:
+            self.close(f"the master is silent for {now_ms - self.read_ms} ms")
+        elif now_ms - self._written_ms >= settings.heartbeat_ms:
+            self._write(max(self._reported, self._slave.reported()))
+
+    def _write(self, offset: int) -> None:
+        if self._transport is None:
+            return
+        self._transport.write(REPORT.pack(offset))
+        self._reported = offset
+        self._written_ms = self._slave.clock_ms()
+
+    def close(self, reason: str) -> None:
+        if not self.ended.done():
+            self.ended.set_result(reason)
+        if self._transport is not None:
+            self._transport.abort()

@@ -1,0 +1,171 @@
+"""Who belongs to this broker's Raft group, for operators: CHANGE_MEMBERS (30002, ours), and what
+follows for this broker when a change concerns it.
+
+What a change means, and when one is refused, is dledger.configuration's and dledger.membership's
+to say. A replica that is no member of its group leaves the routes (broker.registration).
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from broker.consuming.queries import not_leader
+from broker.errors import Refused
+from broker.replication.engine import Place, RaftEngine
+from broker.replication.preferred import PreferredLeader
+from dledger.configuration import Change, ChangeKind, Configuration
+from remoting.codes import RequestCode, ResponseCode
+from remoting.command import RemotingCommand
+from remoting.connection import Connection, Handler
+from remoting.fastjson import dumps
+
+if TYPE_CHECKING:
+    from broker.broker import Broker
+
+log = logging.getLogger("broker.members")
+
+LIST = "list"  # the op that changes nothing
+OPS = (LIST, *(kind.value for kind in ChangeKind))
+WITH_ADDRESS = (ChangeKind.ADD_LEARNER, ChangeKind.MOVE)
+LOOK_MS = 100  # between looks at the configuration in force: what a route may be late by
+ID = re.compile("[A-Za-z0-9_]{1,64}")  # what dLegerSelfId may be
+
+
+class Members:
+    """The handler, and a chore (`look`). One per broker."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self.preferred = PreferredLeader(broker)
+        self._told: Place | None = None  # what was logged last
+        self._settled: tuple[int, Configuration] | None = None  # and published
+        broker.roles.place = self._place
+
+    def handlers(self) -> dict[int, Handler]:
+        return {int(RequestCode.CHANGE_MEMBERS): self.change}
+
+    async def change(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """Ext `op` (add-learner, promote, remove, move; list), `memberId`, and `memberAddress`
+        (host:port of its Raft listener) with add-learner and move. Op `prefer`: this voter should
+        lead when it can; without `memberId`: nobody in particular.
+
+        A change is answered once it is committed, with ext `index` (of its frame). The body of
+        every answer: {"index", "members", "preferred"}, as this replica has them now. Only the
+        leader changes anything; everybody lists. Raises Refused, RaftError."""
+        ext = request.ext or {}
+        op = ext.get("op", "")
+        if op not in OPS:
+            raise _refused(f"op={op!r}: expected one of {', '.join(OPS)}")
+        engine = self.engine()
+        if op == LIST:
+            return RemotingCommand.response_to(request, body=dumps(self._body(engine)))
+        wanted = _change(ChangeKind(op), ext.get("memberId", ""), ext.get("memberAddress", ""))
+        index = await self.make(wanted)
+        body = dumps(self._body(engine))
+        return RemotingCommand.response_to(request, ext={"index": str(index)}, body=body)
+
+    async def make(self, change: Change) -> int:
+        """The index of its frame, once it is committed. Raises Refused, RaftError."""
+        engine = self.engine()
+        if not self._broker.roles.leading:
+            raise not_leader()
+        index = await engine.change_members(change)
+        kind = change.kind.value
+        log.info("members_changed op=%s member=%s index=%d", kind, change.node_id, index)
+        return index
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Every member, as dledger.roster.members_of has them; none where members do not
+        change."""
+        engine = self._broker.engine
+        return engine.members if isinstance(engine, RaftEngine) else []
+
+    def look(self) -> None:
+        """A chore: whether the configuration in force has changed, here or for everybody; and
+        whether somebody else should lead."""
+        self.preferred.look()
+        engine = self._broker.engine
+        place = self._place()
+        if place is None:
+            return
+        assert isinstance(engine, RaftEngine), engine
+        if place != self._told:
+            was, self._told = self._told, place
+            if was is not None or place.standing == "none":
+                self._say(place)
+            if not self._broker.is_stopping:  # also the first time: it registers before that
+                self._broker.registrar.trigger()
+        settled = engine.core.configurations.settled
+        if self._settled is not None and settled[0] != self._settled[0]:
+            self._publish(self._settled[1], *settled)
+        self._settled = settled
+
+    @property
+    def watches(self) -> bool:
+        """Whether a change from now on would be told of."""
+        return self._settled is not None
+
+    def _say(self, place: Place) -> None:
+        if place.broker_id is not None:
+            log.info("member standing=%s broker_id=%d", place.standing, place.broker_id)
+        elif place.members:
+            log.warning("no_member: this replica was removed from its group, or is not added yet")
+        else:
+            log.info("no_member: this replica waits to be added to its group")
+
+    def _publish(self, was: Configuration, index: int, now: Configuration) -> None:
+        if was.preferred != now.preferred:
+            chosen = {"index": index, "name": now.preferred or None, "was": was.preferred or None}
+            self._broker.http.tell("preferredLeaderChanged", chosen)
+        if replace(was, preferred=now.preferred) == now:
+            return  # and nothing else
+        members = [
+            {
+                "id": member.node_id,
+                "role": member.role.name.lower(),
+                "brokerId": member.broker_id,
+                "address": member.address,
+            }
+            for member in now.members
+        ]
+        detail = {"index": index, "members": members, "removed": sorted(was.ids - now.ids)}
+        self._broker.http.tell("memberChanged", detail)
+
+    def _place(self) -> Place | None:
+        engine = self._broker.engine
+        return engine.place if isinstance(engine, RaftEngine) else None
+
+    def engine(self) -> RaftEngine:
+        """Raises Refused where members do not change."""
+        engine = self._broker.engine
+        if not isinstance(engine, RaftEngine):
+            raise Refused(
+                ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+                "this broker's members do not change: it is no replica of a Raft group, or it runs"
+                " over pysyncobj",
+            )
+        return engine
+
+    def _body(self, engine: RaftEngine) -> dict[str, Any]:
+        return {
+            "index": engine.core.configurations.index,
+            "members": engine.members,
+            "preferred": engine.preferred,
+        }
+
+
+def _change(kind: ChangeKind, node_id: str, address: str) -> Change:
+    """Raises Refused."""
+    if not ID.fullmatch(node_id) and (kind is not ChangeKind.PREFER or node_id):
+        raise _refused(f"memberId={node_id!r} is no id: letters, digits and _, as dLegerSelfId")
+    if (kind in WITH_ADDRESS) != bool(address):
+        needed = "needs" if kind in WITH_ADDRESS else "takes no"
+        raise _refused(f"{kind.value} {needed} memberAddress, host:port of its Raft listener")
+    return Change(kind, node_id, address)
+
+
+def _refused(why: str) -> Refused:
+    return Refused(ResponseCode.INVALID_PARAMETER, why)

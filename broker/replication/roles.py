@@ -1,0 +1,83 @@
+"""What this replica is right now, what follows from a change of it, and who could lead instead.
+
+One `RoleView` per broker, changed by the engine's role events only; everybody who has to know
+whether this replica leads asks it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from broker.config import BrokerConfig
+from broker.registration import Identity
+from broker.replication.engine import Place
+from broker.tables.state import BrokerState
+from dledger.messages import Role, RoleEvent
+
+
+class RoleView:
+    """The latest role event, and what it means for clients and name servers."""
+
+    def __init__(self, config: BrokerConfig, state: BrokerState) -> None:
+        self._config = config
+        self._state = state
+        self.place: Callable[[], Place | None] = lambda: None  # in the Raft group, if there is one
+        self._master_hint = ""  # what a name server calls the leader's address
+        self.master_ha_address = ""  # and where it serves slaves
+        self.term = 0
+        self.role = Role.FOLLOWER
+        self.leader: str | None = None
+        self.leading = False  # leader, and ready: may take sends and answer for offsets
+
+    def change(self, event: RoleEvent) -> None:
+        if event.leader != self.leader:
+            self._master_hint = ""
+        self.term = event.term
+        self.role = event.role
+        self.leader = event.leader
+        self.leading = event.role is Role.LEADER and event.leader_ready
+
+    def hint_master(self, address: str, ha_address: str) -> None:
+        self._master_hint = address
+        self.master_ha_address = ha_address
+
+    @property
+    def takes_commits(self) -> bool:
+        """Whether consumers may commit and ask for offsets here. A classic slave is asked only by
+        consumers that cannot reach its master."""
+        return self.leading or self._config.is_classic
+
+    @property
+    def leader_address(self) -> str:
+        """Where clients reach the leader; "" when that is not known."""
+        if self._config.is_classic:
+            return self._master_hint
+        if self.leader is None:
+            return ""
+        return self._state.addresses.get(self.leader, self._master_hint)
+
+    @property
+    def identity(self) -> Identity:
+        """How this replica registers: only a ready leader is brokerId 0; others have the id that
+        the group's configuration gave them."""
+        if self._config.is_classic:
+            return Identity(self._config.registration_id(self.leading), 0, "")
+        place = self.place()
+        own_id = self._config.registration_id(self.leading)
+        member = True
+        if place is not None:
+            member = place.broker_id is not None
+            own_id = 0 if self.leading else place.broker_id or own_id
+        role = "leader" if self.leading else "follower"
+        return Identity(own_id, self.term, role, member)
+
+
+def most_advanced(status: dict[str, object]) -> str:
+    """Of a leader's status (dledger.status): the connected peer whose log matches furthest; "" if
+    none is connected."""
+    peers = status["peers"]
+    assert isinstance(peers, dict)
+    matches = {
+        str(name): int(peer["match"] or 0) for name, peer in peers.items() if peer["connected"]
+    }
+    return max(matches, key=lambda name: matches[name], default="")

@@ -1,0 +1,1 @@
+"""From a send request to a frame in the log, and the answer."""

@@ -1,0 +1,158 @@
+"""Messages that are stored somewhere else first: delayed ones, and halves of transactions.
+
+A send whose properties or flags say so takes the slow way (broker.sending.sendrequest.Special), and
+what comes of it goes through `park`: a message in, the message that is stored instead out. Its
+topic is one of the broker's own (`internal_topics`), the place it was sent to stands in REAL_TOPIC
+and REAL_QID, as in Apache's stores. What a broker stores itself (a retry, the message that a
+transaction becomes) is parked by the same functions before it is given to `SendPath.store`.
+
+A delayed message waits in queue level - 1 of SCHEDULE_TOPIC_XXXX, whose consume-queue units hold
+the time of delivery instead of a tags code (broker.sending.cut and store.dispatch);
+broker.delivery.delay delivers. A timer message waits in rmq_sys_wheel_timer
+(broker.delivery.timers). A transactional message with a delay or a time is parked for that when it
+is committed, not before; a delay counts from then. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from broker.delivery.timers.timing import ASKED, Timing, handle_of, timed
+from broker.delivery.transactions.conversion import (
+    HALF_TOPIC,
+    OP_TOPIC,
+    REAL_QUEUE_ID,
+    REAL_TOPIC,
+    TRAN_MSG,
+    half_properties,
+)
+from broker.errors import Refused
+from broker.sending.sendrequest import MESSAGE_ILLEGAL, TRANSACTION_BITS, Outgoing
+from broker.tables.topics import PERM_READ, PERM_WRITE, TopicConfig
+from store.dispatch import SCHEDULE_TOPIC, TIMER_TOPIC, timer_code
+from store.properties import DELAY, TAGS, decode_properties, joined, tags_code
+
+if TYPE_CHECKING:
+    from broker.config import BrokerConfig
+
+WAIT = "WAIT"
+_NUMBER = re.compile(r"\s*[+-]?\d{1,9}\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class Parking:
+    """What decides where a message waits."""
+
+    levels_ms: Sequence[int]
+    timing: Timing
+    broker_name: str
+
+    @classmethod
+    def of(cls, config: BrokerConfig, wall_ms: Callable[[], int]) -> Parking:
+        timing = Timing(
+            config.timer_wheel_enable,
+            config.timer_precision_ms,
+            config.timer_max_delay_sec * 1_000,
+            config.timer_messages_max,
+            wall_ms,
+        )
+        return cls(config.delay_levels_ms, timing, config.broker_name)
+
+    def handle(self, parked: Outgoing) -> str:
+        """What the sender of a timer message may recall it with; of others ""."""
+        return handle_of(parked, self.broker_name)
+
+
+def internal_topics(levels_ms: Sequence[int]) -> list[TopicConfig]:
+    """The broker's own topics: in no table, the same on all replicas."""
+    counts = {SCHEDULE_TOPIC: len(levels_ms), TIMER_TOPIC: 1, HALF_TOPIC: 1, OP_TOPIC: 1}
+    return [TopicConfig(name, n, n, PERM_READ | PERM_WRITE) for name, n in counts.items()]
+
+
+def unit_code(message: Outgoing) -> int:
+    """What stands in its consume-queue unit; of delay levels, what would if they were not."""
+    properties = decode_properties(message.properties)
+    if message.topic == TIMER_TOPIC:
+        return timer_code(properties)
+    return tags_code(properties.get(TAGS))
+
+
+def park(message: Outgoing, parking: Parking) -> Outgoing:
+    """What is stored of a message that a client sends; the message itself if that is nothing
+    else. Its topic and queue are chosen and there. Raises Refused."""
+    properties = decode_properties(message.properties)
+    if properties.get(TRAN_MSG, "").lower() == "true":
+        parking.timing.deliver_ms(properties)  # refused now, not when it is committed
+        return half_message(message, properties)
+    if message.sys_flag & TRANSACTION_BITS:
+        raise Refused(
+            MESSAGE_ILLEGAL,
+            f"sysFlag {message.sys_flag} speaks of a transaction, and property {TRAN_MSG} does "
+            "not; the message was not stored",
+        )
+    return later(message, properties, parking)
+
+
+def later(message: Outgoing, properties: dict[str, str], parking: Parking) -> Outgoing:
+    """The message as it waits for its delivery, if its properties ask for that; a delay level
+    counts before a time. Raises Refused."""
+    parked = delayed(message, properties, parking.levels_ms)
+    return parked if parked is not message else timed(message, properties, parking.timing)
+
+
+def half_message(message: Outgoing, properties: dict[str, str]) -> Outgoing:
+    """The half of a transactional message: of `message`, which was meant for its topic and queue
+    and has these properties. Raises Refused."""
+    return replace(
+        message,
+        topic=HALF_TOPIC,
+        queue_id=0,
+        properties=joined(half_properties(properties, message.topic, message.queue_id)),
+        sys_flag=message.sys_flag & ~TRANSACTION_BITS,
+    )
+
+
+def delayed(message: Outgoing, properties: dict[str, str], levels_ms: Sequence[int]) -> Outgoing:
+    """The message as it waits for its delivery, if its property DELAY names a level; one above
+    the last counts as the last. Raises Refused."""
+    text = properties.get(DELAY, "0")
+    if _NUMBER.fullmatch(text) is None:
+        raise Refused(
+            MESSAGE_ILLEGAL, f"property {DELAY}={text} is no number; the message was not stored"
+        )
+    level = min(int(text), len(levels_ms))
+    if level <= 0:
+        return message
+    return replace(
+        message,
+        topic=SCHEDULE_TOPIC,
+        queue_id=level - 1,
+        properties=joined(
+            {name: value for name, value in properties.items() if name not in ASKED}
+            | {DELAY: str(level), REAL_TOPIC: message.topic, REAL_QUEUE_ID: str(message.queue_id)}
+        ),
+    )
+
+
+def delivered(message: Outgoing) -> Outgoing:
+    """A delayed or timer message as it goes to where it was sent to. Its properties only become
+    fewer: what could be parked can be delivered. Raises ValueError if it does not say where."""
+    properties = decode_properties(message.properties)
+    topic, queue_id = properties.get(REAL_TOPIC, ""), properties.get(REAL_QUEUE_ID, "")
+    if not topic or not queue_id.isdecimal():
+        raise ValueError(f"REAL_TOPIC={topic!r}, REAL_QID={queue_id!r}")
+    properties.pop(DELAY, None)
+    if message.topic == TIMER_TOPIC:  # the others keep them, as with Apache's broker
+        del properties[REAL_TOPIC], properties[REAL_QUEUE_ID]
+    if WAIT in properties:
+        properties[WAIT] = "false"
+    return replace(
+        message,
+        topic=topic,
+        queue_id=int(queue_id),
+        properties=joined(properties),
+        anyhow=True,
+    )

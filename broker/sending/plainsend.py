@@ -1,0 +1,92 @@
+"""The quick way from a send's frame to its record, for a send whose like was met before. Pure.
+
+Nearly every send differs from one before it in its body, its UNIQ_KEY and its time alone. Of such
+a one only that is read, and everything else is looked up: its queue, its numbers, what its other
+properties mean. What is not found here, or is odd in any way, goes the general way (`SendPath.
+admit`, broker.sending.sendrequest), which knows all forms, says what is wrong, and remembers what
+is looked up here. Both make the same record of a send (tests/broker/test_plainsend.py).
+
+Measured on a leader, of 4.5 microseconds a send from its frame to the waiting list: 2.4 are left.
+"""
+
+from __future__ import annotations
+
+from zlib import crc32
+
+from msgspec import Struct, field
+from msgspec.json import Decoder
+
+from broker.sending.sendrequest import INT64_MAX, Record, SendRules, SendTopic
+
+# How a header begins that is worth a try: Java's clients and ours write the code first.
+PLAIN_START = b'{"code":310,'
+
+
+class PlainFields(Struct, gc=False):
+    """What is looked at of SEND_MESSAGE_V2's fields, under their names on the wire."""
+
+    b: str  # topic
+    e: str  # queue id
+    f: str  # sysFlag
+    g: str  # bornTimestamp
+    h: str  # flag
+    i: str = ""  # properties
+    j: str | None = None  # reconsumeTimes
+
+
+class PlainSend(Struct, gc=False):
+    """A SEND_MESSAGE_V2's header."""
+
+    code: int
+    flag: int
+    opaque: int
+    fields: PlainFields = field(name="extFields")
+
+
+# Raises msgspec.MsgspecError for what is not one.
+decode_plain = Decoder(PlainSend).decode
+
+
+def plain_record(
+    fields: PlainFields, body: bytes, topic: SendTopic, born_host: bytes, rules: SendRules
+) -> tuple[Record, str] | None:
+    """The record and the client's message id; None: the general way, please. Raises ValueError for
+    a malformed time."""
+    queue = topic.chosen.get(fields.e)
+    numbers = rules.numbers.get((fields.f, fields.h, fields.j))
+    text = fields.i
+    at = text.find("UNIQ_KEY\x01")
+    end = text.find("\x02", at + 9) if at == 0 or (at > 0 and text[at - 1] == "\x02") else -1
+    ending = rules.endings.get(text[:at] + text[end:] if at else text[end:])
+    body_size = len(body)
+    if (
+        queue is None
+        or numbers is None
+        or ending is None
+        or end < 0
+        or not 0 < body_size <= rules.message_size_max
+        or len(born_host) != 8
+    ):
+        return None
+    born_ms = int(fields.g)
+    stored = text.encode() + ending[0]
+    name_part = topic.name_parts.get(len(stored))
+    if name_part is None or not 0 <= born_ms <= INT64_MAX:
+        return None
+    tail = name_part + stored
+    sys_flag, flag, reconsume = numbers
+    record = (
+        queue,
+        rules.head_size_v4 + body_size + len(tail),
+        rules.head_v4,
+        crc32(body) & 0x7FFFFFFF,
+        flag,
+        sys_flag,
+        born_ms,
+        born_host,
+        reconsume,
+        body,
+        tail,
+        ending[1],
+    )
+    return record, text[at + 9 : end]

@@ -1,0 +1,201 @@
+"""Request and reply (remoting-protocol 9.6): SEND_REPLY_MESSAGE (324, 325) to the leader, pushed to
+the requester with PUSH_REPLY_MESSAGE_TO_CLIENT (326).
+
+A reply names its requester by client id (REPLY_TO_CLIENT). It goes over the connection of a
+producer with that id, and is answered when the requester has taken it: SUCCESS, or SYSTEM_ERROR
+with the reason; the sender's own time-out is the bound, here TTL or PUSH_TIMEOUT_MS, whichever is
+less. With storeReplyMessageEnable it is stored, too, in `<cluster>_REPLY_TOPIC`, whether it could
+be handed over or not, as in Apache's broker; a reply that could not be stored is one all the same.
+
+Java's producers heartbeat a broker up to 30 s after it became their leader, or they first sent to
+it. So a requester is known by its requests, too (broker.clients); and a leader that does not know
+it asks the replicas that led before (those whose address is known from their leadership) to push
+the reply: they know it by the ext field FORWARDED_FROM, which has the replier's address, and
+neither store nor pass it on. A requester that sent its request to a leader that died is found after
+its next request or heartbeat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from broker.clients import ClientTable
+from broker.config import BrokerConfig
+from broker.errors import Refused
+from broker.sending.catcher import send
+from broker.sending.send import SendPath
+from broker.tables.topics import TopicConfig, TopicTable
+from remoting.admin_headers import ReplyPushHeader
+from remoting.client import RemotingClient
+from remoting.codes import RequestCode, ResponseCode
+from remoting.command import RemotingCommand
+from remoting.connection import Connection, Handler
+from remoting.errors import RemotingError
+from remoting.headers import SendHeader, SendResponseHeader
+from store.properties import decode_properties
+from store.record import pack_host
+
+log = logging.getLogger("broker.reply")
+
+REPLY_TO_CLIENT = "REPLY_TO_CLIENT"
+TTL = "TTL"
+PUSH_REPLY_TIME = "PUSH_REPLY_TIME"
+FORWARDED_FROM = "raftmqForwardedFrom"
+PUSH_TIMEOUT_MS = 10_000  # as Apache's broker
+PUSHES_MAX = 10_000  # under way
+STORED = (
+    ResponseCode.SUCCESS,
+    ResponseCode.FLUSH_DISK_TIMEOUT,
+    ResponseCode.FLUSH_SLAVE_TIMEOUT,
+    ResponseCode.SLAVE_NOT_AVAILABLE,
+)
+
+
+def reply_topic(cluster: str) -> TopicConfig:
+    """Where repliers send, and replies are stored."""
+    return TopicConfig(f"{cluster}_REPLY_TOPIC", 1, 1)
+
+
+@dataclass(slots=True)
+class ReplyService:
+    """See the module. `elsewhere()` are the client addresses of other replicas that led."""
+
+    config: BrokerConfig
+    topics: TopicTable
+    clients: ClientTable
+    sends: SendPath
+    leading: Callable[[], bool]
+    not_leader: Callable[[], Refused]
+    own_address: Callable[[], str]
+    elsewhere: Callable[[], list[str]]
+    wall_ms: Callable[[], int]
+    peers: RemotingClient
+    _pushes: int = 0
+
+    def handlers(self) -> dict[int, Handler]:
+        codes = (RequestCode.SEND_REPLY_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2)
+        return {int(code): self.reply for code in codes}
+
+    async def stop(self) -> None:
+        await self.peers.close()
+
+    async def reply(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """324, 325. Raises Refused, HeaderError."""
+        ext = request.ext or {}
+        header = SendHeader.parse(ext, request.code)
+        born_host = ext.get(FORWARDED_FROM)
+        forwarded = born_host is not None
+        if not forwarded and not self.leading():
+            raise self.not_leader()
+        self._check(header, request.body)
+        problem = await self._push(request, header, born_host or connection.peer_address, forwarded)
+        answer = SendResponseHeader(
+            "0",
+            max(0, header.queue_id),
+            0,
+            region=self.config.region_id,
+            trace_on=self.config.trace_on,
+        )
+        if self.config.store_reply_message_enable and not forwarded:
+            answer = await self._store(connection, header, request.body, answer)
+        if problem:
+            log.info("reply_not_pushed reason=%s", problem)
+            return RemotingCommand.response_to(
+                request, ResponseCode.SYSTEM_ERROR, problem, answer.to_ext()
+            )
+        return RemotingCommand.response_to(request, ext=answer.to_ext())
+
+    def _check(self, header: SendHeader, body: bytes) -> None:
+        if self.topics.get(header.topic) is None:
+            raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist")
+        if len(body) > self.config.max_message_size:
+            raise Refused(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"the body is {len(body)} bytes long, allowed are {self.config.max_message_size}",
+            )
+
+    # ---- to the requester -------------------------------------------------------------------
+
+    async def _push(
+        self, request: RemotingCommand, header: SendHeader, born_host: str, forwarded: bool
+    ) -> str:
+        """Why the requester has not got the reply; "" if it has."""
+        properties = decode_properties(header.properties)
+        client_id = properties.get(REPLY_TO_CLIENT)
+        if client_id is None:
+            return f"reply message properties[{REPLY_TO_CLIENT}] is null"
+        if self._pushes >= PUSHES_MAX:
+            return "[BUSY] too many replies are under way"
+        ttl = properties.get(TTL, "")
+        ttl_ms = int(ttl) if ttl.isascii() and ttl.isdigit() else PUSH_TIMEOUT_MS
+        timeout_ms = max(1, min(ttl_ms, PUSH_TIMEOUT_MS))
+        self._pushes += 1
+        try:
+            found = self.clients.producer_connection(client_id)
+            if found is None:
+                problem = f"push reply message fail, channel of <{client_id}> not found."
+                if not forwarded and await self._forward(request, born_host, timeout_ms):
+                    problem = ""
+                return problem
+            command = self._pushed(header, properties, born_host, request.body)
+            answer = await found.invoke(command, timeout_ms)
+        except RemotingError as error:
+            return f"push reply message to {client_id} fail: {error}"
+        finally:
+            self._pushes -= 1
+        if answer.code != ResponseCode.SUCCESS:
+            return f"push reply message to {client_id} fail: {answer.remark}"
+        return ""
+
+    def _pushed(
+        self, header: SendHeader, properties: dict[str, str], born_host: str, body: bytes
+    ) -> RemotingCommand:
+        now_ms = self.wall_ms()
+        told = {
+            **properties,
+            "MSG_REGION": self.config.region_id,
+            "TRACE_ON": "true" if self.config.trace_on else "false",
+            PUSH_REPLY_TIME: str(now_ms),
+        }
+        text = "".join(f"{name}\x01{value}\x02" for name, value in told.items())
+        push = ReplyPushHeader(
+            header._replace(properties=text), born_host, self.own_address(), now_ms
+        )
+        return RemotingCommand.request(
+            RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, push.to_ext(), body
+        )
+
+    async def _forward(self, request: RemotingCommand, born_host: str, timeout_ms: int) -> bool:
+        """Whether a replica that led before knew the requester and handed the reply over."""
+        ext = {**(request.ext or {}), FORWARDED_FROM: born_host}
+        asked = [
+            self.peers.invoke(
+                address, RemotingCommand.request(request.code, dict(ext), request.body), timeout_ms
+            )
+            for address in self.elsewhere()
+        ]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        taken = False
+        for answer in answers:
+            if isinstance(answer, RemotingCommand):
+                taken = taken or answer.code == ResponseCode.SUCCESS
+            elif not isinstance(answer, RemotingError):
+                raise answer
+        return taken
+
+    # ---- to the log -------------------------------------------------------------------------
+
+    async def _store(
+        self, connection: Connection, header: SendHeader, body: bytes, answer: SendResponseHeader
+    ) -> SendResponseHeader:
+        """Where it is stored; `answer` as it was if it is not."""
+        host, _, port = connection.peer_address.rpartition(":")
+        born_host = pack_host((host.strip("[]").partition("%")[0], int(port)))
+        stored = await send(self.sends, header, body, born_host)
+        if stored.code not in STORED:
+            log.warning("reply_not_stored code=%d: %s", stored.code, stored.remark)
+            return answer
+        return SendResponseHeader.parse(stored.ext)._replace(transaction_id=None)

@@ -1,0 +1,98 @@
+"""What becomes of a message whose consumption failed: tried again later, or a dead letter. Pure.
+
+A consumer gives it back (CONSUMER_SEND_MSG_BACK, broker.delivery.sendback) or, if that fails, sends
+it to its group's retry topic itself. A message that failed for the nth time waits on delay level
+2 + n, and is a dead letter in `%DLQ%group` once it was tried again as often as the group allows.
+The properties are Apache's: RETRY_TOPIC is the topic it was sent to in the beginning, where
+consumers see it again, ORIGIN_MESSAGE_ID the offsetMsgId that it had there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from broker.errors import Refused
+from broker.sending.parking import WAIT, delayed
+from broker.sending.sendrequest import Outgoing, as_stored
+from broker.tables.groups import GroupTable, SubscriptionGroup
+from broker.tables.topics import DLQ_PREFIX, PERM_READ, PERM_WRITE, RETRY_PREFIX, TopicConfig
+from store.properties import DELAY, decode_properties, joined
+from store.record import MessageRecord, offset_message_id
+
+RETRY_TOPIC = "RETRY_TOPIC"
+ORIGIN_MESSAGE_ID = "ORIGIN_MESSAGE_ID"
+DLQ_ORIGIN_TOPIC = "DLQ_ORIGIN_TOPIC"
+DLQ_ORIGIN_MESSAGE_ID = "DLQ_ORIGIN_MESSAGE_ID"
+FIRST_LEVEL = 3  # of a message that failed for the first time
+DLQ_QUEUE_COUNT = 1
+GROUP_NOT_EXIST = 26
+
+
+def dead_letter_topic(group: str) -> TopicConfig:
+    return TopicConfig(DLQ_PREFIX + group, DLQ_QUEUE_COUNT, DLQ_QUEUE_COUNT, PERM_READ | PERM_WRITE)
+
+
+def is_exhausted(record: MessageRecord, delay_level: int, times_max: int) -> bool:
+    """Whether a message that is given back is a dead letter. `delay_level` < 0: it shall be."""
+    return delay_level < 0 or record.reconsume_times >= times_max
+
+
+def given_back(
+    record: MessageRecord,
+    group: str,
+    queue_count: int,
+    delay_level: int,
+    times_max: int,
+    levels_ms: Sequence[int],
+) -> Outgoing:
+    """What is stored of a message that a consumer of `group` gives back. `delay_level` 0: as long
+    as it failed often. A retry waits in the delayed messages' topic for one of the `queue_count`
+    queues of the group's retry topic."""
+    message = as_stored(record)
+    properties = decode_properties(record.properties)
+    origin = properties.get(ORIGIN_MESSAGE_ID, "").strip() or offset_message_id(
+        record.store_host, record.physical_offset
+    )
+    properties.setdefault(RETRY_TOPIC, record.topic)
+    properties |= {ORIGIN_MESSAGE_ID: origin, WAIT: "false"}
+    properties.pop(DELAY, None)
+    dead = is_exhausted(record, delay_level, times_max)
+    if dead:
+        properties |= {
+            DLQ_ORIGIN_TOPIC: properties[RETRY_TOPIC],
+            DLQ_ORIGIN_MESSAGE_ID: origin,
+        }
+    else:
+        properties[DELAY] = str(delay_level or FIRST_LEVEL + record.reconsume_times)
+    message = replace(
+        message,
+        topic=(DLQ_PREFIX if dead else RETRY_PREFIX) + group,
+        queue_id=0 if dead else record.physical_offset % queue_count,
+        properties=joined(properties),
+        reconsume=record.reconsume_times + 1,
+    )
+    return message if dead else delayed(message, properties, levels_ms)
+
+
+def group_of(retry_topic: str, groups: GroupTable, *, may_be_made: bool) -> SubscriptionGroup:
+    """Whose retry topic it is; one that is not there, but may be made, is a standard one. Raises
+    Refused."""
+    name = retry_topic.removeprefix(RETRY_PREFIX)
+    group = groups.get(name)
+    if group is None and not may_be_made:
+        raise Refused(GROUP_NOT_EXIST, f"subscription group [{name}] does not exist")
+    return group or SubscriptionGroup(name)
+
+
+def redirected(ext: Mapping[str, str], group: SubscriptionGroup) -> Mapping[str, str]:
+    """A send to the group's retry topic as it is stored: itself, or a dead letter if it was tried
+    again too often. V2 names; raises ValueError for a malformed header."""
+    times = int(ext.get("j") or 0)
+    times_max = int(ext["l"]) if ext.get("l") else group.retry_times_max
+    if times <= times_max:
+        return ext
+    properties = decode_properties(ext.get("i") or "")
+    properties.pop(DELAY, None)
+    text = joined(properties).decode()
+    return {**ext, "b": DLQ_PREFIX + group.name, "e": "0", "i": text}

@@ -1,0 +1,695 @@
+"""The send path: requests → waiting list → cut → frame → commit → answers.
+
+A send that passes the checks becomes records (broker/sending/sendrequest.py) in the waiting list.
+The Raft member asks for a `cut` whenever another frame may be proposed: everything that waited
+becomes one frame (up to `frameSizeMax`), one Raft entry, one group commit. When the frame is
+applied, its sends are answered, one write per connection.
+
+What a sender is told (docs/architecture.md "Errors on the wire"):
+- SEND_OK only once the frame is committed;
+- 14 [NOT_LEADER] when it is certainly not stored: never cut, or its frame was truncated;
+- 1 [OUTCOME_UNKNOWN] when its frame's fate is not known within `outcomeTimeoutMs`;
+- 2 [BUSY] when `waitingBytesMax` of sends wait or are under way.
+
+Queue offsets are handed out from an append-time table that is valid for one leadership: a ready
+leader has applied all of its log, so the ConsumeQueues say where each queue ends; after that only
+this table is asked. No task, future or lock per message.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from broker.config import BrokerConfig
+from broker.delivery.transactions.conversion import HALF_TOPIC
+from broker.errors import Refused
+from broker.sending.creations import WAITING_OVERHEAD_BYTES, Creations
+from broker.sending.cut import AnswerFormat, cut_frame, cut_records
+from broker.sending.heldsends import HeldSend, HeldSends
+from broker.sending.parking import Parking, internal_topics, park, unit_code
+from broker.sending.plainsend import PlainSend, plain_record
+from broker.sending.retry import group_of, redirected
+from broker.sending.sendrequest import (
+    Outgoing,
+    Record,
+    SendQueue,
+    SendRules,
+    SendTopic,
+    Special,
+    check_topic,
+    parse_batch,
+    parse_single,
+    parse_special,
+    record_of,
+)
+from broker.sending.waiting import (
+    OWN,
+    Batch,
+    Connection,
+    Done,
+    Group,
+    Pending,
+    Sender,
+    Stored,
+    split_unwaiting,
+)
+from broker.tables.groups import SubscriptionGroup
+from broker.tables.sentonce import Key, Once, Repeats, command_size, once_key, sent_once
+from broker.tables.state import BrokerState, several
+from broker.tables.topics import (
+    PERM_WRITE,
+    RETRY_PREFIX,
+    TopicConfig,
+    topic_name_problem,
+)
+from remoting.codec import encode_command
+from remoting.codes import RequestCode, ResponseCode
+from remoting.command import JSON, RESPONSE_FLAG, RemotingCommand
+from store.dispatch import SCHEDULE_TOPIC
+from store.frame import Frame
+from store.properties import UNIQ_KEY, decode_properties
+
+log = logging.getLogger("broker.send")
+
+COMMAND_OVERHEAD_BYTES = 64  # at least what one command costs in a frame besides its own bytes
+NOT_LEADER = "[NOT_LEADER]"
+UNKNOWN_REMARK = "[OUTCOME_UNKNOWN] the message was written but is not known to be committed"
+BATCH_CODE = int(RequestCode.SEND_BATCH_MESSAGE)
+# The message is stored here; the last three say what classic mode's sender waited for in vain.
+STORED_CODES = (
+    ResponseCode.SUCCESS,
+    ResponseCode.FLUSH_DISK_TIMEOUT,
+    ResponseCode.SLAVE_NOT_AVAILABLE,
+    ResponseCode.FLUSH_SLAVE_TIMEOUT,
+)
+
+
+class SendPath:
+    """All sends of one broker. Every method runs on the loop and returns without waiting."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        state: BrokerState,
+        rules: SendRules,
+        *,
+        queue_end: Callable[[str, int], int],
+        request_cut: Callable[[bool], None],
+        propose: Callable[[bytes, Callable[[Exception | None], None]], None],
+        leader_address: Callable[[], str],
+        clock_ms: Callable[[], int],
+        wall_ms: Callable[[], int],
+    ) -> None:
+        """`queue_end(topic, queue_id)` is the ConsumeQueue's max offset; `propose(payload, done)`
+        proposes a command and calls `done(None)` once it is applied, or `done(error)`."""
+        self._config = config
+        self._state = state
+        self._rules = rules
+        self._queue_end = queue_end
+        self._request_cut = request_cut
+        self._propose = propose
+        self._leader_address = leader_address  # "" when unknown
+        self._clock_ms = clock_ms  # never goes back; for time-outs
+        self._wall_ms = wall_ms
+        self._answers = {
+            int(code): AnswerFormat(config.region_id, config.trace_on, rules.store_host, int(code))
+            for code in STORED_CODES
+        }
+        self._store_host = rules.store_host
+        self._group_size_max = min(config.frame_size_max, rules.record_bytes_max)
+        self._waiting_bytes_max = config.waiting_bytes_max
+        self._groups: deque[Group] = deque()
+        self._pending: dict[int, Pending] = {}
+        self._topics: dict[str, SendTopic] = {}
+        self._queues: dict[tuple[str, int], SendQueue] = {}
+        self.parking = Parking.of(config, wall_ms)
+        self.internal_topics = state.topics.internal  # of the broker's own
+        self.internal_topics.update(
+            {topic.name: topic for topic in internal_topics(self.parking.levels_ms)}
+        )
+        self._creations = Creations(config, state, propose, self._created)
+        self._next_queue = 0
+        self._term = 0
+        self._leading = False
+        self._held_bytes = 0
+        self._held = HeldSends(clock_ms)
+        self.disk_full = ""  # why sends are refused; "" when there is room
+        self.put_count = 0  # messages stored
+        self.repeat_count = 0  # idempotent sends that were answered and not stored again
+        self._repeats = Repeats()
+        # Sends answered, by code and the tag that the remark of a refusal begins with.
+        self.results: dict[tuple[int, str], int] = {}
+        # Producer group and connection of a half message that is about to be stored; may refuse.
+        self.on_half: Callable[[str, Any], None] = lambda *_: None
+        # Connection and fields of a send that wants a reply.
+        self.on_request: Callable[[Any, Mapping[str, str]], None] = lambda *_: None
+        self.on_stored: Callable[[float], None] = lambda _: None  # seconds since a group was cut
+        # The latest store time in the log. Ours never goes below it, whatever the clock does:
+        # offsets are looked up by time with a bisection.
+        self.stamp_ms = 0
+
+    # ---- requests -------------------------------------------------------------------------
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of sends waiting or under way."""
+        return self._held_bytes
+
+    @property
+    def pending_count(self) -> int:
+        return len(self._pending)
+
+    def receive(
+        self, sender: Sender, ext: Mapping[str, str], body: bytes, born_host: bytes, code: int
+    ) -> None:
+        """Take one send with V2 header fields. Answers by itself when it is refused."""
+        try:
+            self.admit(sender, ext, body, born_host, code)
+        except Refused as refused:
+            self.refuse(sender, refused)
+        except (KeyError, ValueError, TypeError, AttributeError) as error:
+            remark = f"the send header is malformed: {error!r}; the message was not stored"
+            self._refuse(sender, ResponseCode.SYSTEM_ERROR, remark)
+
+    def wake(self, at_once: bool = False) -> None:
+        """After a run of `receive` or `admit`: have the member cut what waits, at the end of this
+        turn of the loop (with what other connections bring), or at once."""
+        if self._groups:
+            self._request_cut(at_once)
+
+    def admit_plain(
+        self, connection: Connection, send: PlainSend, body: bytes, born_host: bytes
+    ) -> bool:
+        """The quick way onto the waiting list. False: nothing has happened, `admit` is to be tried;
+        ValueError likewise."""
+        topic = self._topics.get(send.fields.b)
+        groups = self._groups
+        if topic is None or not topic.plain or not self._leading or self.disk_full or not groups:
+            return False
+        found = plain_record(send.fields, body, topic, born_host, self._rules)
+        if found is None:
+            return False
+        record, unique_key = found
+        size = record[1]
+        group = groups[-1]
+        held_bytes = self._held_bytes + size + WAITING_OVERHEAD_BYTES
+        if (
+            held_bytes > self._waiting_bytes_max
+            or group.size_bytes + group.command_bytes + size > self._group_size_max
+        ):
+            return False
+        group.size_bytes += size
+        group.held_bytes += size + WAITING_OVERHEAD_BYTES
+        self._held_bytes = held_bytes
+        group.records.append(record)
+        group.replies.append(((connection, send.opaque, 0, JSON), unique_key, 1))
+        return True
+
+    def admit(
+        self, sender: Sender, ext: Mapping[str, str], body: bytes, born_host: bytes, code: int
+    ) -> None:
+        """Check one send and put it on the waiting list, or have its topic created first.
+
+        Raises Refused, and KeyError, ValueError, TypeError or AttributeError for a malformed
+        header; nothing has happened then.
+        """
+        name = ext["b"]
+        topic = self._topics.get(name)
+        if topic is None or not self._leading or self.disk_full:
+            topic = self._open_topic(name, sender, ext, body, born_host, code)
+            if topic is None:
+                return  # waits for the topic's creation, or for a leader
+        if not topic.plain:
+            check_topic(name)
+            if not topic.writable:
+                raise Refused(ResponseCode.NO_PERMISSION, f"topic [{name}] is not writable")
+            if name.startswith(RETRY_PREFIX):
+                stored = self._retried(name, ext, code)
+                if stored is not ext:
+                    self.admit(sender, stored, body, born_host, code)
+                    return
+        queue = topic.chosen.get(ext["e"]) or self._queue_for(topic, int(ext["e"]))
+        parse = parse_batch if code == BATCH_CODE else parse_single
+        try:
+            records, size, unique_key, wants_reply = parse(
+                ext, body, queue, topic, born_host, self._rules
+            )
+        except Special:
+            self._admit_special(sender, ext, body, born_host, queue)
+            return
+        if wants_reply:
+            self.on_request(sender[0], ext)
+        group = self._room(size)
+        group.records += records
+        group.replies.append((sender, unique_key, len(records)))
+
+    def _retried(self, name: str, ext: Mapping[str, str], code: int) -> Mapping[str, str]:
+        """What is stored of a send to a retry topic (broker.sending.retry)."""
+        if code == BATCH_CODE:
+            raise Refused(ResponseCode.MESSAGE_ILLEGAL, "a batch holds no retries; none was stored")
+        return redirected(ext, self._retry_group(name))
+
+    def _retry_group(self, topic: str) -> SubscriptionGroup:
+        may_be_made = self._config.auto_create_subscription_group
+        return group_of(topic, self._state.groups, may_be_made=may_be_made)
+
+    def _admit_special(
+        self,
+        sender: Sender,
+        ext: Mapping[str, str],
+        body: bytes,
+        born_host: bytes,
+        queue: SendQueue,
+    ) -> None:
+        """A send that may have to be parked. Its sender is told the queue that it chose."""
+        message, unique_key, wants_reply = parse_special(ext, body, queue, born_host, self._rules)
+        if wants_reply:
+            self.on_request(sender[0], ext)
+        told_key = UNIQ_KEY in decode_properties(ext.get("i") or "")
+        key = once_key(message.topic, decode_properties(message.properties), told_key)
+        if key is not None and self._is_repeated(key, sender, unique_key):
+            return
+        parked = park(message, self.parking)
+        if parked.topic == HALF_TOPIC:
+            self.on_half(ext["a"], sender[0])
+        record = self._own_record(parked)
+        group = self._room(record[1], 0 if key is None else command_size(key))
+        if key is not None:
+            group.once = group.once or []
+            group.once.append(Once(len(group.records), key, queue.queue_id))
+            self._repeats.begin(key)
+        handle = self.parking.handle(parked)
+        group.add_parked(record, sender, unique_key, queue.queue_id, handle)
+
+    def _is_repeated(self, key: Key, sender: Sender, unique_key: str) -> bool:
+        """Whether an idempotent send is one again: answered as the first one was, or will be."""
+        since_ms = max(self.stamp_ms, self._wall_ms()) - self._config.idempotent_window_ms
+        sent = self._state.once.get(key, since_ms)
+        if sent is None:
+            return self._repeats.join(key, sender, self._clock_ms())
+        self.repeat_count += 1
+        if not sender[2]:
+            reply = self._answers[ResponseCode.SUCCESS].success_in
+            place = sent.message_id, sent.queue_id, sent.queue_offset
+            sender[0].write(reply(sender[1], *place, unique_key, sender[3]))
+        return True
+
+    def store(self, messages: Sequence[Outgoing], command: bytes, done: Done) -> None:
+        """Have the broker's own `messages` stored, in one frame, which also tells the tables
+        `command` (b"": nothing). `done` is called once with how that ended. `wake` after it.
+
+        Raises Refused: not stored, `done` is not called. Topics have to be there.
+        """
+        if not self._leading:
+            raise Refused(ResponseCode.SERVICE_NOT_AVAILABLE, self._not_leader_remark())
+        if self.disk_full:
+            raise Refused(ResponseCode.SERVICE_NOT_AVAILABLE, f"[DISK_FULL] {self.disk_full}")
+        records = [self._own_record(message) for message in messages]
+        size = sum(record[1] for record in records)
+        if size + len(command) > self._rules.record_bytes_max:
+            raise Refused(ResponseCode.MESSAGE_ILLEGAL, f"{size} bytes do not fit into a frame")
+        group = self._room(size, len(command))
+        group.records += records
+        group.replies.append((OWN, "", len(records)))
+        group.dones.append(done)
+        if command:
+            group.commands.append(command)
+
+    def _own_record(self, message: Outgoing) -> Record:
+        name = message.topic
+        topic = self._topics.get(name)
+        if topic is None:
+            config = self._state.topics.get(name)
+            if config is not None:
+                topic = self._topics[name] = SendTopic(config)
+            elif message.anyhow:
+                topic = SendTopic(TopicConfig(name, 1, 1))
+            else:
+                raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist, apply first")
+        if message.anyhow and message.queue_id >= topic.queue_count:
+            queue = self._queue(name, message.queue_id)
+        else:
+            queue = self._queue_for(topic, message.queue_id)
+        return record_of(message, queue, topic, unit_code(message), self._rules)
+
+    def _room(self, size: int, command_size: int = 0) -> Group:
+        """The group that takes `size` more bytes of records, which are counted as waiting now, and
+        a command of `command_size`."""
+        held = size + WAITING_OVERHEAD_BYTES
+        if self._held_bytes + held > self._waiting_bytes_max:
+            raise Refused(
+                ResponseCode.SYSTEM_BUSY,
+                f"[BUSY] {self._held_bytes} bytes of sends wait already, the bound is "
+                f"{self._waiting_bytes_max}; try again",
+                retriable=True,
+            )
+        groups = self._groups
+        if command_size:
+            command_size += COMMAND_OVERHEAD_BYTES
+        group = groups[-1] if groups else None
+        if (
+            group is None
+            or group.size_bytes + group.command_bytes + size + command_size > self._group_size_max
+        ):  # one send alone may be larger than a group: it gets a frame of its own
+            group = Group()
+            groups.append(group)
+        group.size_bytes += size
+        group.command_bytes += command_size
+        group.held_bytes += held
+        self._held_bytes += held
+        return group
+
+    def _queue_for(self, topic: SendTopic, queue_id: int) -> SendQueue:
+        if queue_id < 0:
+            if not topic.write_count:
+                raise Refused(ResponseCode.NO_PERMISSION, f"topic [{topic.name}] has no queue")
+            self._next_queue += 1
+            queue_id = self._next_queue % topic.write_count
+        elif queue_id >= topic.queue_count:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                f"queueId {queue_id} is illegal: topic [{topic.name}] has "
+                f"{topic.queue_count} queues",
+            )
+        queue = topic.queues[queue_id]
+        if queue is None:
+            queue = topic.queues[queue_id] = self._queue(topic.name, queue_id)
+            topic.chosen[str(queue_id)] = queue
+        return queue
+
+    def _queue(self, topic: str, queue_id: int) -> SendQueue:
+        queue = self._queues.get((topic, queue_id))
+        if queue is None:
+            delay_ms = self.parking.levels_ms[queue_id] if topic == SCHEDULE_TOPIC else -1
+            queue = SendQueue(topic, queue_id, self._queue_end(topic, queue_id), delay_ms)
+            self._queues[topic, queue_id] = queue
+        return queue
+
+    # ---- topics ---------------------------------------------------------------------------
+
+    def topic_changed(self, name: str) -> None:
+        """The topic's configuration was applied: forget what was prepared from the old one."""
+        self._topics.pop(name, None)
+
+    def _open_topic(
+        self,
+        name: str,
+        sender: Sender,
+        ext: Mapping[str, str],
+        body: bytes,
+        born_host: bytes,
+        code: int,
+    ) -> SendTopic | None:
+        """The slow half of admission: everything that is not a known topic on a healthy leader."""
+        if not self._leading:
+            if self._hold(HeldSend(sender, ext, body, born_host, code)):
+                return None
+            raise Refused(ResponseCode.SERVICE_NOT_AVAILABLE, self._not_leader_remark())
+        if self.disk_full:
+            raise Refused(ResponseCode.SERVICE_NOT_AVAILABLE, f"[DISK_FULL] {self.disk_full}")
+        if not self._config.broker_permission & PERM_WRITE:
+            raise Refused(ResponseCode.NO_PERMISSION, "the broker is not writable")
+        problem = topic_name_problem(name)
+        if problem:
+            raise Refused(ResponseCode.SYSTEM_ERROR, problem)
+        check_topic(name)
+        config = self._state.topics.get(name)
+        if config is not None:
+            topic = SendTopic(config)
+            self._topics[name] = topic
+            return topic
+        self._create(name, HeldSend(sender, ext, body, born_host, code))
+        return None
+
+    def _create(self, name: str, send: HeldSend) -> None:
+        """Auto-create the topic; the send waits for that."""
+        if name.startswith(RETRY_PREFIX):
+            self._retry_group(name)  # it is there, or may be
+        self._creations.wait(name, send, self._waiting_bytes_max - self._held_bytes)
+        self._held_bytes += len(send.body) + WAITING_OVERHEAD_BYTES
+
+    def _created(self, sends: list[HeldSend], name: str, error: Exception | None) -> None:
+        for send in sends:
+            self._held_bytes -= len(send.body) + WAITING_OVERHEAD_BYTES
+            if error is None:
+                self.receive(*send)
+            else:  # the send itself was certainly not stored
+                remark = f"{NOT_LEADER} topic [{name}] could not be created: {error}"
+                self._refuse(send.sender, ResponseCode.SERVICE_NOT_AVAILABLE, remark)
+        self.wake()
+
+    # ---- what the member calls ------------------------------------------------------------
+
+    def cut(self, term: int, index: int, place: Callable[[int], int]) -> Frame | None:
+        """Build the next frame out of what waits; None when nothing does."""
+        groups = self._groups
+        if not groups or not self._leading or term != self._term:
+            return None
+        group = groups[0]
+        stamp_ms = max(self.stamp_ms, self._wall_ms())
+        command = group.command
+        if group.once is not None:
+            command = several([*group.commands, sent_once(group, self._store_host, self._config)])
+        frame, positions, offsets, units = cut_frame(
+            group.records,
+            len(command) + group.size_bytes,
+            index,
+            term,
+            place,
+            stamp_ms,
+            self._store_host,
+            command,
+        )
+        groups.popleft()  # only now: `place` may have raised
+        self.stamp_ms = stamp_ms
+        cut_ms = self._clock_ms()
+        self._pending[index] = Pending(frame, group, positions, offsets, units, cut_ms)
+        return frame
+
+    def cut_batch(self, place: Callable[[int], int]) -> Batch | None:
+        """`cut` for a log without frames. What is returned counts as stored once it is written."""
+        groups = self._groups
+        if not groups or not self._leading:
+            return None
+        group = groups[0]
+        stamp_ms = max(self.stamp_ms, self._wall_ms())
+        position = place(group.size_bytes)
+        if group.once is not None:
+            group.commands.append(sent_once(group, self._store_host, self._config))
+        data, positions, offsets, units = cut_records(
+            group.records, position, stamp_ms, self._store_host
+        )
+        assert len(data) == group.size_bytes
+        groups.popleft()
+        self.stamp_ms = stamp_ms
+        return Batch(position, data, stamp_ms, group, positions, offsets, units)
+
+    def applied(self, frame: Frame) -> Pending | None:
+        """A message frame was committed. Returns what was kept of it when it was cut here."""
+        pending = self._pending.pop(frame.index, None)
+        if pending is None:
+            return None
+        if pending.frame.term != frame.term:  # another leader's frame took its place
+            self._fail(pending.group, ResponseCode.SERVICE_NOT_AVAILABLE, self._replaced_remark())
+            return None
+        return pending
+
+    def answer(self, stored: Sequence[Stored], code: int = 0) -> None:
+        """Tell the senders of stored groups SEND_OK, or another of STORED_CODES: one write per
+        connection."""
+        writes: dict[Connection, list[bytes]] = {}
+        plain, success = self._answers[code].plain, self._answers[code].success
+        in_kind = self._answers[code].success_in
+        host = self._answers[code].host
+        now_s = time.perf_counter()
+        answered = 0
+        for pending in stored:
+            group = pending.group
+            answered += len(group.replies) - len(group.dones)
+            if pending.cut_s:
+                self.on_stored(now_s - pending.cut_s)
+            positions = pending.positions
+            offsets = pending.offsets
+            records = group.records
+            others = group.answered_queues
+            at, handle = 0, ""
+            for sender, unique_key, count in group.replies:
+                connection, opaque, one_way, serialize_type = sender
+                if not one_way:
+                    queue_id = records[at][0].queue_id
+                    if others is not None:
+                        queue_id, handle = others.get(at, (queue_id, ""))
+                    if serialize_type == JSON and count == 1 and not handle:
+                        data = plain(opaque, positions[at], queue_id, offsets[at], unique_key)
+                    else:
+                        ids = ",".join([f"{host}{p:016X}" for p in positions[at : at + count]])
+                        data = (
+                            success(opaque, ids, queue_id, offsets[at], unique_key)
+                            if serialize_type == JSON and not handle
+                            else in_kind(
+                                opaque,
+                                ids,
+                                queue_id,
+                                offsets[at],
+                                unique_key,
+                                serialize_type,
+                                handle,
+                            )
+                        )
+                    chunks = writes.get(connection)
+                    if chunks is None:
+                        writes[connection] = [data]
+                    else:
+                        chunks.append(data)
+                at += count
+            if group.once is not None:
+                for once, sender in self._repeats.end(group.once):
+                    self.repeat_count += 1
+                    if not sender[2]:
+                        ids = f"{host}{positions[once.at]:016X}"
+                        data = in_kind(
+                            sender[1], ids, once.queue_id, offsets[once.at], once.key[1], sender[3]
+                        )
+                        writes.setdefault(sender[0], []).append(data)
+            self.put_count += at
+            self._held_bytes -= group.held_bytes
+            group.held_bytes = 0
+            group.end(int(code), "")
+        key = (int(code), "")
+        self.results[key] = self.results.get(key, 0) + answered
+        for connection, chunks in writes.items():
+            connection.write_many(chunks)
+
+    def answer_unwaiting(self, batch: Batch) -> bool:
+        """Answer the sends that do not want to wait for disk and slaves (property WAIT=false);
+        False when nobody is left who waits."""
+        unwaiting = split_unwaiting(batch)
+        if unwaiting is None:
+            return True
+        put_count, results = self.put_count, dict(self.results)
+        self.answer([unwaiting])
+        # The batch is counted when the rest of it is answered.
+        self.put_count, self.results = put_count, results
+        return any(not sender[2] for sender, _, _ in batch.group.replies)
+
+    def truncated(self, from_index: int) -> None:
+        """Frames from that index on were dropped: their sends are certainly not stored."""
+        for index in [index for index in self._pending if index >= from_index]:
+            group = self._pending.pop(index).group
+            self._fail(group, ResponseCode.SERVICE_NOT_AVAILABLE, self._replaced_remark())
+
+    def leadership(self, term: int, leading: bool, awaited: bool = False) -> None:
+        """Role news. `leading` means: leader, and ready. Resets the append-time table. `awaited`:
+        nobody leads, but this replica or another is about to: sends are held for a moment."""
+        if leading and self._leading and term == self._term:
+            return
+        self._term = term
+        self._leading = leading
+        self._topics.clear()
+        self._queues.clear()
+        if awaited:
+            self._held.begin()
+            self._held.groups += self._groups
+            self._groups.clear()
+            return
+        if not leading:
+            waiting, self._groups = self._groups, deque()
+            for group in waiting:
+                self._fail(group, ResponseCode.SERVICE_NOT_AVAILABLE, self._not_leader_remark())
+        self._release()
+
+    def _hold(self, send: HeldSend) -> bool:
+        """Keep a send that nobody can take now; False if it has to be refused."""
+        size = len(send.body) + WAITING_OVERHEAD_BYTES
+        if not self._held.holding or self._held_bytes + size > self._waiting_bytes_max:
+            return False
+        self._held_bytes += size
+        self._held.sends.append(send)
+        return True
+
+    def _release(self) -> None:
+        """Whoever leads is known, or nobody is in time: take what was held, or refuse it."""
+        sends, groups = self._held.end()
+        for group in groups:  # their queue offsets were of another leadership
+            self._fail(group, ResponseCode.SERVICE_NOT_AVAILABLE, self._not_leader_remark())
+        for send in sends:
+            self._held_bytes -= len(send.body) + WAITING_OVERHEAD_BYTES
+            self.receive(*send)
+        self.wake()
+
+    def release_overdue(self) -> None:
+        """Refuse what was held for too long; called by a timer."""
+        if self._held.overdue:
+            self._release()
+
+    def sweep(self) -> None:
+        """Answer sends whose frame's fate is open for too long; called by a timer."""
+        oldest_ms = self._clock_ms() - self._config.outcome_timeout_ms
+        for pending in self._pending.values():
+            if pending.cut_ms <= oldest_ms and pending.group.replies:
+                log.warning(
+                    "outcome_unknown index=%d term=%d sends=%d",
+                    pending.frame.index,
+                    pending.frame.term,
+                    len(pending.group.replies),
+                )
+                self._fail(
+                    pending.group,
+                    ResponseCode.SYSTEM_ERROR,
+                    UNKNOWN_REMARK,
+                )
+                pending.group.replies = []
+        for sender in self._repeats.overdue(oldest_ms):
+            self._refuse(sender, ResponseCode.SYSTEM_ERROR, UNKNOWN_REMARK)
+
+    def close(self) -> None:
+        """The broker stops: whoever still waits is told what is known."""
+        self.leadership(self._term, False)
+        for pending in self._pending.values():
+            self._fail(
+                pending.group,
+                ResponseCode.SYSTEM_ERROR,
+                "[OUTCOME_UNKNOWN] the broker stops before the message was known committed",
+            )
+        self._pending.clear()
+
+    # ---- refusals -------------------------------------------------------------------------
+
+    def _not_leader_remark(self) -> str:
+        return f"{NOT_LEADER} this replica is not the leader; the message was not stored"
+
+    def _replaced_remark(self) -> str:
+        return f"{NOT_LEADER} leadership changed before the message was replicated; not stored"
+
+    def _fail(self, group: Group, code: int, remark: str) -> None:
+        if group.once is not None and remark is not UNKNOWN_REMARK:
+            for _, sender in self._repeats.end(group.once):
+                self._refuse(sender, code, remark)
+        for sender, _, _ in group.replies:
+            if sender is not OWN:
+                self._refuse(sender, code, remark)
+        self._held_bytes -= group.held_bytes
+        group.held_bytes = 0
+        group.end(int(code), remark)
+
+    def refuse(self, sender: Sender, refused: Refused) -> None:
+        """Answer a send that `admit` refused."""
+        self._refuse(sender, refused.code, refused.remark)
+
+    def _refuse(self, sender: Sender, code: int, remark: str) -> None:
+        connection, opaque, one_way, serialize_type = sender
+        key = (int(code), remark[1 : remark.find("]")] if remark[:1] == "[" else "")
+        self.results[key] = self.results.get(key, 0) + 1
+        if one_way:
+            return
+        ext: dict[str, str] = {}
+        if remark.startswith(NOT_LEADER):
+            leader = self._leader_address()
+            if leader:
+                ext["leaderAddr"] = leader
+        response = RemotingCommand(int(code), opaque, RESPONSE_FLAG, remark, ext)
+        connection.write(encode_command(response, serialize_type))

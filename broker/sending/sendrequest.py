@@ -1,0 +1,579 @@
+"""From a send request's fields to the records it becomes: pure, the first half of the hot path.
+
+`parse_single` and `parse_batch` take the header fields of SEND_MESSAGE_V2 (310; `v2_fields` makes
+them of SEND_MESSAGE's, 10) or SEND_BATCH_MESSAGE (320) and return one `Record` tuple per message,
+lacking only what the log decides: queue offset, physical offset and store timestamp. They raise
+`Refused` with the response codes of remoting-protocol 4.1.
+
+A Record is a plain tuple, because building and unpacking one costs a fraction of what an object
+does, and a leader makes a hundred thousand a second:
+
+    (queue, size, head, crc, flag, sys_flag, born_ms, born_host, reconsume, body, tail, tags_code)
+
+queue      SendQueue       the queue it goes to
+size       int             TOTALSIZE of the stored record, bytes
+head       struct.pack     packs the record's fixed head for the two hosts' address families
+born_host  bytes           BORNHOST as stored: address and int32 port
+tail       bytes           topic length, topic, properties length, properties
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from zlib import crc32
+
+from broker.errors import Refused
+from broker.tables.topics import NO_SEND_TOPICS, RETRY_PREFIX, TopicConfig
+from store.properties import TAGS, decode_properties, java_string_hash, tags_code
+from store.record import MessageRecord, pack_host
+
+Record = tuple[
+    "SendQueue",
+    int,
+    Callable[..., bytes],
+    int,
+    int,
+    int,
+    int,
+    bytes,
+    int,
+    bytes,
+    bytes,
+    int,
+]
+
+# Of a message: as stored, its UNIQ_KEY, its tags code, whether it wants a reply.
+Properties = tuple[bytes, str, int, bool]
+# Of a send: its records, their bytes together, the client's message id, whether it wants a reply.
+Parsed = tuple[list[Record], int, str, bool]
+Numbers = tuple[int, int, int]  # sysFlag, flag, reconsumeTimes
+
+MAGIC_V1 = 0xDAA320A7 - (1 << 32)
+MAGIC_V2 = 0xDAA320AB - (1 << 32)  # two-byte topic length
+PROPERTIES_SIZE_MAX = 32_767  # int16
+BORN_V6 = 0x10
+STORE_V6 = 0x20
+TRANSACTION_BITS = 0x0C
+INT32_MAX = 0x7FFFFFFF
+INT64_MAX = 0x7FFFFFFFFFFFFFFF
+
+SYSTEM_ERROR = 1
+MESSAGE_ILLEGAL = 13
+NO_PERMISSION = 16
+TAGS_CACHE_MAX = 10_000
+NUMBERS_CACHE_MAX = 1_000  # (sysFlag, flag, reconsumeTimes) as they are spelt: nearly always zeros
+NAME_PARTS_MAX = 1_000  # of one topic, by size of the properties: nearly always a few
+ENDINGS_CACHE_MAX = 4_000  # properties without their UNIQ_KEY, as they are spelt
+ENDING_SIZE_MAX = 512  # characters; longer ones are not remembered
+
+# (born address bytes, store address bytes) → packer of the record's fixed head.
+HEADS: dict[tuple[int, int], Callable[..., bytes]] = {
+    (born, store): struct.Struct(f">iiIiiqqiq{born}sq{store}siqi").pack
+    for born in (8, 20)
+    for store in (8, 20)
+}
+_BATCH_ITEM = struct.Struct(">iiiii")  # totalSize, magic, bodyCRC, flag, bodyLen
+_INT16_FORMAT = struct.Struct(">h")
+_INT16 = _INT16_FORMAT.pack
+
+# The one-letter names of SEND_MESSAGE_V2 by the long names of SEND_MESSAGE.
+V2_NAMES = {
+    "producerGroup": "a",
+    "topic": "b",
+    "defaultTopic": "c",
+    "defaultTopicQueueNums": "d",
+    "queueId": "e",
+    "sysFlag": "f",
+    "bornTimestamp": "g",
+    "flag": "h",
+    "properties": "i",
+    "reconsumeTimes": "j",
+    "unitMode": "k",
+    "maxReconsumeTimes": "l",
+    "batch": "m",
+    "bname": "n",
+}
+REPLY_TO_CLIENT = "REPLY_TO_CLIENT"  # the property of a message that wants a reply
+_SPECIAL_PROPERTY = re.compile(r"\x02(DELAY|TRAN_MSG|TIMER_[A-Z_]+)\x01([^\x02]*)")
+
+
+class Special(Exception):
+    """A send that is not just stored where it is sent to: `parse_special` reads it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A message that the broker stores itself. `queue_id` -1: any; `properties` as stored."""
+
+    topic: str
+    queue_id: int
+    body: bytes
+    properties: bytes
+    born_ms: int
+    born_host: bytes  # BORNHOST as stored
+    flag: int = 0
+    sys_flag: int = 0  # the bits of the two hosts' families are set when it is stored
+    reconsume: int = 0
+    prepared_offset: int = 0  # PREPAREDTRANSACTIONOFFSET
+    anyhow: bool = False  # also to a topic or queue that there is not (any more)
+
+
+def as_stored(record: MessageRecord) -> Outgoing:
+    """A stored message, to be stored once more."""
+    return Outgoing(
+        record.topic,
+        record.queue_id,
+        record.body,
+        record.properties,
+        record.born_timestamp_ms,
+        pack_host(record.born_host),
+        record.flag,
+        record.sys_flag,
+        record.reconsume_times,
+        record.prepared_transaction_offset,
+    )
+
+
+class SendQueue:
+    """One (topic, queue) as the leader's append side sees it, for one leadership.
+
+    `next_offset` is the queue offset the next record gets. `units` collects the consume-queue
+    units of the frame being cut; `units_first` is the queue offset of the first of them.
+    `delay_ms`: in place of a tags code its units hold the store time and so much more; -1: not so.
+    """
+
+    __slots__ = ("delay_ms", "next_offset", "queue_id", "topic", "units", "units_first")
+
+    def __init__(self, topic: str, queue_id: int, next_offset: int, delay_ms: int = -1) -> None:
+        self.delay_ms = delay_ms
+        self.topic = topic
+        self.queue_id = queue_id
+        self.next_offset = next_offset
+        self.units: list[bytes] = []
+        self.units_first = 0
+
+
+class SendTopic:
+    """What the hot path needs of a topic, prepared once per leadership and topic change.
+
+    `plain`: what is sent to it is stored there if its properties do not say otherwise.
+    """
+
+    __slots__ = (
+        "chosen",
+        "magic",
+        "name",
+        "name_part",
+        "name_parts",
+        "plain",
+        "queue_count",
+        "queues",
+        "writable",
+        "write_count",
+    )
+
+    def __init__(self, config: TopicConfig) -> None:
+        name = config.name.encode()
+        self.name = config.name
+        self.magic = MAGIC_V1 if len(name) <= 127 else MAGIC_V2
+        self.name_part = (
+            bytes((len(name),)) + name
+            if self.magic == MAGIC_V1
+            else len(name).to_bytes(2, "big") + name
+        )
+        self.name_parts: dict[int, bytes] = {}  # the same, and a properties length
+        self.queue_count = config.queue_count
+        self.write_count = config.write_queue_count
+        self.writable = config.writable
+        self.plain = self.writable and not (
+            self.name in NO_SEND_TOPICS or self.name.startswith(RETRY_PREFIX)
+        )
+        self.queues: list[SendQueue | None] = [None] * config.queue_count
+        self.chosen: dict[str, SendQueue] = {}  # by the queue id as it is usually spelt
+
+
+class SendRules:
+    """The broker's part of every stored record and its limits; built once."""
+
+    __slots__ = (
+        "cluster",
+        "endings",
+        "head_size_v4",
+        "head_v4",
+        "head_v6",
+        "message_size_max",
+        "numbers",
+        "record_bytes_max",
+        "region",
+        "standard",
+        "store_host",
+        "tags",
+        "trace",
+    )
+
+    def __init__(
+        self,
+        *,
+        cluster: str,
+        region: str,
+        trace_on: bool,
+        store_host: bytes,
+        message_size_max: int,
+        record_bytes_max: int,
+    ) -> None:
+        trace = "true" if trace_on else "false"
+        self.region = f"MSG_REGION\x01{region}\x02".encode()
+        self.trace = f"TRACE_ON\x01{trace}\x02".encode()
+        self.cluster = f"CLUSTER\x01{cluster}\x02".encode()
+        self.standard = self.region + self.trace + self.cluster
+        self.store_host = store_host
+        self.message_size_max = message_size_max
+        self.record_bytes_max = record_bytes_max
+        self.head_v4 = HEADS[8, len(store_host)]
+        self.head_v6 = HEADS[20, len(store_host)]
+        self.head_size_v4 = 72 + 8 + len(store_host)  # of a record whose BORNHOST is IPv4
+        self.tags: dict[str, int] = {}  # tag string → hash; bounded by TAGS_CACHE_MAX
+        # A plain message's properties without its UNIQ_KEY's value → what is stored behind them,
+        # and the tags code.
+        self.endings: dict[str, tuple[bytes, int]] = {}
+        self.numbers: dict[tuple[str, str, str | None], Numbers] = {}
+
+
+def check_topic(topic: str) -> None:
+    """Refuse topics clients may not send to."""
+    if topic in NO_SEND_TOPICS:
+        raise Refused(NO_PERMISSION, f"sending to topic [{topic}] is forbidden")
+
+
+def v2_fields(ext: Mapping[str, str]) -> dict[str, str]:
+    """SEND_MESSAGE's long names as V2's letters."""
+    return {V2_NAMES[name]: value for name, value in ext.items() if name in V2_NAMES}
+
+
+def stored_properties(text: str, rules: SendRules) -> Properties:
+    """What is stored of a message's properties. `text` is what the client sent.
+
+    Raises Special if they make the message one; Refused for what this broker would store wrongly.
+
+    Successive messages of a producer mostly differ in their UNIQ_KEY alone, and nothing but itself
+    depends on that: what the rest means is remembered.
+    """
+    at = text.find("UNIQ_KEY\x01")
+    end = text.find("\x02", at + 9) if at == 0 or (at > 0 and text[at - 1] == "\x02") else -1
+    if end < 0:
+        return _read_properties(text, rules, False)
+    rest = text[:at] + text[end:] if at else text[end:]
+    known = rules.endings.get(rest)
+    if known is None:
+        found = _read_properties(text, rules, False)
+        stored, _, tags, wants_reply = found
+        if len(rest) <= ENDING_SIZE_MAX and not wants_reply:  # those differ in more
+            if len(rules.endings) >= ENDINGS_CACHE_MAX:
+                rules.endings.clear()
+            rules.endings[rest] = (stored[len(text.encode()) :], tags)
+        return found
+    return text.encode() + known[0], text[at + 9 : end], known[1], False
+
+
+def _read_properties(text: str, rules: SendRules, special: bool) -> Properties:
+    """`stored_properties` of what was not met before; of specials, too, if they are `special`."""
+    if text and text[-1] != "\x02":
+        text += "\x02"
+    marked = "\x02" + text
+    tags = 0
+    trace = False
+    if "\x02T" in marked:
+        tags = _tags_unless_special(marked, rules, special)
+        trace = "\x02TRACE_ON\x01" in marked
+    elif "\x02DELAY\x01" in marked:
+        tags = _tags_unless_special(marked, rules, special)
+    if "\x02IDEMPOTENT\x01true" in marked and not special:
+        raise Special
+    at = marked.find("\x02UNIQ_KEY\x01")
+    if at >= 0:
+        unique_key = marked[at + 10 : marked.index("\x02", at + 10)]
+    else:
+        unique_key = uuid.uuid4().hex.upper()
+        text = f"{text}UNIQ_KEY\x01{unique_key}\x02"
+    wants_reply = REPLY_TO_CLIENT in marked
+    region = "\x02MSG_REGION\x01" in marked
+    cluster = "\x02CLUSTER\x01" in marked
+    if not (region or trace or cluster):
+        return text.encode() + rules.standard, unique_key, tags, wants_reply
+    stored = text.encode()
+    if not region:
+        stored += rules.region
+    if not trace:
+        stored += rules.trace
+    if not cluster:
+        stored += rules.cluster
+    return stored, unique_key, tags, wants_reply
+
+
+def _tags_unless_special(marked: str, rules: SendRules, special: bool) -> int:
+    """The tags code of properties in which some name may be TAGS, DELAY, TRAN_MSG or TIMER_*."""
+    found = _SPECIAL_PROPERTY.search(marked)
+    while found is not None:
+        if found[2] not in ("", "0", "false") and not special:
+            raise Special
+        found = _SPECIAL_PROPERTY.search(marked, found.end())
+    at = marked.rfind("TAGS\x01")
+    if at < 0:
+        return 0
+    tags = marked[at + 5 : marked.index("\x02", at + 5)]
+    code = rules.tags.get(tags)
+    if code is None or marked[at - 1] != "\x02":
+        if not tags or marked[at - 1] != "\x02":  # unusual: decide as store.dispatch does
+            return tags_code(decode_properties(marked[1:]).get(TAGS))
+        code = java_string_hash(tags)
+        if len(rules.tags) >= TAGS_CACHE_MAX:
+            rules.tags.clear()
+        rules.tags[tags] = code
+    return code
+
+
+def parse_single(
+    ext: Mapping[str, str],
+    body: bytes,
+    queue: SendQueue,
+    topic: SendTopic,
+    born_host: bytes,
+    rules: SendRules,
+) -> Parsed:
+    """The record of a send to `queue`. Raises Special, Refused; KeyError, ValueError
+    and TypeError for a malformed header.
+
+    The caller has chosen the queue and checked the topic's permission.
+    """
+    numbers = rules.numbers.get((ext["f"], ext["h"], ext.get("j")))
+    if numbers is None:
+        numbers = _numbers(ext, rules)
+    if not 0 < len(body) <= rules.message_size_max:
+        raise _body_refused(body, rules)
+    stored, unique_key, tags, wants_reply = stored_properties(ext.get("i") or "", rules)
+    born_ms = int(ext["g"])
+    if not 0 <= born_ms <= INT64_MAX:
+        raise _born_refused()
+    record = _record(queue, topic, body, numbers, born_ms, born_host, stored, tags, rules)
+    return [record], record[1], unique_key, wants_reply
+
+
+def parse_special(
+    ext: Mapping[str, str],
+    body: bytes,
+    queue: SendQueue,
+    born_host: bytes,
+    rules: SendRules,
+) -> tuple[Outgoing, str, bool]:
+    """As `parse_single` for a send that it calls special: what was sent to `queue`, standard
+    properties added, before it is parked or whatever makes it special is done to it."""
+    if not 0 < len(body) <= rules.message_size_max:
+        raise _body_refused(body, rules)
+    sys_flag, flag, reconsume = _checked_numbers(ext["f"], ext["h"], ext.get("j"))
+    stored, unique_key, _, wants_reply = _read_properties(ext.get("i") or "", rules, True)
+    message = Outgoing(
+        queue.topic,
+        queue.queue_id,
+        body,
+        stored,
+        _born_ms(ext["g"]),
+        born_host,
+        flag,
+        sys_flag,
+        reconsume,
+    )
+    return message, unique_key, wants_reply
+
+
+def parse_batch(
+    ext: Mapping[str, str],
+    body: bytes,
+    queue: SendQueue,
+    topic: SendTopic,
+    born_host: bytes,
+    rules: SendRules,
+) -> Parsed:
+    """As `parse_single` for SEND_BATCH_MESSAGE. No part of a batch may be special."""
+    try:
+        numbers = _numbers(ext, rules)
+        if not 0 < len(body) <= rules.message_size_max:
+            raise _body_refused(body, rules)
+        born = _born_ms(ext["g"]), born_host
+        properties = ext.get("i") or ""
+        wants_reply = stored_properties(properties, rules)[3]
+        found = _batch_records(properties, body, queue, topic, numbers, born, rules)
+        return *found, wants_reply
+    except Special:
+        raise Refused(
+            MESSAGE_ILLEGAL,
+            "a batch holds no delayed, transactional or idempotent messages; none was stored",
+        ) from None
+
+
+def _numbers(ext: Mapping[str, str], rules: SendRules) -> Numbers:
+    """(sysFlag, flag, reconsumeTimes), checked; the host bits of sysFlag are ours to set. Raises
+    Special for a part of a transaction."""
+    texts = (ext["f"], ext["h"], ext.get("j"))
+    sys_flag, flag, reconsume = _checked_numbers(*texts)
+    if sys_flag & TRANSACTION_BITS:
+        raise Special
+    sys_flag &= ~(BORN_V6 | STORE_V6)
+    if len(rules.store_host) == 20:
+        sys_flag |= STORE_V6
+    numbers = (sys_flag, flag, reconsume)
+    if len(rules.numbers) >= NUMBERS_CACHE_MAX:
+        rules.numbers.clear()
+    if max(len(text or "") for text in texts) <= 11:  # else spelt with a thousand zeros
+        rules.numbers[texts] = numbers
+    return numbers
+
+
+def _checked_numbers(sys_flag_text: str, flag_text: str, reconsume_text: str | None) -> Numbers:
+    sys_flag, flag, reconsume = int(sys_flag_text), int(flag_text), int(reconsume_text or 0)
+    if not (
+        0 <= sys_flag <= INT32_MAX
+        and -INT32_MAX - 1 <= flag <= INT32_MAX
+        and 0 <= reconsume <= INT32_MAX
+    ):
+        raise Refused(MESSAGE_ILLEGAL, "a number in the send header is out of range")
+    return sys_flag, flag, reconsume
+
+
+def _born_ms(text: str) -> int:
+    born_ms = int(text)
+    if not 0 <= born_ms <= INT64_MAX:
+        raise _born_refused()
+    return born_ms
+
+
+def _born_refused() -> Refused:
+    return Refused(MESSAGE_ILLEGAL, "bornTimestamp is out of range")
+
+
+def _body_refused(body: bytes, rules: SendRules) -> Refused:
+    return Refused(
+        MESSAGE_ILLEGAL,
+        f"the body is {len(body)} bytes long, allowed are 1 to {rules.message_size_max}",
+    )
+
+
+def _record(
+    queue: SendQueue,
+    topic: SendTopic,
+    body: bytes,
+    numbers: Numbers,
+    born_ms: int,
+    born_host: bytes,
+    stored: bytes,
+    tags: int,
+    rules: SendRules,
+) -> Record:
+    sys_flag, flag, reconsume = numbers
+    name_part = topic.name_parts.get(len(stored))
+    if name_part is None:
+        name_part = _name_part(topic, len(stored))
+    tail = name_part + stored
+    if len(born_host) == 8:
+        head, size = rules.head_v4, rules.head_size_v4
+    else:
+        head, size = rules.head_v6, rules.head_size_v4 + 12
+        sys_flag |= BORN_V6
+    return (
+        queue,
+        size + len(body) + len(tail),
+        head,
+        crc32(body) & 0x7FFFFFFF,
+        flag,
+        sys_flag,
+        born_ms,
+        born_host,
+        reconsume,
+        body,
+        tail,
+        tags,
+    )
+
+
+def _name_part(topic: SendTopic, properties_size: int) -> bytes:
+    """What of a record stands before its properties; remembered by their size."""
+    if properties_size > PROPERTIES_SIZE_MAX:
+        raise Refused(
+            MESSAGE_ILLEGAL,
+            f"the properties are {properties_size} bytes long as stored, "
+            f"allowed are {PROPERTIES_SIZE_MAX}",
+        )
+    if len(topic.name_parts) >= NAME_PARTS_MAX:
+        topic.name_parts.clear()
+    made = topic.name_parts[properties_size] = topic.name_part + _INT16(properties_size)
+    return made
+
+
+def record_of(
+    message: Outgoing, queue: SendQueue, topic: SendTopic, tags: int, rules: SendRules
+) -> Record:
+    """The record of a message that the broker stores itself. Raises Refused."""
+    if not message.body:
+        raise _body_refused(message.body, rules)
+    sys_flag = message.sys_flag & ~(BORN_V6 | STORE_V6)
+    if len(rules.store_host) == 20:
+        sys_flag |= STORE_V6
+    numbers = (sys_flag, message.flag, message.reconsume)
+    born = message.born_ms, message.born_host
+    record = _record(queue, topic, message.body, numbers, *born, message.properties, tags, rules)
+    if not message.prepared_offset:
+        return record
+    return (*record[:2], _prepared_head(record[2], message.prepared_offset), *record[3:])
+
+
+def _prepared_head(head: Callable[..., bytes], prepared_offset: int) -> Callable[..., bytes]:
+    """A packer of heads for one record that came of a half message; see HEADS."""
+    return lambda *fields: head(*fields[:-2], prepared_offset, fields[-1])
+
+
+def _batch_records(
+    properties: str,
+    body: bytes,
+    queue: SendQueue,
+    topic: SendTopic,
+    numbers: Numbers,
+    born: tuple[int, bytes],
+    rules: SendRules,
+) -> tuple[list[Record], int, str]:
+    """The items of a SEND_BATCH_MESSAGE body (remoting-protocol 4.1), one record each."""
+    sys_flag, _, reconsume = numbers
+    records: list[Record] = []
+    size_bytes = 0
+    position = 0
+    while position < len(body):
+        try:
+            total, _, _, flag, body_size = _BATCH_ITEM.unpack_from(body, position)
+            body_end = position + _BATCH_ITEM.size + body_size
+            (properties_size,) = _INT16_FORMAT.unpack_from(body, body_end)
+        except struct.error:
+            raise Refused(MESSAGE_ILLEGAL, f"batch item at {position} is cut short") from None
+        end = body_end + 2 + properties_size
+        if body_size <= 0 or properties_size < 0 or total != end - position or end > len(body):
+            raise Refused(MESSAGE_ILLEGAL, f"batch item at {position} has wrong lengths")
+        try:
+            item_properties = body[body_end + 2 : end].decode()
+        except UnicodeDecodeError:
+            raise Refused(MESSAGE_ILLEGAL, f"batch item at {position}: not UTF-8") from None
+        stored, _, tags, _ = stored_properties(item_properties, rules)
+        item_body = body[position + _BATCH_ITEM.size : body_end]
+        item_numbers = (sys_flag, flag, reconsume)
+        record = _record(queue, topic, item_body, item_numbers, *born, stored, tags, rules)
+        records.append(record)
+        size_bytes += record[1]
+        if size_bytes > rules.record_bytes_max:
+            raise Refused(
+                MESSAGE_ILLEGAL,
+                f"the batch takes more than {rules.record_bytes_max} bytes as stored",
+            )
+        position = end
+    at = ("\x02" + properties).find("\x02UNIQ_KEY\x01")
+    unique_key = properties[at + 9 :].partition("\x02")[0] if at >= 0 else ""
+    return records, size_bytes, unique_key

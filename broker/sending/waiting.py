@@ -1,0 +1,204 @@
+"""What waits to be stored and what was cut: sends that share a frame or a batch.
+
+A `Group` becomes one frame (Raft mode) or one batch (classic mode), with everything in it: the
+records of clients' sends, those a broker stores itself (`Outgoing`: delayed messages that are due,
+retries, ends of transactions), and the commands that belong to the latter. So a message that moves
+and the note that it moved are committed together.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from broker.sending.cut import QueueUnits
+from broker.sending.sendrequest import Record
+from broker.tables.sentonce import Once
+from broker.tables.state import several
+from remoting.command import JSON
+from store.frame import Frame
+
+
+class Connection(Protocol):
+    """What the broker needs of a client's connection here (remoting.connection has the rest)."""
+
+    def write_many(self, frames: list[bytes]) -> bool: ...
+
+    def write(self, data: bytes) -> bool: ...
+
+
+NO_WAIT = b"WAIT\x01false"
+
+# Who waits for an answer: connection, opaque, one-way (not 0: yes), header codec of the request.
+Sender = tuple[Connection, int, int, int]
+
+
+# How what a broker stores itself ended: a response code (broker.sending.send.STORED_CODES: it is
+# stored) and a remark, both as a client would have been told.
+Done = Callable[[int, str], None]
+
+
+class _Nobody:
+    """The connection of what no client sent."""
+
+    def write_many(self, frames: list[bytes]) -> bool:
+        raise AssertionError("nobody is answered")
+
+    def write(self, data: bytes) -> bool:
+        raise AssertionError("nobody is answered")
+
+
+OWN: Sender = (_Nobody(), 0, 1, JSON)  # one-way
+
+
+class Group:
+    """Sends that will share a frame. `replies`: (sender, unique key, record count) per send, in
+    the order of `records`; `commands` go with the records, `dones` are told how it went.
+    `once`: the idempotent ones. `answered_queues`: of records whose senders hear of another
+    queue, by index, its id and, of a timer message, the handle to recall it with."""
+
+    __slots__ = (
+        "answered_queues",
+        "command_bytes",
+        "commands",
+        "dones",
+        "held_bytes",
+        "once",
+        "records",
+        "replies",
+        "size_bytes",
+    )
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+        self.replies: list[tuple[Sender, str, int]] = []
+        self.commands: list[bytes] = []
+        self.dones: list[Done] = []
+        self.answered_queues: dict[int, tuple[int, str]] | None = None
+        self.once: list[Once] | None = None
+        self.size_bytes = 0  # of the records
+        self.command_bytes = 0  # at least what the commands take together
+        self.held_bytes = 0  # with the overhead, as counted against waitingBytesMax
+
+    @property
+    def command(self) -> bytes:
+        """What the tables are told together with the records; b"": nothing."""
+        return several(self.commands) if self.commands else b""
+
+    def add_parked(
+        self, record: Record, sender: Sender, unique_key: str, queue_id: int, handle: str
+    ) -> None:
+        """A send whose message is stored elsewhere than in the queue that its sender chose."""
+        if self.answered_queues is None:
+            self.answered_queues = {}
+        self.answered_queues[len(self.records)] = queue_id, handle
+        self.records.append(record)
+        self.replies.append((sender, unique_key, 1))
+
+    def end(self, code: int, remark: str) -> None:
+        """Tell who asked for the broker's own messages."""
+        dones, self.dones = self.dones, []
+        for done in dones:
+            done(code, remark)
+
+
+class Stored:
+    """A group that was cut: where each record stands and which queue offset it has."""
+
+    __slots__ = ("cut_s", "group", "offsets", "positions", "units")
+
+    def __init__(
+        self, group: Group, positions: list[int], offsets: list[int], units: list[QueueUnits]
+    ) -> None:
+        self.cut_s = time.perf_counter()  # 0: not to be timed
+        self.group = group
+        self.positions = positions
+        self.offsets = offsets
+        self.units = units
+
+
+class Pending(Stored):
+    """A frame that was cut here and is not applied yet."""
+
+    __slots__ = ("cut_ms", "frame")
+
+    def __init__(
+        self,
+        frame: Frame,
+        group: Group,
+        positions: list[int],
+        offsets: list[int],
+        units: list[QueueUnits],
+        cut_ms: int,
+    ) -> None:
+        super().__init__(group, positions, offsets, units)
+        self.frame = frame
+        self.cut_ms = cut_ms
+
+
+class Batch(Stored):
+    """Records cut for a log without frames (classic mode); `data` goes to `position`."""
+
+    __slots__ = ("data", "position", "stamp_ms")
+
+    def __init__(
+        self,
+        position: int,
+        data: bytes,
+        stamp_ms: int,
+        group: Group,
+        positions: list[int],
+        offsets: list[int],
+        units: list[QueueUnits],
+    ) -> None:
+        super().__init__(group, positions, offsets, units)
+        self.position = position
+        self.data = data
+        self.stamp_ms = stamp_ms
+
+    @property
+    def end(self) -> int:
+        return self.position + len(self.data)
+
+
+def split_unwaiting(batch: Batch) -> Stored | None:
+    """The sends that do not want to wait for disk and slaves (property WAIT=false), to be answered
+    by themselves; the batch's own are then those that do. None: all of them do."""
+    if NO_WAIT not in batch.data:
+        return None
+    group = batch.group
+    early = Group()
+    early.records = group.records
+    early.answered_queues = group.answered_queues
+    late: list[tuple[Sender, str, int]] = []
+    at = 0
+    for sender, unique_key, count in group.replies:
+        silent = (sender[0], sender[1], 1, sender[3])
+        waits = does_wait(group.records[at][10])
+        early.replies.append((silent if waits else sender, unique_key, count))
+        late.append((sender if waits else silent, unique_key, count))
+        at += count
+    group.replies = late
+    unwaiting = Stored(early, batch.positions, batch.offsets, batch.units)
+    unwaiting.cut_s = 0.0
+    return unwaiting
+
+
+def does_wait(tail: bytes) -> bool:
+    """Whether a message's properties (the end of its record) let its sender wait: WAIT is not
+    "false"."""
+    at = tail.find(NO_WAIT)
+    while at > 0:
+        starts = tail[at - 1] == 2 or at == _properties_start(tail)
+        ends = tail[at + len(NO_WAIT) : at + len(NO_WAIT) + 1] in (b"\x02", b"")
+        if starts and ends:
+            return False
+        at = tail.find(NO_WAIT, at + 1)
+    return True
+
+
+def _properties_start(tail: bytes) -> int:
+    """Behind topic length, topic and properties length; see broker.sending.cut on the topic
+    length."""
+    return 3 + tail[0] if tail[0] else 4 + int.from_bytes(tail[:2], "big")

@@ -1,0 +1,1 @@
+"""The replicated state beside the log, and its snapshots."""

@@ -1,0 +1,79 @@
+"""Classic mode's tables as files under config/, in Apache's format and by Apache's names.
+
+    topics.json  subscriptionGroup.json  consumerOffset.json  delayOffset.json  sentOnce.json
+                                                            each with .bak, the version before
+
+Topics and groups are written as soon as they change, many changes at once; whoever made one may
+wait for it. Offsets are written every `flushConsumerOffsetInterval`. What is replaced, and how a
+crash in between is survived, is said in broker.tables.snapshot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from concurrent.futures import Executor
+
+from broker.tables import snapshot
+from broker.tables.state import BrokerState
+from store.disk import Disk
+
+log = logging.getLogger("broker.configfiles")
+
+
+class ConfigFiles:
+    """Owned by the broker. One writer: `_write`, in the pool."""
+
+    def __init__(self, disk: Disk, state: BrokerState, pool: Executor) -> None:
+        self._disk = disk
+        self._state = state
+        self._pool = pool
+        self._written: dict[str, bytes] = {}  # by name, what stands in the file
+        self._writer: asyncio.Task[None] | None = None
+        self._waiting: list[asyncio.Future[None]] = []
+
+    def load(self) -> None:
+        """Fill the tables. Blocking."""
+        snapshot.load(self._disk, self._state, indexed=False)
+
+    def saved(self) -> asyncio.Future[None]:
+        """Done once the tables as they are now are in their files; fails with OSError."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        self._waiting.append(future)
+        if self._writer is None or self._writer.done():
+            self._writer = loop.create_task(self._keep_writing())
+        return future
+
+    async def save(self) -> None:
+        """The timer's `saved`. Raises OSError."""
+        await self.saved()
+
+    async def settle(self) -> None:
+        """Return when nothing is being written."""
+        if self._writer is not None:
+            await asyncio.wait([self._writer])
+
+    def write_now(self) -> None:
+        """Blocking, when the writer is settled. Raises OSError."""
+        self._write(snapshot.capture(self._state))
+
+    async def _keep_writing(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._waiting:
+            waiting, self._waiting = self._waiting, []
+            copies = snapshot.capture(self._state)
+            try:
+                await loop.run_in_executor(self._pool, self._write, copies)
+            except OSError as error:
+                log.error("config_not_written: %s", error)
+                for future in waiting:
+                    if not future.done():
+                        future.set_exception(error)
+                continue
+            for future in waiting:
+                if not future.done():
+                    future.set_result(None)
+
+    def _write(self, copies: snapshot.Snapshot) -> None:
+        snapshot.write_changed(self._disk, copies, self._written)

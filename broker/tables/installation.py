@@ -1,0 +1,179 @@
+"""What an installation (dledger.install) says of a broker: the tables, and where its queues begin.
+
+The state of an installation is one JSON object:
+
+    {"tables": {"topics.json": <the file's content>, …}, "queues": [[topic, [[id, offset], …]], …]}
+
+A queue's offset is that of its first message at or behind the log's beginning P, or, if there is
+none, the one that its next message gets: so the numbers go on although what they counted is gone.
+
+`prepare` is what a start does before it opens anything. If an installation is noted it makes
+config/, consumequeue/, index/, the log and the checkpoint what the note says, however much of that
+was done already when it was killed last, and removes the note. dledger.installation says why no
+start ever sees half of it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import orjson
+
+from broker.errors import StateError
+from broker.tables import snapshot
+from broker.tables.snapshot import Snapshot
+from broker.tables.state import BrokerState
+from dledger import installation
+from dledger.install import InstallationDamaged
+from store.config import StoreConfig
+from store.consumequeue import ConsumeQueueStore
+from store.disk import Disk
+from store.messagestore import MessageStore
+
+log = logging.getLogger("broker.installation")
+
+RAFT_DIRECTORY = "raft"  # of a Raft replica (dledger.settings), below the store's root
+MANIFEST = "consumequeue.manifest"
+RESTORING = "restoring"  # a file: this store is being made out of a backup (broker.backup.restore)
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerCapture:
+    """Copies as of one moment."""
+
+    tables: Snapshot
+    queues: list[tuple[str, int, int]]  # topic, queue id, offset
+
+    @property
+    def applied_index(self) -> int:
+        return self.tables.applied_index
+
+    def encode(self) -> bytes:
+        by_topic: dict[str, list[tuple[int, int]]] = {}
+        for topic, queue_id, offset in self.queues:
+            by_topic.setdefault(topic, []).append((queue_id, offset))
+        return orjson.dumps({"tables": self.tables.to_json(), "queues": list(by_topic.items())})
+
+
+class Source:
+    """What the engine refills other replicas from, and tells that this one is to be refilled."""
+
+    def __init__(
+        self, state: BrokerState, store: MessageStore, on_installed: Callable[[str], None]
+    ) -> None:
+        """`on_installed(reason)`: stop this broker and start it anew."""
+        self._state = state
+        self._store = store
+        self.installed = on_installed
+
+    def capture(self) -> BrokerCapture | None:
+        return capture(self._state, self._store)
+
+
+def capture(state: BrokerState, store: MessageStore) -> BrokerCapture | None:
+    """On the loop; no disk is read. None while the queues do not say where they begin: just after
+    retention, with a flush under way, and while damaged ones wait for their log."""
+    queues = store.queues
+    if queues.corrected_to != store.commitlog.min_offset or queues.damaged or len(store.repairs):
+        return None
+    begins = [(q.topic, q.queue_id, q.min_offset) for q in queues.queues()]
+    return BrokerCapture(snapshot.capture(state), begins)
+
+
+def prepare(disk: Disk, config: StoreConfig, raft_directory: str) -> int:
+    """Before anything is opened: carry out the noted installation, if there is one. Returns how
+    far the tables may be ahead of the log because of the last one. Blocking.
+
+    Raises StateError (the note is of another version of this program, or this store was not
+    restored to its end), OSError."""
+    if disk.exists(RESTORING):
+        raise StateError("this store is half restored from a backup: empty it, and restore again")
+    if installation.pending(disk, raft_directory):
+        carry_out(disk, config, raft_directory)
+    return installation.installed_index(disk, raft_directory)
+
+
+def carry_out(disk: Disk, config: StoreConfig, raft_directory: str) -> None:
+    """Make the noted installation this store. Raises StateError, OSError."""
+    try:
+        noted = installation.read(disk, raft_directory)
+    except InstallationDamaged as damage:
+        log.error("installation_lost reason=%s: this replica begins with nothing", damage)
+        remove_derived(disk, config)
+        installation.begin_nothing(
+            disk, raft_directory, config.path("commitlog"), config.path("checkpoint")
+        )
+        installation.done(disk, raft_directory)
+        return
+    tables, queues = decode_state(noted.state)
+    remove_derived(disk, config)
+    installation.begin_log(
+        disk, raft_directory, noted, config.path("commitlog"), config.path("checkpoint")
+    )
+    begin_queues(disk, config, queues)
+    snapshot.write(disk, tables)
+    installation.done(disk, raft_directory)
+    log.warning(
+        "installed first=%d position=%d applied=%d queues=%d",
+        noted.first_index,
+        noted.position,
+        noted.applied_index,
+        len(queues),
+    )
+
+
+def decode_state(data: bytes) -> tuple[Snapshot, list[tuple[str, int, int]]]:
+    """The tables, and where queues begin. Raises StateError."""
+    try:
+        value = orjson.loads(data)
+        tables = snapshot.from_json(value["tables"])
+        queues = [
+            (str(topic), int(queue_id), int(offset))
+            for topic, begins in value["queues"]
+            for queue_id, offset in begins
+        ]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise StateError(f"not the state of an installation: {error!r}") from error
+    return tables, queues
+
+
+def remove_derived(disk: Disk, config: StoreConfig) -> None:
+    """Tables, queues and index of the log that goes away. Durable on return; may be repeated."""
+    for directory in (snapshot.DIRECTORY, config.path("index")):
+        _remove_files(disk, directory)
+    directory = config.path("consumequeue")
+    for topic in disk.listdir(directory):
+        for queue_id in disk.listdir(f"{directory}/{topic}"):
+            _remove_files(disk, f"{directory}/{topic}/{queue_id}")
+    manifest = config.path(MANIFEST)
+    if disk.exists(manifest):
+        disk.remove(manifest)
+        disk.sync_directory(manifest.rpartition("/")[0])
+
+
+def _remove_files(disk: Disk, directory: str) -> None:
+    names = disk.listdir(directory)
+    for name in names:
+        disk.remove(f"{directory}/{name}")
+    if names:
+        disk.sync_directory(directory)
+
+
+def begin_queues(disk: Disk, config: StoreConfig, queues: list[tuple[str, int, int]]) -> None:
+    """Durable on return."""
+    store = ConsumeQueueStore(
+        disk,
+        config.path("consumequeue"),
+        config.units_per_file,
+        open_files_max=config.open_files_max,
+        manifest=config.path(MANIFEST),
+    )
+    try:
+        for topic, queue_id, offset in queues:
+            if offset:
+                store.begin_at(topic, queue_id, offset)
+        store.flush()
+    finally:
+        store.close()

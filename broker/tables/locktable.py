@@ -1,0 +1,159 @@
+"""Who consumes a queue in order: the owner of each (topic, group, queue). Pure.
+
+Part of the replicated tables in Raft mode (it is kept with the offsets), in classic mode the
+memory of one broker.
+
+Replicated: the owners; `aged`, how long ago, at least, an owner had last been granted or renewed in
+the log when a leader said so last; `term`, of the last leader that says so at all. Every replica's
+own, in no file: `renewed`, the latest moment by its own clock at which that can have been. What
+follows from it is broker.consuming.locks' business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+SEPARATOR = "@"  # between topic and group, as in consumerOffset.json
+
+Key = tuple[str, str, int]  # topic, group, queue id
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerChange:
+    """These queues belong to `client` from now on; None: to nobody."""
+
+    group: str
+    client: str | None
+    queues: Mapping[str, Sequence[int]]  # topic → queue ids
+
+    def to_json(self) -> dict[str, Any]:
+        queues = {topic: list(ids) for topic, ids in self.queues.items()}
+        return {"group": self.group, "client": self.client, "queues": queues}
+
+
+def change_from_json(value: Mapping[str, Any]) -> OwnerChange:
+    """Raises KeyError, TypeError, ValueError."""
+    client = value["client"]
+    queues = {str(topic): [int(q) for q in ids] for topic, ids in value["queues"].items()}
+    return OwnerChange(str(value["group"]), None if client is None else str(client), queues)
+
+
+@dataclass(frozen=True, slots=True)
+class Renewals:
+    """What a leader that has renewals in the log says with each of its commands. `fresh`: it does
+    not know how old the owners' renewals are; they count from here. `ages`: (milliseconds, group,
+    topic → queue ids)."""
+
+    term: int
+    fresh: bool = False
+    ages: Sequence[tuple[int, str, Mapping[str, Sequence[int]]]] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return {"term": self.term, "fresh": self.fresh, "ages": list(self.ages)}
+
+
+@dataclass(slots=True)
+class LockTable:
+    """(topic, group) → queue id → client id."""
+
+    owners: dict[tuple[str, str], dict[int, str]] = field(default_factory=dict)
+    aged: dict[Key, int] = field(default_factory=dict)  # milliseconds; 0 is left out
+    term: int = 0
+    renewed: dict[Key, int] = field(default_factory=dict, compare=False)
+    clock_ms: Callable[[], int] = field(default=lambda: 0, compare=False)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.owners.values()))
+
+    def owner(self, key: Key) -> str | None:
+        queues = self.owners.get((key[0], key[1]))
+        return None if queues is None else queues.get(key[2])
+
+    def keys(self) -> list[Key]:
+        return [(t, g, q) for (t, g), queues in self.owners.items() for q in queues]
+
+    def use_clock(self, clock_ms: Callable[[], int]) -> None:
+        """This replica's, which never goes back: what is here is as old as the log says."""
+        self.clock_ms = clock_ms
+        now_ms = clock_ms()
+        self.renewed = {key: now_ms - self.aged.get(key, 0) for key in self.keys()}
+
+    def apply(self, command: Mapping[str, Any]) -> None:
+        """A lock_queues command. Raises KeyError, TypeError, ValueError."""
+        told = command.get("renewals")
+        if told is not None:
+            ages = [(int(ms), str(group), queues) for ms, group, queues in told["ages"]]
+            self._tell(Renewals(int(told["term"]), bool(told["fresh"]), ages))
+        self.change([change_from_json(change) for change in command["changes"]])
+
+    def _tell(self, told: Renewals) -> None:
+        self.term = told.term
+        now_ms = self.clock_ms()
+        if told.fresh:
+            self.aged.clear()
+            self.renewed = dict.fromkeys(self.keys(), now_ms)
+        for age_ms, group, queues in told.ages:
+            for topic, ids in queues.items():
+                for queue_id in ids:
+                    key = (topic, group, int(queue_id))
+                    if self.owner(key) is not None:
+                        self.aged[key] = max(age_ms, self.aged.get(key, 0))
+                        self.renewed[key] = min(now_ms - age_ms, self.renewed.get(key, now_ms))
+
+    def change(self, changes: Sequence[OwnerChange]) -> None:
+        """In their order. The same owner again: a renewal."""
+        now_ms = self.clock_ms()
+        for change in changes:
+            for topic, ids in change.queues.items():
+                place = (topic, change.group)
+                for queue_id in ids:
+                    key = (*place, queue_id)
+                    self.aged.pop(key, None)
+                    if change.client is None:
+                        self.renewed.pop(key, None)
+                    else:
+                        self.renewed[key] = now_ms
+                if change.client is not None:
+                    self.owners.setdefault(place, {}).update(dict.fromkeys(ids, change.client))
+                    continue
+                queues = self.owners.get(place)
+                if queues is None:
+                    continue
+                for queue_id in ids:
+                    queues.pop(queue_id, None)
+                if not queues:
+                    del self.owners[place]
+
+    def copy(self) -> LockTable:
+        """What is replicated of it."""
+        owners = {place: dict(queues) for place, queues in self.owners.items()}
+        return LockTable(owners, dict(self.aged), self.term)
+
+    def renewals_json(self) -> dict[str, Any]:
+        """Beside `to_json`, which earlier versions read."""
+        aged: dict[str, dict[str, int]] = {}
+        for (topic, group, queue_id), age_ms in sorted(self.aged.items()):
+            aged.setdefault(topic + SEPARATOR + group, {})[str(queue_id)] = age_ms
+        return {"term": self.term, "aged": aged}
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            topic + SEPARATOR + group: {str(q): client for q, client in sorted(queues.items())}
+            for (topic, group), queues in sorted(self.owners.items())
+        }
+
+
+def table_from_json(value: Mapping[str, Any], renewals: Mapping[str, Any]) -> LockTable:
+    """Back from `to_json` and `renewals_json`, of which earlier versions have none. It wants a
+    clock. Raises ValueError, AttributeError."""
+    owners: dict[tuple[str, str], dict[int, str]] = {}
+    for name, queues in value.items():
+        topic, _, group = name.partition(SEPARATOR)
+        owners[topic, group] = {int(q): str(client) for q, client in queues.items()}
+    table = LockTable(owners, term=int(renewals.get("term", 0)))
+    for name, ages in renewals.get("aged", {}).items():
+        topic, _, group = name.partition(SEPARATOR)
+        table.aged.update({(topic, group, int(q)): int(ms) for q, ms in ages.items()})
+    return table

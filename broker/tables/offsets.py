@@ -1,0 +1,160 @@
+"""Consumer offsets: the table every replica keeps, and the coalescing of commits into one frame.
+
+`OffsetTable` is changed only by applied command frames. `OffsetCommits` gathers what consumers
+commit until the next command frame is due: the last commit of a (topic, group, queue) wins, as it
+would if each were a frame of its own. Offsets may go back: Apache's broker accepts that.
+
+A *reset* (222) sets an offset and leaves a mark: until the group's consumer has gone there
+(broker.consuming.resets), what it commits is of before the reset and changes nothing. The mark is
+part of the table, so a new leader knows it too. A queue has one mark at most.
+
+The owners of queues that are consumed in order (broker.consuming.locks) are kept here, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from broker.tables.locktable import LockTable, table_from_json
+
+TOPIC_GROUP_SEPARATOR = "@"
+PENDING_COMMITS_MAX = 100_000  # distinct (topic, group, queue) between two frames
+
+Commit = tuple[str, str, int, int]  # topic, group, queue id, offset of the next message wanted
+
+
+class OffsetTable:
+    """(topic, group) → queue id → offset of the next message wanted."""
+
+    def __init__(self) -> None:
+        self.offsets: dict[tuple[str, str], dict[int, int]] = {}
+        self.resets: dict[tuple[str, str], dict[int, int]] = {}  # marks
+        self.locks = LockTable()
+        self.applied_index = 0
+        self.counter = 0  # of changes; the data version that Apache's slaves ask for
+
+    def get(self, topic: str, group: str, queue_id: int) -> int | None:
+        queues = self.offsets.get((topic, group))
+        return None if queues is None else queues.get(queue_id)
+
+    def commit(self, commits: Iterable[Commit]) -> None:
+        self.counter += 1
+        for topic, group, queue_id, offset in commits:
+            if self.resets and self.reset_of(topic, group, queue_id) is not None:
+                continue
+            self.offsets.setdefault((topic, group), {})[queue_id] = offset
+
+    def reset(self, resets: Iterable[Commit]) -> None:
+        """Set offsets, and mark them."""
+        self.counter += 1
+        for topic, group, queue_id, offset in resets:
+            self.offsets.setdefault((topic, group), {})[queue_id] = offset
+            self.resets.setdefault((topic, group), {})[queue_id] = offset
+
+    def reset_of(self, topic: str, group: str, queue_id: int) -> int | None:
+        """Where the group still has to go in this queue; None: nowhere."""
+        marks = self.resets.get((topic, group))
+        return None if marks is None else marks.get(queue_id)
+
+    def reset_taken(self, topic: str, group: str, queue_id: int, offset: int) -> None:
+        """The group went to `offset`; another reset may have come since."""
+        marks = self.resets.get((topic, group))
+        if marks is not None and marks.get(queue_id) == offset:
+            self.counter += 1
+            del marks[queue_id]
+            if not marks:
+                del self.resets[topic, group]
+
+    def delete_topic(self, topic: str) -> None:
+        for table in (self.offsets, self.resets):
+            for key in [key for key in table if key[0] == topic]:
+                del table[key]
+
+    def delete_group(self, group: str) -> None:
+        for table in (self.offsets, self.resets):
+            for key in [key for key in table if key[1] == group]:
+                del table[key]
+
+    def own(self) -> None:
+        """Stop sharing anything with the table this one was copied from."""
+        self.offsets = {key: dict(queues) for key, queues in self.offsets.items()}
+        self.resets = {key: dict(queues) for key, queues in self.resets.items()}
+        self.locks = self.locks.copy()
+
+    def groups_of(self, topic: str) -> list[str]:
+        return sorted(group for name, group in self.offsets if name == topic)
+
+    def to_json(self) -> dict[str, Any]:
+        """Apache's consumerOffset.json; queue ids are written quoted, which fastjson reads too.
+        `resetTable`, `lockTable`, `lockRenewals`, ours, only where there are marks, and locks."""
+        version = {"counter": self.counter, "stateVersion": 0, "timestamp": 0}
+        value = {"dataVersion": version, "offsetTable": _table_to_json(self.offsets)}
+        if self.resets:
+            value["resetTable"] = _table_to_json(self.resets)
+        if len(self.locks):
+            value["lockTable"] = self.locks.to_json()
+            value["lockRenewals"] = self.locks.renewals_json()
+        return value
+
+    def load(self, value: Mapping[str, Any], applied_index: int) -> None:
+        """Become what a snapshot says; unchanged when that raises."""
+        loaded = _table_from_json(value["offsetTable"])
+        resets = _table_from_json(value.get("resetTable") or {})
+        locks = table_from_json(value.get("lockTable") or {}, value.get("lockRenewals") or {})
+        locks.use_clock(self.locks.clock_ms)
+        self.counter = int((value.get("dataVersion") or {}).get("counter", 0))
+        self.offsets = loaded
+        self.resets = resets
+        self.locks = locks
+        self.applied_index = applied_index
+
+    def merge(self, value: Mapping[str, Any]) -> None:
+        """Take over what a master's table says; what it says nothing about stays."""
+        told = OffsetTable()
+        told.load(value, 0)
+        for key, queues in told.offsets.items():
+            self.offsets.setdefault(key, {}).update(queues)
+        self.resets = told.resets
+        self.counter = max(self.counter + 1, told.counter)
+
+
+class OffsetCommits:
+    """What was committed since the last frame. Bounded; `add` says False when it is full."""
+
+    def __init__(self, count_max: int = PENDING_COMMITS_MAX) -> None:
+        self._commits: dict[tuple[str, str, int], int] = {}
+        self._count_max = count_max
+
+    def __len__(self) -> int:
+        return len(self._commits)
+
+    def add(self, topic: str, group: str, queue_id: int, offset: int) -> bool:
+        key = (topic, group, queue_id)
+        if key not in self._commits and len(self._commits) >= self._count_max:
+            return False
+        self._commits[key] = offset
+        return True
+
+    def get(self, topic: str, group: str, queue_id: int) -> int | None:
+        return self._commits.get((topic, group, queue_id))
+
+    def take(self, count_max: int) -> list[Commit]:
+        """Remove and return up to `count_max` commits, oldest key first."""
+        keys = list(self._commits)[:count_max]
+        return [(*key, self._commits.pop(key)) for key in keys]
+
+
+def _table_to_json(table: Mapping[tuple[str, str], Mapping[int, int]]) -> dict[str, Any]:
+    return {
+        topic + TOPIC_GROUP_SEPARATOR + group: {str(q): o for q, o in sorted(queues.items())}
+        for (topic, group), queues in sorted(table.items())
+    }
+
+
+def _table_from_json(value: Mapping[str, Any]) -> dict[tuple[str, str], dict[int, int]]:
+    loaded = {}
+    for name, queues in value.items():
+        topic, _, group = name.partition(TOPIC_GROUP_SEPARATOR)
+        loaded[topic, group] = {int(q): int(o) for q, o in queues.items()}
+    return loaded

@@ -1,0 +1,166 @@
+"""Snapshots of the replicated tables under config/, in Apache's JSON shape.
+
+    config/topics.json  subscriptionGroup.json  consumerOffset.json  delayOffset.json
+           sentOnce.json plainAcl.json (ours)                           each with .bak
+
+Each file carries `raftAppliedIndex`, the Raft index its table reflects, and `raftChecksum`. They
+save replay and let retention delete old log; they are no second truth: without them the tables are
+rebuilt from the frames the log still holds. A file is replaced atomically: written beside, synced,
+the old one renamed to .bak, the new one into place, the directory synced. The .bak is what is read
+when the file is missing (killed between the two renames) or damaged; its older index only means a
+longer replay, which retention leaves possible.
+`capture` runs on the loop and copies; `write` may run in a thread.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from google_crc32c import value as crc32c
+
+from broker.errors import StateError
+from broker.tables.groups import GroupTable
+from broker.tables.state import BrokerState, Table
+from broker.tables.topics import TopicTable
+from remoting.errors import BodyError
+from remoting.fastjson import loads_object
+from store.disk import Disk
+
+DIRECTORY = "config"
+INDEX_KEY = "raftAppliedIndex"
+CHECKSUM_KEY = "raftChecksum"
+log = logging.getLogger("broker.snapshot")
+FILES = (
+    "topics.json",
+    "subscriptionGroup.json",
+    "consumerOffset.json",
+    "delayOffset.json",
+    "sentOnce.json",
+    "plainAcl.json",
+)
+RAFT_ONLY = ("plainAcl.json",)  # classic accounts have a file of their own (broker.accountbook)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Copies of the tables as of one moment."""
+
+    tables: tuple[tuple[str, Table], ...]
+
+    @property
+    def applied_index(self) -> int:
+        return min(table.applied_index for _, table in self.tables)
+
+    def to_json(self) -> dict[str, Any]:
+        """By name of the file, what goes into it."""
+        return {
+            name: {**table.to_json(), INDEX_KEY: table.applied_index} for name, table in self.tables
+        }
+
+
+def from_json(value: dict[str, Any]) -> Snapshot:
+    """Back from `to_json`. Raises StateError, KeyError, TypeError, ValueError."""
+    state = BrokerState()
+    tables = _files(state)
+    for name, table in tables:
+        table.load(value[name], int(value[name][INDEX_KEY]))
+    return Snapshot(tables)
+
+
+def _files(state: BrokerState) -> tuple[tuple[str, Table], ...]:
+    return tuple(zip(FILES, state.tables, strict=True))
+
+
+def capture(state: BrokerState) -> Snapshot:
+    """Copy the tables. Their values are immutable except the per-queue offsets, copied too."""
+    copies: list[tuple[str, Table]] = []
+    for name, table in _files(state):
+        twin = copy.copy(table)
+        if isinstance(twin, TopicTable | GroupTable):
+            twin.own_entries()
+        else:
+            twin.own()
+        copies.append((name, twin))
+    return Snapshot(tuple(copies))
+
+
+def write(disk: Disk, snapshot: Snapshot) -> int:
+    """Write all files; returns the index that is durably covered now. Raises OSError."""
+    disk.makedirs(DIRECTORY)
+    for name, value in snapshot.to_json().items():
+        data = orjson.dumps({**value, CHECKSUM_KEY: _checksum(value)})
+        replace(disk, f"{DIRECTORY}/{name}", data)
+    return snapshot.applied_index
+
+
+def write_changed(disk: Disk, snapshot: Snapshot, written: dict[str, bytes]) -> None:
+    """Classic mode: write the files, without an index, that differ from what was `written` last.
+    Raises OSError."""
+    disk.makedirs(DIRECTORY)
+    for name, table in snapshot.tables:
+        data = orjson.dumps(table.to_json())
+        if name not in RAFT_ONLY and written.get(name) != data:
+            replace(disk, f"{DIRECTORY}/{name}", data)
+            written[name] = data
+
+
+def load(disk: Disk, state: BrokerState, *, indexed: bool = True) -> int:
+    """Fill the tables from config/; returns the index from which on frames must be applied again.
+    Classic mode's files, which an Apache broker may have written, have no index (0).
+
+    A missing or damaged file falls back to its .bak, and without that leaves its table empty at
+    index 0; damage is logged, and noted in `state.damaged`. Whether the log still holds every
+    frame above the returned index is the caller's question.
+    """
+    for name, table in _files(state):
+        for path in (f"{DIRECTORY}/{name}", f"{DIRECTORY}/{name}.bak"):
+            if _load_table(disk, path, table, indexed):
+                break
+            if disk.exists(path):
+                state.damaged.append(path.rpartition("/")[2])
+    return state.applied_index
+
+
+def _load_table(disk: Disk, path: str, table: Table, indexed: bool) -> bool:
+    if not disk.exists(path):
+        return False
+    file = disk.open(path)
+    try:
+        data = file.pread(0, file.size_bytes)
+    finally:
+        file.close()
+    try:
+        value = orjson.loads(data) if indexed else loads_object(data)
+        if indexed and value.pop(CHECKSUM_KEY, None) not in (None, _checksum(value)):
+            raise ValueError("the checksum does not match")
+        table.load(value, int(value[INDEX_KEY]) if indexed else 0)
+    except (KeyError, TypeError, ValueError, AttributeError, StateError, BodyError) as error:
+        log.warning("snapshot_damaged path=%s error=%r", path, error)
+        return False
+    return True
+
+
+def _checksum(value: dict[str, Any]) -> int:
+    """CRC-32C of the table as JSON with sorted keys: a flipped bit may leave JSON that reads."""
+    return int(crc32c(orjson.dumps(value, option=orjson.OPT_SORT_KEYS)))
+
+
+def replace(disk: Disk, path: str, data: bytes) -> None:
+    """Put `data` into the file, the version before into its .bak; durable then. Raises OSError."""
+    beside = path + ".tmp"
+    if disk.exists(beside):
+        disk.remove(beside)  # left by a crash
+    file = disk.open(beside)
+    try:
+        file.pwrite(0, data)
+        file.sync()
+    finally:
+        file.close()
+    if disk.exists(path):
+        disk.rename(path, path + ".bak")
+    disk.rename(beside, path)
+    disk.sync_directory(DIRECTORY)

@@ -1,0 +1,335 @@
+"""The replicated state beside the log: topics, groups and offsets as command frames.
+
+A command frame's payload is one JSON object, and so is what a message frame may begin with: it is
+applied together with the frame's records becoming visible. `op` says which:
+
+    {"op":"put_topic","topic":TopicConfig,"if_absent":bool}
+    {"op":"delete_topic","topic":name}                 also forgets the topic's consumer offsets
+    {"op":"put_group","group":SubscriptionGroupConfig,"if_absent":bool}
+    {"op":"delete_group","group":name,"offsets":bool}  `offsets`: forget the group's offsets too
+    {"op":"commit_offsets","commits":[[topic,group,queue_id,offset],…]}
+    {"op":"reset_offsets","resets":[[topic,group,queue_id,offset],…]}   see broker.tables.offsets
+    {"op":"reset_taken","reset":[topic,group,queue_id,offset]}
+    {"op":"lock_queues","changes":[{"group":g,"client":id|null,"queues":{topic:[queue_id,…]}},…],
+     "renewals":{"term":n,"fresh":bool,"ages":[[ms,group,{topic:[queue_id,…]}],…]}}
+                                                       see broker.consuming.locks; renewals may be
+                                                       absent
+    {"op":"announce","node":id,"address":host:port,"http":host:port}
+                                                       a new leader says where clients reach it, and
+                                                       its HTTP API (may be absent or ""); in no
+                                                       snapshot, every leader says it again
+    {"op":"forget_offsets","topic":name}, {…,"group":name}
+    {"op":"delay_progress","level":n,"offset":o}       the level's messages before o are delivered
+    {"op":"timer_progress","due_ms":t,"offset":o,"end":e,"floor":f}
+    broker.delivery.timers.wheel.Progress {"op":"sent_once",…}                               see
+    broker.tables.sentonce {"op":"acl_…",…}                                   see
+    broker.tables.acltable {"op":"several","commands":[command,…]}            one after the other,
+    at one index
+
+put_topic, delete_topic, put_group and delete_group may carry "if": {"versions":[…],"absent":bool},
+a web.versions.Condition: it is compared where the command is applied, with the entry as all the
+frames before have left it, so nobody's change is lost between reading and writing. If it is not
+met the command changes nothing, and `unmet` says so. A conditional delete leaves the offsets alone
+(their table may be ahead or behind when frames are replayed): forget_offsets follows it.
+
+`BrokerState.apply` is a pure function of the frames before: every replica that applied up to the
+same index holds the same tables. Each table knows the last index it reflects and ignores frames at
+or below it, so snapshots of them may be of different ages and replay starts at the oldest.
+A command that cannot be understood raises StateError, which stops the replica: going on would
+make it differ from the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from broker.delivery.timers.wheel import Progress, progress_from_json
+from broker.errors import Refused, StateError
+from broker.tables.acltable import PREFIX as ACL_PREFIX
+from broker.tables.acltable import AclTable
+from broker.tables.delayoffsets import DelayOffsets
+from broker.tables.groups import GroupTable, SubscriptionGroup, group_from_json, group_problem
+from broker.tables.locktable import OwnerChange, Renewals
+from broker.tables.offsets import Commit, OffsetTable
+from broker.tables.sentonce import SentOnce
+from broker.tables.topics import TopicConfig, TopicTable, topic_from_json, topic_problem
+from broker.tables.versioned import Entry
+from remoting.codes import ResponseCode
+from web.versions import Condition, version_of
+
+Table = TopicTable | GroupTable | OffsetTable | DelayOffsets | SentOnce | AclTable
+UNMET_MAX = 1_000  # remembered; whoever proposed one asks right after it is applied
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What an applied command changed, for whoever has to tell others about it."""
+
+    topics: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+
+
+NOTHING = Change()
+
+
+class BrokerState:
+    """The tables and the one way to change them."""
+
+    def __init__(self) -> None:
+        self.topics = TopicTable()
+        self.groups = GroupTable()
+        self.offsets = OffsetTable()
+        self.delays = DelayOffsets()
+        self.once = SentOnce()
+        self.acl = AclTable()
+        self.damaged: list[str] = []  # files of a snapshot that could not be read
+        self.addresses: dict[str, str] = {}  # node id → client address; bounded by the voters
+        self.http_addresses: dict[str, str] = {}  # node id → HTTP API; "": it has none
+        # Index of a command whose condition was not met → the version that there was instead.
+        self.unmet: dict[int, str | None] = {}
+
+    @property
+    def applied_index(self) -> int:
+        """Every table reflects at least this index."""
+        return min([table.applied_index for table in self.tables])
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """In the order of broker.tables.snapshot's files."""
+        return self.topics, self.groups, self.offsets, self.delays, self.once, self.acl
+
+    def clear(self) -> None:
+        """As at the very beginning."""
+        empty = BrokerState()
+        for table, new in zip(self.tables, empty.tables, strict=True):
+            table.load(new.to_json(), 0)
+
+    def apply(
+        self, index: int, timestamp_ms: int, payload: bytes | memoryview, records_at: int = 0
+    ) -> Change:
+        """Apply the command of frame `index`, whose records, if there are any, begin at the
+        CommitLog offset `records_at`. Raises StateError."""
+        command = decode_command_payload(payload)
+        commands = command["commands"] if command.get("op") == "several" else [command]
+        topics: list[str] = []
+        groups: list[str] = []
+        try:
+            for command in commands:
+                if command["op"] == "sent_once":
+                    if index > self.once.applied_index:
+                        self.once.take(command, timestamp_ms, records_at)
+                    continue
+                change = self._apply(command, index, timestamp_ms)
+                topics += change.topics
+                groups += change.groups
+        except (KeyError, TypeError, ValueError) as error:
+            raise StateError(f"command at index {index}: {command!r}: {error!r}") from error
+        self.advance(index)
+        return Change(tuple(topics), tuple(groups))
+
+    def advance(self, index: int) -> None:
+        """Every frame up to `index` was applied; those that are no commands change nothing."""
+        for table in self.tables:
+            if table.applied_index < index:
+                table.applied_index = index
+
+    def _apply(self, command: dict[str, Any], index: int, now_ms: int) -> Change:
+        op = command["op"]
+        topics_due = index > self.topics.applied_index
+        groups_due = index > self.groups.applied_index
+        offsets_due = index > self.offsets.applied_index
+        if op.startswith(ACL_PREFIX):
+            if index > self.acl.applied_index:
+                self.acl.apply(command, now_ms)
+            return NOTHING
+        if op == "commit_offsets":
+            if offsets_due:
+                self.offsets.commit((t, g, int(q), int(o)) for t, g, q, o in command["commits"])
+            return NOTHING
+        if op == "reset_offsets":
+            if offsets_due:
+                self.offsets.reset((t, g, int(q), int(o)) for t, g, q, o in command["resets"])
+            return NOTHING
+        if op == "reset_taken":
+            if offsets_due:
+                topic_name, group_name, queue_id, offset = command["reset"]
+                self.offsets.reset_taken(topic_name, group_name, int(queue_id), int(offset))
+            return NOTHING
+        if op == "lock_queues":
+            if offsets_due:
+                self.offsets.locks.apply(command)
+            return NOTHING
+        if op == "announce":
+            node = str(command["node"])
+            self.addresses[node] = str(command["address"])
+            self.http_addresses[node] = str(command.get("http") or "")
+            return NOTHING
+        if op == "forget_offsets":
+            if offsets_due and "topic" in command:
+                self.offsets.delete_topic(str(command["topic"]))
+            elif offsets_due:
+                self.offsets.delete_group(str(command["group"]))
+            return NOTHING
+        if op == "delay_progress":
+            if index > self.delays.applied_index:
+                self.delays.advance(int(command["level"]), int(command["offset"]))
+            return NOTHING
+        if op == "timer_progress":
+            if index > self.delays.applied_index:
+                self.delays.advance_timer(progress_from_json(command))
+            return NOTHING
+        if op in ("put_topic", "delete_topic"):
+            return self._change_topic(command, index, now_ms, topics_due, offsets_due)
+        if op in ("put_group", "delete_group"):
+            return self._change_group(command, index, now_ms, groups_due, offsets_due)
+        raise StateError(f"command at index {index}: unknown op {op!r}")
+
+    def _change_topic(
+        self, command: dict[str, Any], index: int, now_ms: int, topics_due: bool, offsets_due: bool
+    ) -> Change:
+        conditional = "if" in command
+        if command["op"] == "put_topic":
+            topic = topic_from_json(command["topic"])
+            name, absent = topic.name, bool(command["if_absent"])
+            met = topics_due and self._met(command, index, self.topics.get(name))
+            done = met and self.topics.put(topic, now_ms, if_absent=absent)
+        else:
+            name = str(command["topic"])
+            if offsets_due and not conditional:
+                self.offsets.delete_topic(name)
+            met = topics_due and self._met(command, index, self.topics.get(name))
+            done = met and self.topics.delete(name, now_ms)
+        return Change(topics=(name,)) if done else NOTHING
+
+    def _change_group(
+        self, command: dict[str, Any], index: int, now_ms: int, groups_due: bool, offsets_due: bool
+    ) -> Change:
+        conditional = "if" in command
+        if command["op"] == "put_group":
+            group = group_from_json(command["group"])
+            name, absent = group.name, bool(command["if_absent"])
+            met = groups_due and self._met(command, index, self.groups.get(name))
+            done = met and self.groups.put(group, now_ms, if_absent=absent)
+        else:
+            name = str(command["group"])
+            if offsets_due and command["offsets"] and not conditional:
+                self.offsets.delete_group(name)
+            met = groups_due and self._met(command, index, self.groups.get(name))
+            done = met and self.groups.delete(name, now_ms)
+        return Change(groups=(name,)) if done else NOTHING
+
+    def _met(self, command: dict[str, Any], index: int, entry: Entry | None) -> bool:
+        """Whether the command's condition, if it has one, is met by the entry there is."""
+        wanted = command.get("if")
+        if wanted is None:
+            return True
+        version = None if entry is None else entry_version(entry)
+        condition = Condition(tuple(map(str, wanted["versions"])), bool(wanted["absent"]))
+        if condition.met_by(version):
+            return True
+        self.unmet[index] = version
+        while len(self.unmet) > UNMET_MAX:
+            del self.unmet[next(iter(self.unmet))]
+        return False
+
+
+def entry_version(entry: Entry) -> str:
+    """The version of a topic or group: of what it says, so equal on all replicas."""
+    return version_of(entry.to_json())
+
+
+def decode_command_payload(payload: bytes | memoryview) -> dict[str, Any]:
+    """The JSON object of a command frame. Raises StateError."""
+    try:
+        command = orjson.loads(payload)
+    except orjson.JSONDecodeError as error:
+        raise StateError(f"a command frame is not JSON: {error}") from error
+    if not isinstance(command, dict):
+        raise StateError(f"a command frame is not an object: {command!r}")
+    return command
+
+
+def several(commands: Sequence[bytes]) -> bytes:
+    """One command out of some, none of which is of several itself."""
+    if len(commands) == 1:
+        return commands[0]
+    return b'{"op":"several","commands":[' + b",".join(commands) + b"]}"
+
+
+def put_topic(
+    topic: TopicConfig, *, if_absent: bool = False, condition: Condition | None = None
+) -> bytes:
+    """Raises Refused for what `apply` would not take: once it is in the log, that ends replicas."""
+    _refuse(topic_problem(topic))
+    command = {"op": "put_topic", "topic": topic.to_json(), "if_absent": if_absent}
+    return orjson.dumps(command | _if(condition))
+
+
+def _refuse(problem: str) -> None:
+    if problem:
+        raise Refused(ResponseCode.SYSTEM_ERROR, problem)
+
+
+def delete_topic(name: str, *, condition: Condition | None = None) -> bytes:
+    return orjson.dumps({"op": "delete_topic", "topic": name} | _if(condition))
+
+
+def put_group(
+    group: SubscriptionGroup, *, if_absent: bool = False, condition: Condition | None = None
+) -> bytes:
+    """Raises Refused for what `apply` would not take."""
+    _refuse(group_problem(group))
+    command = {"op": "put_group", "group": group.to_json(), "if_absent": if_absent}
+    return orjson.dumps(command | _if(condition))
+
+
+def delete_group(name: str, *, offsets: bool, condition: Condition | None = None) -> bytes:
+    command = {"op": "delete_group", "group": name, "offsets": offsets}
+    return orjson.dumps(command | _if(condition))
+
+
+def forget_offsets(*, topic: str = "", group: str = "") -> bytes:
+    """Of one topic, or of one group."""
+    assert bool(topic) != bool(group), (topic, group)
+    return orjson.dumps(
+        {"op": "forget_offsets"} | ({"topic": topic} if topic else {"group": group})
+    )
+
+
+def announce(node: str, address: str, http: str = "") -> bytes:
+    return orjson.dumps({"op": "announce", "node": node, "address": address, "http": http})
+
+
+def reset_offsets(resets: list[Commit]) -> bytes:
+    return orjson.dumps({"op": "reset_offsets", "resets": resets})
+
+
+def reset_taken(reset: Commit) -> bytes:
+    return orjson.dumps({"op": "reset_taken", "reset": reset})
+
+
+def lock_queues(changes: Sequence[OwnerChange], renewals: Renewals | None = None) -> bytes:
+    command: dict[str, Any] = {"op": "lock_queues", "changes": [c.to_json() for c in changes]}
+    return orjson.dumps(command if renewals is None else command | {"renewals": renewals.to_json()})
+
+
+def commit_offsets(commits: list[Commit]) -> bytes:
+    return orjson.dumps({"op": "commit_offsets", "commits": commits})
+
+
+def delay_progress(level: int, offset: int) -> bytes:
+    return orjson.dumps({"op": "delay_progress", "level": level, "offset": offset})
+
+
+def timer_progress(progress: Progress) -> bytes:
+    return orjson.dumps({"op": "timer_progress", **progress._asdict()})
+
+
+def _if(condition: Condition | None) -> dict[str, Any]:
+    if condition is None:
+        return {}
+    return {"if": {"versions": list(condition.versions), "absent": condition.absent}}

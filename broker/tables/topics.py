@@ -1,0 +1,151 @@
+"""Topics: their configuration, the rules for their names, and the table every replica keeps.
+
+The table is changed only by applied command frames (broker/tables/state.py), so it is the same on
+every replica that applied the same frames. Its snapshot is Apache's topics.json with the Raft index
+it reflects beside it. Deterministic: no clock; the data version's time is the frame's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from broker.errors import StateError
+from broker.tables.versioned import VersionedTable
+
+PERM_READ = 4
+PERM_WRITE = 2
+PERM_INHERIT = 1
+
+DEFAULT_TOPIC = "TBW102"  # the template of auto-created topics
+RETRY_PREFIX = "%RETRY%"
+DLQ_PREFIX = "%DLQ%"
+QUEUE_COUNT_MAX = 65_536
+TOPIC_LENGTH_MAX = 127  # what clients check; retry and dead-letter topics may have 255
+DERIVED_TOPIC_LENGTH_MAX = 255
+_CHARSET = re.compile(r"[%|a-zA-Z0-9_-]+")
+
+# Topics clients may not send to (remoting-protocol 6.5).
+NO_SEND_TOPICS = frozenset(
+    {
+        "SCHEDULE_TOPIC_XXXX",
+        "rmq_sys_wheel_timer",
+        "RMQ_SYS_TRANS_HALF_TOPIC",
+        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+        "TRANS_CHECK_MAX_TIME_TOPIC",
+        "SELF_TEST_TOPIC",
+        "OFFSET_MOVED_EVENT",
+    }
+)
+SYSTEM_TOPICS = NO_SEND_TOPICS | {DEFAULT_TOPIC, "BenchmarkTest", "RMQ_SYS_TRACE_TOPIC"}
+
+
+@dataclass(frozen=True, slots=True)
+class TopicConfig:
+    """One topic. perm bits: 4 read, 2 write, 1 inherit."""
+
+    name: str
+    read_queue_count: int = 16
+    write_queue_count: int = 16
+    perm: int = PERM_READ | PERM_WRITE
+    filter_type: str = "SINGLE_TAG"
+    sys_flag: int = 0
+    order: bool = False
+
+    @property
+    def queue_count(self) -> int:
+        return max(self.read_queue_count, self.write_queue_count)
+
+    @property
+    def readable(self) -> bool:
+        return bool(self.perm & PERM_READ)
+
+    @property
+    def writable(self) -> bool:
+        return bool(self.perm & PERM_WRITE)
+
+    def to_json(self) -> dict[str, Any]:
+        """Apache's TopicConfig bean."""
+        return {
+            "attributes": {},
+            "order": self.order,
+            "perm": self.perm,
+            "readQueueNums": self.read_queue_count,
+            "topicFilterType": self.filter_type,
+            "topicName": self.name,
+            "topicSysFlag": self.sys_flag,
+            "writeQueueNums": self.write_queue_count,
+        }
+
+
+def topic_from_json(value: Mapping[str, Any]) -> TopicConfig:
+    """Read Apache's bean; raises StateError when a field is missing or out of range."""
+    try:
+        topic = TopicConfig(
+            name=str(value["topicName"]),
+            read_queue_count=int(value["readQueueNums"]),
+            write_queue_count=int(value["writeQueueNums"]),
+            perm=int(value.get("perm", 6)),
+            filter_type=str(value.get("topicFilterType") or "SINGLE_TAG"),
+            sys_flag=int(value.get("topicSysFlag", 0)),
+            order=bool(value.get("order", False)),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise StateError(f"not a topic configuration: {value!r}: {error!r}") from error
+    problem = topic_problem(topic)
+    if problem:
+        raise StateError(problem)
+    return topic
+
+
+def topic_problem(topic: TopicConfig) -> str:
+    """Why this configuration cannot be; '' when it can."""
+    problem = topic_name_problem(topic.name)
+    if problem:
+        return problem
+    for count in (topic.read_queue_count, topic.write_queue_count):
+        if not 0 <= count <= QUEUE_COUNT_MAX:
+            return f"topic {topic.name}: queue count {count} is not in 0..{QUEUE_COUNT_MAX}"
+    if topic.queue_count == 0:
+        return f"topic {topic.name}: has no queue"
+    if not 0 <= topic.perm <= 15:
+        return f"topic {topic.name}: perm {topic.perm} is not in 0..15"
+    return ""
+
+
+def topic_name_problem(name: str) -> str:
+    """Why `name` is no topic name; '' when it is one."""
+    if not name:
+        return "the topic name is empty"
+    derived = name.startswith((RETRY_PREFIX, DLQ_PREFIX))
+    longest = DERIVED_TOPIC_LENGTH_MAX if derived else TOPIC_LENGTH_MAX
+    if len(name) > longest:
+        return f"the topic name is {len(name)} characters long, the longest is {longest}"
+    if not _CHARSET.fullmatch(name):
+        return f"the topic name {name!r} has characters outside [%|a-zA-Z0-9_-]"
+    return ""
+
+
+def auto_created(name: str, client_queue_count: int, default_queue_count: int) -> TopicConfig:
+    """What a send to an unknown topic creates (remoting-protocol 9.3)."""
+    count = max(1, min(client_queue_count, default_queue_count))
+    return TopicConfig(name, count, count, PERM_READ | PERM_WRITE)
+
+
+def retry_topic(group: str, queue_count: int = 1) -> TopicConfig:
+    return TopicConfig(RETRY_PREFIX + group, queue_count, queue_count, PERM_READ | PERM_WRITE)
+
+
+class TopicTable(VersionedTable[TopicConfig]):
+    """Name → TopicConfig; in JSON Apache's TopicConfigSerializeWrapper: topics.json and the answer
+    to code 21."""
+
+    def __init__(self) -> None:
+        super().__init__("topicConfigTable", topic_from_json)
+        # The broker's own: in no command and no snapshot, they follow from the configuration.
+        self.internal: dict[str, TopicConfig] = {}
+
+    def get(self, name: str) -> TopicConfig | None:
+        return self.internal.get(name) or self.entries.get(name)

@@ -55,7 +55,7 @@ def ages_that_are_too_great(service):
         (0, {}, ages_that_are_too_great),
         (0, {"gone": 1 / 3}, None),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
 async def test_the_world_finds_what_would_let_two_in(monkeypatch, seed, settings, broken):
     """`seed` finds it today; when the world changes, another one does."""

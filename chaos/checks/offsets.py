@@ -114,6 +114,12 @@ class OffsetsBack(Checker):
             register.set_back(commit.t_ns, offset)
         elif offset < (register.floor.last or 0):
             register.set_back(commit.t_ns, offset)  # concurrent ones: either may be the last
+        elif (
+            register.last_process not in ("", commit.process)
+            and register.last_ns > commit.invoked_ns
+            and register.floor.last is not None
+        ):
+            pass  # the same, answered the other way round: the lower one is what is certain
         else:
             register.floor.note(commit.t_ns, offset)
         register.last_process, register.last_ns = commit.process, commit.t_ns

@@ -90,6 +90,13 @@ def two_commits_at_the_same_time(builder: HistoryBuilder) -> None:
     builder.fetched(0, 4)
 
 
+def two_commits_at_the_same_time_the_lower_one_answered_first(builder: HistoryBuilder) -> None:
+    one, other = builder.committing(0, 5), builder.committing(0, 4, "consumer-1")
+    builder.answered(other, 0, 4, "consumer-1")
+    builder.answered(one, 0, 5)
+    builder.fetched(0, 4)
+
+
 def joined_before_the_commit(builder: HistoryBuilder) -> None:
     builder.joined("consumer-1")
     builder.committed(1, 2)
@@ -121,6 +128,7 @@ def the_same_queue_of_another_broker(builder: HistoryBuilder) -> None:
         an_unanswered_lower_commit_that_may_have_happened,
         a_lower_commit_by_whoever_took_over,
         two_commits_at_the_same_time,
+        two_commits_at_the_same_time_the_lower_one_answered_first,
         joined_before_the_commit,
         joined_and_began_where_a_reset_said,
         joined_and_an_old_commit_came_through,

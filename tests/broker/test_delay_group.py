@@ -51,7 +51,7 @@ def keys_of(records):
 
 async def test_the_leader_dies_while_it_delivers(tmp_path, monkeypatch):
     """Every message once, none early, none lost, and the next leader goes on."""
-    monkeypatch.setattr(broker.delay, "COUNT_MAX", 3)
+    monkeypatch.setattr(broker.delivery.delay, "COUNT_MAX", 3)
     async with Group(tmp_path, 3, messageDelayLevel=LEVELS, **PATIENT) as group:
         first = await group.leader()
         leader = group.brokers[first]

@@ -136,7 +136,7 @@ def requests(random_, count, odd):
 @pytest.mark.parametrize("seed", range(4))
 def test_both_ways_make_the_same_of_it(seed, monkeypatch):
     random_ = random.Random(seed)
-    monkeypatch.setattr("broker.sendrequest.uuid.uuid4", lambda: Fixed)
+    monkeypatch.setattr("broker.sending.sendrequest.uuid.uuid4", lambda: Fixed)
     quick, general = Side(True), Side(False)
     for _ in range(6):
         for odd in (False, True):

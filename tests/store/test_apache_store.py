@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from store.disk import OsDisk
-from store.dispatch import DELAY_LEVELS_MS, UNIT, Dispatcher
+from store.dispatch import DELAY_LEVELS_MS, TIMER_TOPIC, UNIT, Dispatcher, timer_code
 from store.indexfile import IndexLimits
 from store.indexkeys import has_key, keys_of
 from store.messagestore import GetStatus, MessageStore, StoreConfig, StoreMode
@@ -101,7 +101,21 @@ def test_dispatch_makes_the_same_units(apache: Path) -> None:
     theirs = queue_files(apache)
     assert len({topic for topic, _ in theirs}) == 45
     assert sum(map(len, theirs.values())) == 515 * 20
-    assert dict(ours) == theirs
+    assert dict(ours) == with_times(theirs, walk(apache))
+
+
+def with_times(
+    queues: dict[tuple[str, int], bytes], records: dict[int, bytes]
+) -> dict[tuple[str, int], bytes]:
+    """Apache's units as we write them: those of timer messages say when, where theirs say 0."""
+    timers = (TIMER_TOPIC, 0)
+    units = b""
+    for at, size, code in UNIT.iter_unpack(queues[timers]):
+        assert code == 0
+        properties = decode_properties(decode_record(records[at]).properties)
+        units += UNIT.pack(at, size, timer_code(properties))
+    assert units != queues[timers]
+    return {**queues, timers: units}
 
 
 @pytest.mark.parametrize("unclean", [False, True])
@@ -141,7 +155,8 @@ def test_open_serves_the_same_messages(apache: Path, unclean: bool, queues_lost:
     store.close()
     (index,) = (apache / "index").iterdir()  # cut and made again after an unclean stop
     assert index.read_bytes() == index_before
-    assert queue_files(apache) == theirs
+    made_anew = unclean or queues_lost
+    assert queue_files(apache) == (with_times(theirs, records) if made_anew else theirs)
     assert not (apache / "abort").exists()
 
 

@@ -36,7 +36,7 @@ async def test_the_leader_dies_while_messages_wait_and_while_they_are_delivered(
     tmp_path, monkeypatch
 ):
     """Every message once, none early, none lost, in the order of their times, on all replicas."""
-    monkeypatch.setattr(broker.timers.service, "COUNT_MAX", 3)
+    monkeypatch.setattr(broker.delivery.timers.service, "COUNT_MAX", 3)
     async with Group(tmp_path, 3, **PATIENT) as group:
         first = await group.leader()
         leader = group.brokers[first]

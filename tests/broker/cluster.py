@@ -34,8 +34,12 @@ class Group:
 
     async def __aenter__(self):
         self.client = RemotingClient()
-        for name in self.names:
-            await self.start(name)
+        try:
+            for name in self.names:
+                await self.start(name)
+        except BaseException:
+            await self.__aexit__()
+            raise
         return self
 
     async def __aexit__(self, *_):
@@ -66,9 +70,10 @@ class Group:
         return build_config([Setting(key, value, "test") for key, value in values.items()])
 
     async def start(self, name):
+        config = self.config(name)  # which may be refused
         listener = self.listener(name)
         broker = Broker(
-            self.config(name),
+            config,
             self.disk(str(self.root / name)),
             replication_socket=listener,
             clock_ms=self.clock.whole_ms,

@@ -125,6 +125,7 @@ async def test_a_moved_address_is_dialled(tmp_path: Path) -> None:
         leader = await group.leader()
         moved = group.others(leader)[0]
         await moved.stop()
+        moved.held.close()
         again = Node(group, moved.node_id)  # the same disk, another port
         again.disk = moved.disk
         group.nodes[group.nodes.index(moved)] = again

@@ -129,11 +129,13 @@ class MetadataSync:
         """One round. Raises RemotingError, StateError, OSError; what came before that stays."""
         ask, state = self._master.ask, self._state
         before = dict(state.topics.entries)
-        value = _object(await ask(RequestCode.GET_ALL_TOPIC_CONFIG))
-        _load(value, lambda: state.topics.load(value, state.topics.applied_index))
+        # Asked for before the topics, loaded after them: no group is known here without its retry
+        # topic, which its consumers would ask for in vain once the master is gone.
+        groups = _object(await ask(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG))
+        topics = _object(await ask(RequestCode.GET_ALL_TOPIC_CONFIG))
+        _load(topics, lambda: state.topics.load(topics, state.topics.applied_index))
         if state.topics.entries != before:
             self._on_topics()
-        groups = _object(await ask(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG))
         _load(groups, lambda: state.groups.load(groups, state.groups.applied_index))
         offsets = _object(await ask(RequestCode.GET_ALL_CONSUMER_OFFSET))
         _load(offsets, lambda: state.offsets.merge(offsets))

@@ -58,6 +58,7 @@ async def test_the_consumer_turns_to_the_slave_and_back(tmp_path):
                 async with consumer:
                     await until(lambda: set(seen.bodies) >= set(first))
                     await until(lambda: pair.slave.state.groups.get("cg") is not None)
+                    await until(lambda: pair.slave.state.topics.get("%RETRY%cg") is not None)
                     await pair.kill("master")
                     pulls = pair.slave.pulls
                     await until(

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import orjson
 import pytest
 
 from broker.construction import template_topic
@@ -438,6 +439,32 @@ async def test_metadata_follow_on_a_timer(tmp_path):
         await pair.start("slave1")
         assert pair.slave.state.offsets.get("T", "cg", 0) == 2
         assert pair.slave.state.topics.get("T") is not None
+
+
+async def test_no_group_comes_to_a_slave_without_its_retry_topic(tmp_path, monkeypatch):
+    """Consumers begin between the questions of one round; the master may be gone after it."""
+    async with Classic(tmp_path, slaveSyncMetadataIntervalMs=3_600_000) as pair:
+        await pair.followed()
+        metadata = pair.slave.classic.follower.metadata
+        await until(lambda: metadata.rounds > 0)
+        ask = metadata._master.ask
+
+        async def ask_while_a_group_begins(code, ext=None):
+            answer = await ask(code, ext)
+            name = f"cg-{code.name}"
+            beat = {"clientID": name, "consumerDataSet": [{"groupName": name}]}
+            body = orjson.dumps(beat)
+            assert (await pair.ask(pair.master, RequestCode.HEART_BEAT, None, body)).code == OK
+            await until(lambda: pair.master.state.groups.get(name) is not None)
+            return answer
+
+        monkeypatch.setattr(metadata._master, "ask", ask_while_a_group_begins)
+        for _ in range(2):
+            await metadata.sync()
+            groups = [name for name in pair.slave.state.groups.entries if name.startswith("cg-")]
+            missing = [n for n in groups if pair.slave.state.topics.get(f"%RETRY%{n}") is None]
+            assert missing == []
+        assert "cg-GET_ALL_TOPIC_CONFIG" in groups
 
 
 async def test_a_slave_takes_no_sends_and_no_topics(tmp_path):

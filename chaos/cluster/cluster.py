@@ -46,9 +46,10 @@ from chaos.cluster.topology import (
 LOG = logging.getLogger("chaos")
 
 HOST = "127.0.0.1"
-UP_TIMEOUT_S = 30.0
-DOWN_TIMEOUT_S = 15.0  # for an orderly end, before SIGKILL
-GONE_TIMEOUT_S = 10.0  # for the system to bury a killed process
+UP_TIMEOUT_S = 120.0  # two seconds where nothing else runs; who ends by itself is not waited for
+DOWN_TIMEOUT_S = 60.0  # for an orderly end, before SIGKILL
+GONE_TIMEOUT_S = 60.0  # for the system to bury a killed process
+FIND_TIMEOUT_S = 30.0  # for somebody to lead: many elections long
 POLL_S = 0.02
 TAIL_LINES = 15
 
@@ -166,13 +167,19 @@ class Cluster:
         return next((n for n in members if view is not None and n.name == view.node), None)
 
     async def find(self, target: str) -> Node:
-        """`leader`, `leader:GROUP` or a node's name. Raises ClusterError."""
+        """`leader`, `leader:GROUP` or a node's name. Raises ClusterError.
+
+        During an election nobody leads, and who is busy may miss one question: while any broker
+        runs, it asks for FIND_TIMEOUT_S."""
         word, _, group = target.partition(":")
         if word not in ("leader", MASTER):
             return self.state().node(target)
-        found = await self.leader(group or None)
-        if found is None:
-            raise ClusterError("no broker says that it leads; see: status")
+        deadline = time.monotonic() + FIND_TIMEOUT_S
+        while (found := await self.leader(group or None)) is None:
+            dead = all(self.process_state(node) == "dead" for node in self.state().brokers)
+            if dead or time.monotonic() > deadline:
+                raise ClusterError("no broker says that it leads; see: status")
+            await asyncio.sleep(POLL_S)
         return found
 
     def signal(self, name: str, number: signal.Signals) -> ProcessId:

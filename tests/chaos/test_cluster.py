@@ -12,6 +12,7 @@ from pathlib import Path
 import orjson
 import pytest
 
+from chaos.cluster import cluster as cluster_module
 from chaos.cluster.cluster import Cluster
 from chaos.cluster.clusterfile import ClusterError, load_state, locked
 from chaos.cluster.ports import HeldPorts, choose_ports, ephemeral_low, is_free
@@ -25,7 +26,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
     made = Cluster(tmp_path / "c", AgreeingProbe(), Programs())
     yield made
     if (made.directory / "cluster.json").exists():
-        await made.down(timeout_s=5)
+        await made.down()
 
 
 async def test_up_status_kill_start_down_and_up_again(cluster: Cluster) -> None:
@@ -165,7 +166,7 @@ async def test_replicas_out_of_range(tmp_path: Path, count: int) -> None:
 async def test_node_that_ends_by_itself_fails_up_with_its_log(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, StandInProbe(), Programs(n1=ENDS))
     with pytest.raises(ClusterError, match=r"ended by itself: n1(.|\n)*cannot open the store"):
-        await cluster.up(timeout_s=20)
+        await cluster.up(timeout_s=120)
     await assert_no_orphans(cluster)
 
 
@@ -194,10 +195,41 @@ async def test_up_waits_for_every_replica_but_serving_does_not_need_all(cluster:
     probe = AgreeingProbe()
     probe.silent = {"n2"}
     other = Cluster(cluster.directory, probe, Programs())
-    await other.wait_serving(timeout_s=5)
+    await other.wait_serving(timeout_s=60)
     with pytest.raises(ClusterError, match="no answer from n2 yet"):
         await other.up(timeout_s=0.05)
     assert all(status.alive for status in await cluster.status())
+
+
+async def test_a_leader_is_found_through_an_election(tmp_path: Path) -> None:
+    probe = StandInProbe()
+    cluster = Cluster(tmp_path / "c", AgreeingProbe(), Programs())
+    await cluster.up()
+    try:
+        looking = Cluster(cluster.directory, probe, Programs())
+        probe.leader = None
+        finding = asyncio.create_task(looking.find("leader"))
+        await asyncio.sleep(0.1)
+        assert not finding.done()
+        probe.leader = "n1"
+        assert (await finding).name == "n1"
+    finally:
+        await cluster.down()
+    probe.leader = None
+    async with asyncio.timeout(cluster_module.FIND_TIMEOUT_S / 2):  # of the dead it asks once
+        with pytest.raises(ClusterError, match="no broker says that it leads"):
+            await looking.find("leader")
+
+
+async def test_somebody_to_lead_is_not_waited_for_for_ever(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await cluster.up(Shape(replicas=1))
+    monkeypatch.setattr(cluster_module, "FIND_TIMEOUT_S", 0.05)
+    probe = StandInProbe()
+    probe.leader = None
+    with pytest.raises(ClusterError, match="no broker says that it leads"):
+        await Cluster(cluster.directory, probe, Programs()).find("leader")
 
 
 async def test_cancelled_up_leaves_no_orphan(tmp_path: Path) -> None:
@@ -225,13 +257,18 @@ async def test_failed_up_leaves_what_ran_before_alone(cluster: Cluster) -> None:
 
 async def test_down_kills_what_does_not_obey_and_says_so(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, AgreeingProbe(), Programs(n0=STUBBORN))
-    await cluster.up(Shape(replicas=2))
+    await cluster.up(Shape(replicas=1))
     log = tmp_path / "n0" / "log.txt"
     await eventually(lambda: b"ready" in log.read_bytes())  # from here on it ignores SIGTERM
-    cluster.signal("n1", signal.SIGSTOP)
     ended = await cluster.down(timeout_s=0.3)
     assert ended["n0"].startswith("killed")
-    assert ended["n1"] == "stopped"  # frozen processes are let go on, to obey
+    await assert_no_orphans(cluster)
+
+
+async def test_down_lets_frozen_processes_go_on_to_obey(cluster: Cluster) -> None:
+    await cluster.up(Shape(replicas=2))
+    await cluster.wait_stopped(cluster.signal("n1", signal.SIGSTOP))
+    assert set((await cluster.down(timeout_s=120)).values()) == {"stopped"}
     await assert_no_orphans(cluster)
 
 

@@ -33,9 +33,9 @@ GROUP = "flight-consumers"
 QUEUES = 8
 KILLS_AT = (1 / 3, 2 / 3)  # of all sends acknowledged
 RESTART_AFTER_S = 2.0
-JOIN_TIMEOUT_S = 30.0
-DRAIN_TIMEOUT_S = 60.0
-SEND_TIMEOUT_MS = 30_000  # far above any failover: what fails after it is worth a failed demo
+JOIN_TIMEOUT_S = 120.0
+DRAIN_TIMEOUT_S = 180.0
+SEND_TIMEOUT_MS = 60_000  # far above any failover: what fails after it is worth a failed demo
 SETTINGS = {
     "mappedFileSizeCommitLog": str(64 * 1024 * 1024),  # several segments, not one
     # Apache's default of 32 messages an answer makes consumers wait for round trips under load.

@@ -24,7 +24,7 @@ from remoting.codes import RequestCode, ResponseCode
 from remoting.command import RemotingCommand
 from remoting.errors import RemotingError
 
-CHANGE_TIMEOUT_S = 60.0  # for a learner's catching up, above all
+CHANGE_TIMEOUT_S = 180.0  # for a learner's catching up, above all
 ASK_TIMEOUT_MS = 15_000  # longer than a broker waits for the commit
 POLL_S = 0.1
 UNKNOWN = "[OUTCOME_UNKNOWN]"

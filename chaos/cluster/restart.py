@@ -10,7 +10,7 @@ from chaos.cluster.clusterfile import Node
 from chaos.cluster.probe import leader_of
 from chaos.cluster.whole import wait_whole
 
-ORDERLY_S = 20.0  # within which a process must obey SIGTERM
+ORDERLY_S = 60.0  # within which a process must obey SIGTERM
 
 
 async def restart_rolling(cluster: Cluster, say: Callable[[str], None]) -> None:

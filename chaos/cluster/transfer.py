@@ -13,8 +13,8 @@ from remoting.codes import RequestCode, ResponseCode
 from remoting.command import RemotingCommand
 from remoting.errors import RemotingError
 
-TRANSFER_TIMEOUT_S = 10.0
-ASK_TIMEOUT_MS = 3_000
+TRANSFER_TIMEOUT_S = 30.0
+ASK_TIMEOUT_MS = 15_000
 POLL_S = 0.02
 
 

@@ -10,7 +10,7 @@ from chaos.cluster.cluster import Cluster, slaves_missing
 from chaos.cluster.clusterfile import ClusterError
 from chaos.cluster.probe import ReplicaView
 
-WHOLE_TIMEOUT_S = 60.0
+WHOLE_TIMEOUT_S = 120.0
 POLL_S = 0.05
 
 Mend = Callable[[ReplicaView], Awaitable[bool]]  # → whether anything was done about it

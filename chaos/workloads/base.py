@@ -51,8 +51,8 @@ class Environment:
     history: HistoryWriter
     rng: random.Random
     say: Callable[[str], None] = lambda words: None
-    join_timeout_s: float = 60.0
-    drain_timeout_s: float = 120.0
+    join_timeout_s: float = 120.0
+    drain_timeout_s: float = 180.0
 
 
 class Workload(Protocol):

@@ -18,7 +18,7 @@ from store.frame import FrameKind
 from tests.audit.run import NAMES, TOPIC, Run, message_id
 from tests.audit.stores import Log, Message, unit_bytes
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(900)
 
 
 def audit(spark: SparkSession, run: Run) -> AuditReport:

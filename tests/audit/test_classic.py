@@ -15,7 +15,7 @@ from audit.subject import Subject, subject_of
 from tests.audit.run import TOPIC, Run, message_id
 from tests.audit.stores import Log, Message, queue_units, write_store
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")

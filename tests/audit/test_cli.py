@@ -115,7 +115,7 @@ def test_help_does_not_wait_for_spark() -> None:
         "assert 'NAME=DIR' in r.output; assert 'pyspark' not in sys.modules"
     )
     root = Path(__file__).parent.parent.parent
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=root, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=root, timeout=300)
 
 
 def fake_java(home: Path, version: str, status: int = 0) -> Path:

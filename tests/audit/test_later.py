@@ -18,7 +18,7 @@ from tests.chaos.builder import HistoryBuilder
 from tests.chaos.checks import test_delayed, test_locks, test_retries, test_transactions
 from tests.chaos.checks.judging import failed
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 SCHEDULE = "SCHEDULE_TOPIC_XXXX"
 

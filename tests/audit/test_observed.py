@@ -10,7 +10,7 @@ from audit.api import AuditReport, run_audit
 from tests.audit.run import TOPIC, Run
 from tests.audit.stores import History, Log
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(900)
 
 
 def offset(history: History, queue: int, offset: int | None, **more: Any) -> int:

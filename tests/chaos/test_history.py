@@ -55,7 +55,7 @@ def test_events_reach_the_file_without_close(tmp_path: Path) -> None:
     path = tmp_path / "h.jsonl"
     with HistoryWriter(path) as writer:
         writer.event("ok", "leader", "observer", 1, node="n0", term=1)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while len(path.read_bytes().splitlines()) < 2:
             assert time.monotonic() < deadline, "the flush thread did not write"
             time.sleep(0.01)

@@ -7,9 +7,12 @@ import sys
 from pathlib import Path
 
 import orjson
+import pytest
 
 from chaos.cluster.clusterfile import load_state
 from chaos.cluster.process import state
+
+pytestmark = pytest.mark.timeout(900)  # Spark starts in it, and may have to share a processor
 
 
 def demo(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -18,7 +21,7 @@ def demo(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "demo.flights", *words],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=850,
         check=False,
     )
 

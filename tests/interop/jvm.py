@@ -25,6 +25,13 @@ IVY_FILE = Path(__file__).with_name("ivy.xml")
 JAR_DIRECTORY = Path(sys.prefix) / "interop-jars"
 JARS = "rocketmq-client-5.3.3"
 FETCH_TIMEOUT_S = 600
+# A bound against hanging. Java's own patience is 3 s, the first look-up, the connection and the
+# loading of classes included: too little for a JVM that has just started on a busy machine.
+PATIENCE_MS = 120_000
+DEFAULTS = {
+    "com.rocketmq.remoting.client.connect.timeout": str(PATIENCE_MS),
+    "rocketmq.client.rebalance.waitInterval": "2000",  # ms; else what failed is tried after 20 s
+}
 
 
 def java_command() -> str:
@@ -80,7 +87,8 @@ class Jvm:
     ) -> None:
         """`jars`: others than the client's."""
         (py4j_jar,) = glob.glob(str(PYSPARK_JARS / "py4j-*.jar"))
-        options = [f"-D{name}={value}" for name, value in (properties or {}).items()]
+        given = {**DEFAULTS, **(properties or {})}
+        options = [f"-D{name}={value}" for name, value in given.items()]
         self._log = open(os.devnull, "w")  # py4j hands it text
         port, self.process = launch_gateway(
             jarpath=py4j_jar,
@@ -106,10 +114,12 @@ class Jvm:
     def message(self, topic: str, tags: str, keys: str, body: bytes) -> JavaObject:
         return self.rocketmq.common.message.Message(topic, tags, keys, body)
 
-    def producer(self, group: str, namesrv: str) -> JavaObject:
-        producer = self.rocketmq.client.producer.DefaultMQProducer(group)
-        producer.setNamesrvAddr(namesrv)
+    def producer(self, group: str, namesrv: str, retries: int = 2) -> JavaObject:
+        """`retries`: Java makes them at once, without a pause; 2 unless it is told."""
+        made = self.rocketmq.client.producer.DefaultMQProducer(group)
+        producer = patient_producer(made, namesrv)
         producer.setInstanceName(f"{group}-{id(producer)}")
+        producer.setRetryTimesWhenSendFailed(retries)
         producer.start()
         return producer
 
@@ -121,3 +131,21 @@ class Jvm:
             if stream is not None:
                 stream.close()
         self._log.close()
+
+
+def patient(client: JavaObject, namesrv: str) -> JavaObject:
+    """A producer or consumer that asks there, and waits for answers as long as they take."""
+    client.setNamesrvAddr(namesrv)
+    client.setMqClientApiTimeout(PATIENCE_MS)
+    return client
+
+
+def patient_producer(producer: JavaObject, namesrv: str) -> JavaObject:
+    patient(producer, namesrv).setSendMsgTimeout(PATIENCE_MS)
+    return producer
+
+
+def patient_consumer(consumer: JavaObject, namesrv: str) -> JavaObject:
+    """What its listener took is committed when it shuts down, however long that takes."""
+    patient(consumer, namesrv).setAwaitTerminationMillisWhenShutdown(PATIENCE_MS)
+    return consumer

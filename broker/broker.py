@@ -633,17 +633,15 @@ class Broker:
         if not self.roles.leading or name in self._creating_groups:
             return
         commands: list[bytes] = []
-        known = self.state.groups.get(name)
-        group = known
+        group = self.state.groups.get(name)
         if group is None and self.config.auto_create_subscription_group:
             group = SubscriptionGroup(name)
+            commands.append(put_group(group, if_absent=True))
         if group is None:
             return
         if retry and self.state.topics.get(RETRY_PREFIX + name) is None:
             topic = retry_topic(name, max(1, group.retry_queue_count))
-            commands.append(put_topic(topic, if_absent=True))
-        if known is None:  # last: whoever sees the group sees its retry topic
-            commands.append(put_group(group, if_absent=True))
+            commands.insert(0, put_topic(topic, if_absent=True))  # seen by all who see the group
         if not commands or len(self._creating_groups) >= GROUPS_BEING_CREATED_MAX:
             return
         self._creating_groups.add(name)

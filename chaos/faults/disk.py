@@ -38,7 +38,7 @@ from chaos.faults.steering import (
 )
 from chaos.faults.undo import LOSE_ALL
 
-END_S = 30.0  # within which a broker whose disk failed must serve again or have ended
+END_S = 120.0  # within which a broker whose disk failed must serve again or have ended
 STEADY_S = 0.5  # a broker that answers for so long does not end because of the fault any more
 POLL_S = 0.05
 

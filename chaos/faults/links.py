@@ -21,7 +21,7 @@ from chaos.cluster.linkmap import CLIENT, NAMES, Link, links_of
 from chaos.faults.rules import Rule, to_json
 from chaos.faults.unixpath import connect_to
 
-ANSWER_TIMEOUT_S = 10.0
+ANSWER_TIMEOUT_S = 60.0
 ANSWER_BYTES_MAX = 16 << 20
 
 

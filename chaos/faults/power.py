@@ -43,7 +43,7 @@ FS_IOC_SHUTDOWN = 0x8004587D
 NO_LOG_FLUSH = 2
 LOOP_BYTES = 512 << 20  # sparse; XFS takes no less than 300 MiB
 KINDS = ("ext4", "xfs")
-COMMAND_TIMEOUT_S = 30.0
+COMMAND_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)

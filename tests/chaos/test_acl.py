@@ -49,7 +49,7 @@ async def test_a_cluster_with_access_control_fails_over(tmp_path, monkeypatch):
         async with Producer("p", state.namesrv, instance_config=signing()) as producer:
             for number in range(10):
                 await producer.send(Message("T", b"%d" % number), timeout_ms=60_000)
-            leader = await cluster.leader()
+            leader = await cluster.find("leader")
             process = cluster.signal(leader.name, signal.SIGKILL)
             await cluster.wait_dead(process)
             for number in range(10, 20):

@@ -79,7 +79,7 @@ async def test_all_at_once_through_a_leaders_death(tmp_path: Path) -> None:
                 cluster.start(leader.name)
                 await cluster.wait_serving()
                 # On a busy machine that was not enough for what is asked of the history below.
-                async with asyncio.timeout(60):
+                async with asyncio.timeout(120):
                     while not (  # noqa: ASYNC110 (tallies wake nobody)
                         transactions.checked and min(w.tally.ok for w in posting) > 50
                     ):

@@ -25,7 +25,7 @@ from chaos.workloads.metadata import MetadataWorkload, MetaObject, write_request
 from client import BrokerRefused, BrokerUnreachable, MessageQueue
 from remoting.codes import RequestCode
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 SETTINGS = {"mappedFileSizeCommitLog": str(8 * 1024 * 1024)}
 
 
@@ -59,6 +59,7 @@ async def test_all_workloads_at_once_through_a_leaders_death(tmp_path: Path) -> 
                     while not (  # noqa: ASYNC110 (tallies wake nobody)
                         workloads[3].tally.ok > 20
                         and sum(w.tally.ok for w in workloads[:3]) > 500
+                        and all(w.tally.ok for w in workloads)
                         and workloads[2].restarts
                     ):
                         await asyncio.sleep(0.05)

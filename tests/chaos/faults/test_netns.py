@@ -19,7 +19,7 @@ from chaos.faults.netns import KINDS, WireCut
 from chaos.history.files import HistoryWriter
 from client import Admin, Message, Producer
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 KIND_NAMES = ("wire-cut-node", "wire-halves", "wire-one-way-in", "wire-one-way-out")
 
 
@@ -71,8 +71,8 @@ async def test_a_cluster_of_hosts(tmp_path: Path) -> None:
     try:
         settings = {
             "mappedFileSizeCommitLog": str(8 << 20),
-            "electionTimeoutMinMs": "1000",  # a machine that is busy elects nobody for that
-            "electionTimeoutMaxMs": "2000",
+            "electionTimeoutMinMs": "2000",  # a machine that is busy elects nobody for that
+            "electionTimeoutMaxMs": "3000",
         }
         state = await cluster.up(Shape(netns=True), settings, PATIENCE_S)
         with HistoryWriter(tmp_path / "h.jsonl") as history:
@@ -91,13 +91,13 @@ def left_over(name: str) -> list[str]:
 async def torment(cluster: Cluster, state: ClusterState, context: Context) -> None:
     async with Admin(state.namesrv) as admin, Producer("wires", state.namesrv) as producer:
         await admin.create_topic("T", 8)
-        await producer.send(Message("T", b"before"))
+        await producer.send(Message("T", b"before"), timeout_ms=120_000)
         for number, kind in enumerate(("wire-cut-node", "wire-one-way-out", "wire-halves")):
             fault = make(Planned(number, 0, 1, kind, "leader", 0.0), context)
             await fault.inject()
             assert isinstance(fault, WireCut) and fault.hit is not None
             await led_by_another(cluster, fault.hit.nodes[0])
-            await producer.send(Message("T", kind.encode()), timeout_ms=20_000)
+            await producer.send(Message("T", kind.encode()), timeout_ms=120_000)
             await fault.heal()
             await fault.heal()
             await wait_whole(cluster, PATIENCE_S)

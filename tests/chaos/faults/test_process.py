@@ -61,7 +61,7 @@ async def scene(tmp_path: Path, probe: AgreeingProbe) -> AsyncIterator[Scene]:
     await cluster.up()
     with HistoryWriter(tmp_path / "h.jsonl") as history:
         yield Scene(cluster, history)
-    await cluster.down(timeout_s=5)
+    await cluster.down()
 
 
 @pytest.mark.parametrize(

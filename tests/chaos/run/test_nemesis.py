@@ -22,7 +22,7 @@ async def context(tmp_path: Path) -> AsyncIterator[Context]:
     await cluster.up()
     with HistoryWriter(tmp_path / "history.jsonl") as history:
         yield Context(cluster, history)
-    await cluster.down(timeout_s=5)
+    await cluster.down()
 
 
 def planned(number: int, kind: str, whom: str, at_s: float = 0.0, for_s: float = 0.05) -> Planned:
@@ -78,13 +78,17 @@ async def test_a_cluster_that_does_not_become_whole_is_said(context: Context) ->
 async def test_a_slave_whose_log_is_no_longer_the_masters_is_made_anew(tmp_path: Path) -> None:
     """The master loses power and what it had not synced; its slave has that still, and refuses."""
     said: list[str] = []
-    settings = {"flushDiskType": "ASYNC_FLUSH", "flushIntervalCommitLog": "600000"}
+    settings = {
+        "flushDiskType": "ASYNC_FLUSH",
+        "flushIntervalCommitLog": "600000",
+        "slaveTimeout": "60000",  # a slave that is slow is waited for
+    }
     cluster = Cluster(tmp_path / "c")
     try:
         state = await cluster.up(Shape("sync", faultable=True), settings)
         async with Producer("p", state.namesrv) as producer:
             for number in range(5):  # the first is sent as soon as the cluster is up
-                sent = await producer.send(Message("T", b"%d" % number))
+                sent = await producer.send(Message("T", b"%d" % number), timeout_ms=120_000)
                 assert sent.status is SendStatus.OK
             with HistoryWriter(tmp_path / "history.jsonl") as history:
                 context = Context(cluster, history, say=said.append)
@@ -92,7 +96,7 @@ async def test_a_slave_whose_log_is_no_longer_the_masters_is_made_anew(tmp_path:
                 result = await Nemesis(context, 0.0).inflict([cut], lambda: None)
             assert (result.failed, result.stuck) == ([], [])
             assert "  s0 refuses to follow; made anew from its master" in said
-            sent = await producer.send(Message("T", b"again"), timeout_ms=30_000)
+            sent = await producer.send(Message("T", b"again"), timeout_ms=120_000)
             assert sent.status is SendStatus.OK
     finally:
         await cluster.down()

@@ -33,4 +33,4 @@ first = ConsumerConfig(consume_from=ConsumeFrom.FIRST_OFFSET)
 consumer = BlockingConsumer("postman", NAMESRV, listen, config=first)
 consumer.subscribe("Letters")
 with consumer:
-    print("all of them" if enough.wait(timeout=30) else "not yet", sorted(seen))
+    print("all of them" if enough.wait(timeout=60) else "not yet", sorted(seen))

@@ -19,7 +19,7 @@ async def main() -> None:
         consumer = PushConsumer("kitchen", NAMESRV, answer, config=first)
         consumer.subscribe("Questions")
         async with consumer:
-            reply = await guest.request(Message("Questions", b"soup?"), timeout_ms=20_000)
+            reply = await guest.request(Message("Questions", b"soup?"), timeout_ms=60_000)
             print(reply.body)
 
 

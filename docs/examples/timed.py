@@ -20,11 +20,11 @@ async def main() -> None:
     consumer = PushConsumer("bells", NAMESRV, listen, config=first)
     consumer.subscribe("Bells")
     async with Producer("tower", NAMESRV) as producer, consumer:
+        false = await producer.send(Message("Bells", b"false", delay_time=timedelta(hours=1)))
+        await producer.recall("Bells", false.recall_handle)
+        await producer.send(Message("Bells", b"soon", delay_time=timedelta(seconds=1)))
         at = datetime.now(UTC) + timedelta(seconds=3)
         await producer.send(Message("Bells", b"late", deliver_time=at))
-        await producer.send(Message("Bells", b"soon", delay_time=timedelta(seconds=1.5)))
-        false = await producer.send(Message("Bells", b"false", deliver_time=at))
-        await producer.recall("Bells", false.recall_handle)
         async with asyncio.timeout(60):
             print((await rung.get()).decode())
             print((await rung.get()).decode())

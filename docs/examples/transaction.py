@@ -54,7 +54,7 @@ async def main() -> None:
             print(order, result.state.name)
         async with asyncio.timeout(120):
             await both.wait()
-    print("heard of", heard)
+    print("heard of", sorted(heard))
 
 
 asyncio.run(main())

@@ -120,8 +120,8 @@ async def has_another_one_lead(page: Page) -> None:
     assert f"Should lead{wanted * 3}" in await page.until(
         f"{rows}.some(t => t == 'Should lead{wanted * 3}') && {rows}"
     )
-    assert any(row.startswith("Heard by the leader") and " ms ago" in row
-               for row in await page.js(rows))  # fmt: skip
+    heard = "t.startsWith('Heard by the leader') && /\\d m?s ago/.test(t)"
+    await page.until(f"{rows}.some(t => {heard})")
     await page.until("document.querySelector('.note.good')")
     await opens(page, "preferred", "name")
     assert f"Preferred now: {wanted}." in await page.js(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 JAVA_VERSION_MIN = 17
 JAVA_VERSION_PREFERRED_MAX = 21
-PROBE_TIMEOUT_S = 20  # a JVM answers -version in 0.1 s; a busy machine takes longer
+PROBE_TIMEOUT_S = 120  # a JVM answers -version in 0.1 s; a busy machine takes longer
 USUAL_PLACES = (
     "/usr/lib/jvm/*",
     "/usr/java/*",

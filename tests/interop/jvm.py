@@ -9,6 +9,7 @@ import glob
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pyspark
@@ -19,6 +20,7 @@ from py4j.java_gateway import (
     JavaObject,
     launch_gateway,
 )
+from py4j.protocol import Py4JJavaError
 
 PYSPARK_JARS = Path(pyspark.__file__).parent / "jars"
 IVY_FILE = Path(__file__).with_name("ivy.xml")
@@ -32,6 +34,8 @@ DEFAULTS = {
     "com.rocketmq.remoting.client.connect.timeout": str(PATIENCE_MS),
     "rocketmq.client.rebalance.waitInterval": "2000",  # ms; else what failed is tried after 20 s
 }
+NO_ROUTE = "No route info of this topic"
+PACE_S = 0.05
 
 
 def java_command() -> str:
@@ -138,6 +142,20 @@ def patient(client: JavaObject, namesrv: str) -> JavaObject:
     client.setNamesrvAddr(namesrv)
     client.setMqClientApiTimeout(PATIENCE_MS)
     return client
+
+
+def sent(producer: JavaObject, *arguments: object) -> JavaObject:
+    """What `producer.send` returns; again while it found no route, and so sent nothing: it waits
+    3 s, whatever it is set to, for another thread of its own that looks one up."""
+    deadline = time.monotonic() + PATIENCE_MS / 1000
+    while True:
+        try:
+            return producer.send(*arguments)
+        except Py4JJavaError as error:
+            said = error.java_exception.toString()
+            if NO_ROUTE not in said or time.monotonic() > deadline:
+                raise
+        time.sleep(PACE_S)
 
 
 def patient_producer(producer: JavaObject, namesrv: str) -> JavaObject:

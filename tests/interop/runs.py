@@ -9,19 +9,20 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from tests.interop.driver import ClientError, Driver
 from tests.interop.targets import Target, all_committed, committed, ends, make_topic
 
 PATIENCE_S = 300.0  # a bound against hanging: the Go client asks for routes every 30 s
-ARRIVAL_S = 420.0  # until all scenarios of a wave are where the leader may die
+ARRIVAL_S = 600.0  # until all scenarios of a wave are where the leader may die
 PACE_S = 0.1  # between sends while the leader is dead
 IMPATIENT = ("timeout", "remotingsendrequest", "remotingconnect", "no consumer for this group")
 STEPS = 10  # sends before the kill, and acknowledged ones after it
 QUEUES = 4
 
 Delivery = Mapping[str, Any]
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -133,7 +134,23 @@ class Consumer:
     def stop(self) -> None:
         if not self.stopped:
             self.stopped = True
-            self.run.driver.call("stop", name=self.name)
+            patiently(lambda: self.run.driver.call("stop", name=self.name))
+
+
+def patiently(call: Callable[[], T]) -> T:
+    """Again where the client itself was not patient: Java's gives a name server 3 s and one
+    connection, Node's each replica 3 s to hear that it leaves, and it takes it amiss that the
+    broker does not know its consumer yet."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return call()
+        except ClientError as error:
+            said = str(error).lower()
+            impatient = any(words in said for words in IMPATIENT)
+            if not impatient or time.monotonic() > deadline:
+                raise
+        time.sleep(PACE_S)
 
 
 @dataclass(slots=True)
@@ -202,20 +219,9 @@ class Run:
         return Consumer(self, name)
 
     def _start(self, do: str, name: str, group: str, fields: dict[str, Any]) -> None:
-        """Again where the client itself was not patient: Java's gives a name server 3 s and one
-        connection, and Node's takes it amiss that the broker does not know its consumer yet."""
         self._names.append(name)
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
-            try:
-                self.driver.call(do, name=name, group=group, namesrv=self.target.namesrv, **fields)
-                return
-            except ClientError as error:
-                said = str(error).lower()
-                impatient = any(words in said for words in IMPATIENT)
-                if not impatient or time.monotonic() > deadline:
-                    raise
-            time.sleep(PACE_S)
+        fields |= {"name": name, "group": group, "namesrv": self.target.namesrv}
+        patiently(lambda: self.driver.call(do, **fields))
 
     # ---- sending
 

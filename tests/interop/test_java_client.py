@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from client import BlockingProducer, Message
-from tests.interop.jvm import Jvm, patient_consumer, patient_producer
+from tests.interop.jvm import Jvm, patient_consumer, patient_producer, sent
 from tests.interop.targets import committed, ends
 
 WAIT_S = 240  # a bound against hanging, not an expectation
@@ -21,7 +21,12 @@ UP_S = 240
 # Java sends at most three times, one at once after the other, and one-way messages are gone while
 # nobody leads: a leader must not change because the machine is busy. One that is killed is missed
 # by the end of its connections.
-PATIENT = ("electionTimeoutMinMs=3000", "electionTimeoutMaxMs=5000")
+SETTINGS = (
+    "mappedFileSizeCommitLog=16777216",
+    "electionTimeoutMinMs=3000",
+    "electionTimeoutMaxMs=5000",
+    "diskSpaceWarningLevelRatio=100",  # however full the machine's disk is
+)
 pytestmark = pytest.mark.timeout(900)
 
 
@@ -40,7 +45,7 @@ class Cluster:
     def __init__(self, directory: Path, *settings: str) -> None:
         self.directory = str(directory)
         arguments = ["up", "--dir", self.directory, "--timeout", str(UP_S)]
-        for setting in ("mappedFileSizeCommitLog=16777216", *PATIENT, *settings):
+        for setting in (*SETTINGS, *settings):
             arguments += ["--set", setting]
         mqcluster(*arguments)
         (self.namesrv,) = [p["address"] for p in self.status() if p["kind"] == "namesrv"]
@@ -145,7 +150,7 @@ def test_java_sends_and_java_consumes(jvm: Jvm, cluster: Cluster) -> None:
         offsets: dict[int, list[int]] = {}
         for n in range(40):
             tag = "TagA" if n % 2 else "TagB"
-            result = producer.send(jvm.message("JavaJava", tag, f"k{n}", b"body-%d" % n))
+            result = sent(producer, jvm.message("JavaJava", tag, f"k{n}", b"body-%d" % n))
             assert result.getSendStatus().toString() == "SEND_OK"
             queue = result.getMessageQueue().getQueueId()
             offsets.setdefault(queue, []).append(result.getQueueOffset())
@@ -184,13 +189,13 @@ def test_java_consumer_resumes_where_it_committed(jvm: Jvm, cluster: Cluster) ->
     producer = jvm.producer("pg-resume", cluster.namesrv)
     try:
         for n in range(20):
-            producer.send(jvm.message("Resume", "T", f"first-{n}", b"x"))
+            sent(producer, jvm.message("Resume", "T", f"first-{n}", b"x"))
         consumer, listener = push_consumer(jvm, cluster, "cg-resume", "Resume", "*")
         listener.wait_for(lambda: len({row[2] for row in listener.received}) == 20)
         consumer.shutdown()  # commits its offsets, by a request that nobody answers
         wait_committed(cluster.namesrv, "cg-resume", "Resume")
         for n in range(20):
-            producer.send(jvm.message("Resume", "T", f"second-{n}", b"x"))
+            sent(producer, jvm.message("Resume", "T", f"second-{n}", b"x"))
         again, listener = push_consumer(jvm, cluster, "cg-resume", "Resume", "*")
         second = {f"second-{n}" for n in range(20)}
         listener.wait_for(lambda: {row[2] for row in listener.received} >= second)
@@ -229,7 +234,7 @@ def test_java_with_binary_headers(cluster: Cluster) -> None:
     binary = Jvm({"rocketmq.serialize.type": "ROCKETMQ"})
     try:
         producer = binary.producer("pg-binary", cluster.namesrv)
-        result = producer.send(binary.message("BinaryHeaders", "T", "k", b"binary"))
+        result = sent(producer, binary.message("BinaryHeaders", "T", "k", b"binary"))
         assert result.getSendStatus().toString() == "SEND_OK"
         consumer, listener = push_consumer(binary, cluster, "cg-binary", "BinaryHeaders", "*")
         listener.wait_for(lambda: bool(listener.received))

@@ -14,9 +14,18 @@ from py4j.protocol import Py4JJavaError
 
 from tests.broker.cluster import until
 from tests.broker.tlsworld import World, secure_group
-from tests.interop.jvm import Jvm, fetch, fetch_jars
+from tests.interop.jvm import (
+    PATIENCE_MS,
+    Jvm,
+    fetch,
+    fetch_jars,
+    patient_consumer,
+    patient_producer,
+    sent,
+)
 
-WAIT_S = 60  # a bound against hanging, not an expectation
+WAIT_S = PATIENCE_MS / 1000  # a bound against hanging, not an expectation
+pytestmark = pytest.mark.timeout(600)
 MESSAGES = 20
 CLIENTS = {
     "5.3.3": fetch_jars,
@@ -48,18 +57,10 @@ class Listener:
         implements = ("org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently",)
 
 
-def patient(client: Any, namesrv: str) -> Any:
-    """A JVM that loads its TLS takes its time, the more so on a busy machine."""
-    client.setNamesrvAddr(namesrv)
-    client.setMqClientApiTimeout(WAIT_S * 1000)
-    return client
-
-
 def send_and_consume(jars: Callable[[], list[str]], world: World, namesrv: str) -> None:
     """Blocking."""
     cert, key = world.ca.issue("java")
     properties = {
-        "com.rocketmq.remoting.client.connect.timeout": str(WAIT_S * 1000),
         "tls.enable": "true",
         "tls.test.mode.enable": "false",  # else it believes everybody
         "tls.client.authServer": "true",
@@ -69,15 +70,15 @@ def send_and_consume(jars: Callable[[], list[str]], world: World, namesrv: str) 
     }
     jvm = Jvm(properties, jars())
     try:
-        producer = patient(jvm.rocketmq.client.producer.DefaultMQProducer("pg-tls"), namesrv)
-        producer.setSendMsgTimeout(WAIT_S * 1000)
+        made = jvm.rocketmq.client.producer.DefaultMQProducer("pg-tls")
+        producer = patient_producer(made, namesrv)
         producer.start()
         bodies = {b"body-%d" % number for number in range(MESSAGES)}
         for body in sorted(bodies):
-            result = producer.send(jvm.message("JavaTls", "TagA", "k", body))
+            result = sent(producer, jvm.message("JavaTls", "TagA", "k", body))
             assert result.getSendStatus().toString() == "SEND_OK"
-        consumer = jvm.rocketmq.client.consumer.DefaultMQPushConsumer("cg-tls")
-        patient(consumer, namesrv)
+        made = jvm.rocketmq.client.consumer.DefaultMQPushConsumer("cg-tls")
+        consumer = patient_consumer(made, namesrv)
         where = jvm.rocketmq.common.consumer.ConsumeFromWhere
         consumer.setConsumeFromWhere(where.CONSUME_FROM_FIRST_OFFSET)
         consumer.subscribe("JavaTls", "*")

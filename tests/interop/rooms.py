@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chaos.cluster.launch import environment
-from chaos.cluster.ports import choose_ports
+from chaos.cluster.ports import HeldPorts
 from client import (
     Admin,
     AllocateByConsistentHash,
@@ -58,7 +58,8 @@ class Rooms:
         self._addresses: dict[str, str] = {}  # → node
         self._logs = directory
         self._killed: list[str] = []
-        ports = iter(choose_ports(2 * sum(REPLICAS.values()), "127.0.0.1", random.Random()))
+        self._held = HeldPorts("127.0.0.1")  # while a node starts, and while it is killed, too
+        ports = iter(self._held.choose(2 * sum(REPLICAS.values()), random.Random()))
         for group, count in REPLICAS.items():
             nodes = {f"{group}-{n}": (next(ports), next(ports)) for n in range(count)}
             peers = ";".join(f"n{n}-127.0.0.1:{peer}" for n, (_, peer) in enumerate(nodes.values()))
@@ -109,6 +110,7 @@ class Rooms:
             process.kill()
         for process in self._processes.values():
             process.wait()
+        self._held.close()
 
     def _start(self, node: str) -> None:
         with open(self._logs / f"{node}.log", "ab") as log:

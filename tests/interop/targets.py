@@ -13,6 +13,7 @@ from typing import Protocol, TypeVar
 
 from chaos.cluster.cluster import Cluster
 from chaos.cluster.clusterfile import ClusterError
+from chaos.cluster.ports import HeldPorts
 from chaos.cluster.topology import Shape
 from chaos.cluster.whole import wait_whole
 from client import Admin, ClientError, MessageQueue
@@ -23,7 +24,11 @@ T = TypeVar("T")
 UP_S = 240.0
 OVER_S = 240.0  # until another one leads: a bound against hanging
 POLL_S = 0.05
-SETTINGS = {"mappedFileSizeCommitLog": "16777216", "maxIndexNum": "100000"}
+SETTINGS = {
+    "mappedFileSizeCommitLog": "16777216",
+    "maxIndexNum": "100000",
+    "diskSpaceWarningLevelRatio": "100",  # however full the machine's disk is
+}
 
 Offsets = dict[MessageQueue, int]
 
@@ -107,8 +112,14 @@ class RaftGroup:
         self.directory = directory
         self.broker = "broker-a"
         self._killed: list[str] = []
-        found = self._do(lambda cluster: cluster.up(Shape(), {**SETTINGS, **settings}, UP_S))
-        self.namesrv = found.namesrv
+        self._held = HeldPorts("127.0.0.1")  # while a node is killed, too
+
+        async def up(cluster: Cluster) -> str:
+            found = await cluster.up(Shape(), {**SETTINGS, **settings}, UP_S)
+            cluster.ports, self._held = self._held, cluster.ports  # or they were let go of here
+            return found.namesrv
+
+        self.namesrv = self._do(up)
 
     def strike(self) -> None:
         async def work(cluster: Cluster) -> None:
@@ -147,6 +158,7 @@ class RaftGroup:
 
     def down(self) -> None:
         self._do(lambda cluster: cluster.down())
+        self._held.close()
 
     def _do(self, work: Callable[[Cluster], Awaitable[T]]) -> T:
         async def done() -> T:

@@ -34,7 +34,7 @@ BROKERS = ["r1@a", "r1@b", "r2@a", "r3@c", "plain", "r1@a@x"]
 IN_ROOMS = [row.name for row in TABLE if row.rooms]
 SELECTION = [*pairs(["java53", "node"], IN_ROOMS)]
 IVY_49 = Path(__file__).with_name("ivy-tools49.xml")
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1800)
 
 
 @pytest.fixture(scope="module")

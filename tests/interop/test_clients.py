@@ -36,7 +36,7 @@ SELECTION = [
     *pairs(["java49"], JAVA49),
     *pairs(["java43"], JAVA43),
 ]
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1800)
 
 
 @pytest.fixture(scope="module")

@@ -27,6 +27,10 @@ class LoopClock:
         self._seen_ms = real_ms
         return self._now_ms
 
+    def skip(self, ms: float) -> None:
+        """So much time passes at once: for what is over only when a test says so."""
+        self._now_ms += ms
+
     def whole_ms(self) -> int:
         """As brokers count."""
         return int(self.now_ms())

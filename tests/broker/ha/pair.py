@@ -6,6 +6,7 @@ from store.disk import OsDisk
 from tests.broker.cluster import Group, _bound, until
 
 SEGMENT = 256 << 10
+TIMEOUT_MS = 600_000
 
 
 class Classic(Group):
@@ -35,6 +36,11 @@ class Classic(Group):
             "maxMessageSize": str(64 << 10),
             "mappedFileSizeConsumeQueue": "20000",
             "diskSpaceWarningLevelRatio": "100",
+            # Who waits for a slave or a disk is answered by them, however slow the machine is;
+            # tests of these time-outs skip the time.
+            "slaveTimeout": str(TIMEOUT_MS),
+            "syncFlushTimeout": str(TIMEOUT_MS),
+            "haHousekeepingInterval": str(2 * TIMEOUT_MS),
             "slaveSyncMetadataIntervalMs": "100",
             "haSendHeartbeatInterval": "50",
             "flushConsumerOffsetInterval": "100",

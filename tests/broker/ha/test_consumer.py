@@ -4,7 +4,15 @@ itself, reads cold data where the master sends it; a producer is told statuses, 
 import random
 
 from chaos.cluster.ports import choose_ports
-from client import ConsumeFrom, ConsumerConfig, Message, Producer, PushConsumer, SendStatus
+from client import (
+    ConsumeFrom,
+    ConsumerConfig,
+    Message,
+    Producer,
+    PushConsumer,
+    SendConfig,
+    SendStatus,
+)
 from client.instance import InstanceConfig
 from namesrv.server import NameServer, NameServerConfig
 from tests.broker.cluster import until
@@ -38,8 +46,15 @@ def committed(broker):
     return sum(broker.state.offsets.offsets.get(("T", "cg"), {}).values())
 
 
+def producer_of(namesrv):
+    """Whose sends are done once, however slow the machine is: nothing here fails under them."""
+    config = SendConfig(attempt_timeout_ms=60_000, scout_timeout_ms=60_000, silence_ms=60_000)
+    return Producer("pg", namesrv, config=config)
+
+
 async def send(producer, bodies):
-    return {(await producer.send(Message("T", body))).status for body in bodies}
+    sent = [await producer.send(Message("T", body), timeout_ms=60_000) for body in bodies]
+    return {result.status for result in sent}
 
 
 async def test_the_consumer_turns_to_the_slave_and_back(tmp_path):
@@ -51,7 +66,7 @@ async def test_the_consumer_turns_to_the_slave_and_back(tmp_path):
         async with Classic(tmp_path, names=own, namesrvAddr=namesrv) as pair:
             await pair.followed()
             await pair.create_topic(pair.master, "T")
-            async with Producer("pg", namesrv) as producer:
+            async with producer_of(namesrv) as producer:
                 first = [b"a%d" % n for n in range(20)]
                 assert await send(producer, first) == {SendStatus.OK}
                 consumer = consumer_of(namesrv, seen)
@@ -85,7 +100,7 @@ async def test_what_only_the_slave_can_serve_is_consumed(tmp_path):
             await pair.followed()
             await pair.create_topic(pair.master, "T")
             bodies = [b"a%d" % n for n in range(20)]
-            async with Producer("pg", namesrv) as producer:
+            async with producer_of(namesrv) as producer:
                 await send(producer, bodies)
             await pair.caught_up()
             await until(lambda: pair.slave.state.topics.get("T") is not None)
@@ -103,7 +118,7 @@ async def test_cold_data_come_from_the_slave(tmp_path):
             await pair.followed()
             await pair.create_topic(pair.master, "T", queues=1)
             bodies = [b"a%d" % n * 100 for n in range(100)]
-            async with Producer("pg", namesrv) as producer:
+            async with producer_of(namesrv) as producer:
                 await send(producer, bodies)
             await pair.caught_up()
             await until(lambda: pair.slave.state.topics.get("T") is not None)
@@ -118,8 +133,8 @@ async def test_a_producer_is_told_the_status(tmp_path):
         namesrv = f"127.0.0.1:{server.port}"
         async with Classic(tmp_path, 0, namesrvAddr=namesrv) as pair:
             await pair.create_topic(pair.master, "T")
-            async with Producer("pg", namesrv) as producer:
-                result = await producer.send(Message("T", b"x"))
+            async with producer_of(namesrv) as producer:
+                result = await producer.send(Message("T", b"x"), timeout_ms=60_000)
             assert result.status is SendStatus.SLAVE_NOT_AVAILABLE
             assert result.queue_offset == 0
             assert pair.master.sends.put_count == 1  # once: it was not sent again

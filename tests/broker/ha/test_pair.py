@@ -14,7 +14,7 @@ from remoting.fastjson import loads_object
 from remoting.headers import PullResponseHeader, SendResponseHeader
 from store.record import decode_record, walk_records
 from tests.broker.cluster import Group, until
-from tests.broker.ha.pair import SEGMENT, Classic, log_bytes
+from tests.broker.ha.pair import SEGMENT, TIMEOUT_MS, Classic, log_bytes
 
 OK = ResponseCode.SUCCESS
 LAST_RECORD = 150  # bytes that end a small record here: its body among them
@@ -83,7 +83,7 @@ async def test_a_slave_too_far_behind_does_not_count(tmp_path):
 async def test_a_slave_that_does_not_answer_lets_only_those_wait_who_want_to(tmp_path):
     """A connection that follows and never acknowledges: 12 after slaveTimeout. Meanwhile sends
     with WAIT=false are answered, and everything is stored in order."""
-    async with Classic(tmp_path, 0, slaveTimeout=700) as pair:
+    async with Classic(tmp_path, 0) as pair:
         assert (await pair.create_topic(pair.master, "T")).code == OK
         reader, writer = await asyncio.open_connection("127.0.0.1", pair.ports["master"])
         writer.write(bytes(8))
@@ -96,6 +96,7 @@ async def test_a_slave_that_does_not_answer_lets_only_those_wait_who_want_to(tmp
             assert SendResponseHeader.parse(response.ext).queue_offset == 3 + n
         assert not any(task.done() for task in waiting)
         assert len(bodies((await pair.pull(pair.master, "T", 0)).body)) == 6  # dispatched already
+        pair.clock.skip(TIMEOUT_MS)
         codes = [(await task).code for task in waiting]
         assert codes == [ResponseCode.FLUSH_SLAVE_TIMEOUT] * 3
         writer.close()
@@ -103,7 +104,7 @@ async def test_a_slave_that_does_not_answer_lets_only_those_wait_who_want_to(tmp
 
 
 async def test_the_ack_of_a_slave_answers_everybody_below_it(tmp_path):
-    async with Classic(tmp_path, 0, slaveTimeout=20_000) as pair:
+    async with Classic(tmp_path, 0) as pair:
         assert (await pair.create_topic(pair.master, "T")).code == OK
         reader, writer = await asyncio.open_connection("127.0.0.1", pair.ports["master"])
         writer.write(bytes(8))
@@ -135,16 +136,19 @@ class SlowSync:
 
 
 async def test_a_disk_that_does_not_sync_in_time(tmp_path):
-    async with Classic(tmp_path, 0, "ASYNC_MASTER", syncFlushTimeout=200) as pair:
+    async with Classic(tmp_path, 0, "ASYNC_MASTER") as pair:
         assert (await pair.create_topic(pair.master, "T")).code == OK
         slow = SlowSync(pair.master.store.commitlog)
-        assert (await pair.send(pair.master, "T")).code == ResponseCode.FLUSH_DISK_TIMEOUT
+        waiting = asyncio.create_task(pair.send(pair.master, "T"))
+        await until(lambda: len(pair.master.classic.acks) == 1)
+        pair.clock.skip(TIMEOUT_MS)
+        assert (await waiting).code == ResponseCode.FLUSH_DISK_TIMEOUT
         slow.let_go()
         assert (await pair.send(pair.master, "T")).code == OK
 
 
 async def test_what_waits_when_the_master_stops_is_told_what_is_known(tmp_path):
-    async with Classic(tmp_path, 0, slaveTimeout=60_000) as pair:
+    async with Classic(tmp_path, 0) as pair:
         assert (await pair.create_topic(pair.master, "T")).code == OK
         _, writer = await asyncio.open_connection("127.0.0.1", pair.ports["master"])
         writer.write(bytes(8))
@@ -249,12 +253,15 @@ async def test_a_reader_that_does_not_read_costs_no_memory(tmp_path):
 
 async def test_a_slave_vouches_for_what_is_durable(tmp_path):
     """flushDiskType=SYNC_FLUSH holds on the slave, too: no report before fdatasync."""
-    async with Classic(tmp_path, slaveTimeout=300) as pair:
+    async with Classic(tmp_path) as pair:
         await pair.followed()
-        await filled(pair, 1)
-        slow = SlowSync(pair.slave.store.commitlog)
-        assert await filled(pair, 1) == [ResponseCode.FLUSH_SLAVE_TIMEOUT]
-        assert pair.slave.store.commitlog.max_offset == pair.master.store.commitlog.max_offset
+        assert await filled(pair, 1) == [OK]
+        slave, master = pair.slave.store.commitlog, pair.master.store.commitlog
+        end, slow = master.max_offset, SlowSync(slave)
+        waiting = asyncio.create_task(pair.send(pair.master, "T"))
+        await until(lambda: slave.max_offset == master.max_offset > end)
+        pair.clock.skip(TIMEOUT_MS)
+        assert (await waiting).code == ResponseCode.FLUSH_SLAVE_TIMEOUT
         (link,) = pair.master.classic.master.status()
         assert link["diff"] > 0
         slow.let_go()
@@ -426,6 +433,7 @@ async def test_metadata_follow_on_a_timer(tmp_path):
         template = template_topic(slave.config)
         expected = topics.entries | topics.internal | {template.name: template}
         assert slave.state.topics.entries == expected
+        await until(lambda: slave.classic.follower.metadata.rounds > 0)
         table = await info(pair, slave)
         assert int(table["lastMetadataSyncMs"]) > 0
         assert table["slaveAckOffset"] == str(pair.master.store.commitlog.max_offset)

@@ -7,14 +7,14 @@ import pytest
 
 from remoting.codes import RequestCode, ResponseCode
 from remoting.fastjson import loads_object
-from store.disk import OsDisk, OsFile
 from store.record import decode_record
 from tests.broker.cluster import Group, until
+from tests.steadydisk import SteadyDisk, SteadyFile
 
 OK = ResponseCode.SUCCESS
 
 
-class UnreadFile(OsFile):
+class UnreadFile(SteadyFile):
     """Reads as long as its disk does."""
 
     disk: "UnreadDisk"
@@ -25,7 +25,7 @@ class UnreadFile(OsFile):
         return super().pread(offset, size)
 
 
-class UnreadDisk(OsDisk):
+class UnreadDisk(SteadyDisk):
     """A real disk, of which nothing can be read any more when `fails` is set."""
 
     fails = False

@@ -60,11 +60,8 @@ class SecureGroup(Group):
 
     world: World
 
-    async def __aenter__(self) -> SecureGroup:
-        self.client = RemotingClient(tls=self.world.client)
-        for name in self.names:
-            await self.start(name)
-        return self
+    def asking(self) -> RemotingClient:
+        return RemotingClient(tls=self.world.client)
 
 
 def secure_group(world: World, root: Path, namesrv: str, count: int = 3) -> SecureGroup:

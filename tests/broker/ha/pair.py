@@ -2,7 +2,6 @@
 
 from broker.broker import Broker
 from broker.config import Setting, build_config
-from store.disk import OsDisk
 from tests.broker.cluster import Group, _bound, until
 
 SEGMENT = 256 << 10
@@ -53,7 +52,7 @@ class Classic(Group):
         listener = None
         if name == "master":
             listener = self.listener(name)
-        disk = OsDisk(str(self.root / name))
+        disk = self.disk(str(self.root / name))
         broker = Broker(
             self.config(name),
             disk,

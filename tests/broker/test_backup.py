@@ -30,7 +30,7 @@ from store.record import decode_record
 from tests.broker.cluster import Group, until
 from tests.broker.test_members import Growing
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 
 SEGMENT = 1 << 20
 SMALL = {
@@ -38,8 +38,6 @@ SMALL = {
     "maxMessageSize": 256 << 10,
     "fileReservedTime": 1,
     "snapshotIntervalMs": 50,
-    "electionTimeoutMinMs": 500,
-    "electionTimeoutMaxMs": 900,
 }
 
 
@@ -236,7 +234,21 @@ async def start(*arguments):
     )
 
 
-async def test_a_backup_that_is_killed_goes_on_when_it_is_run_again(tmp_path):
+def held_from(monkeypatch, position):
+    """Reads of the log from there on wait for this event: a backup stays in the middle."""
+    gate = asyncio.Event()
+    read = service.Backups._read
+
+    async def held(self, request, ext):
+        if int(ext["position"]) >= position:
+            await gate.wait()
+        return await read(self, request, ext)
+
+    monkeypatch.setattr(service.Backups, "_read", held)
+    return gate
+
+
+async def test_a_backup_that_is_killed_goes_on_when_it_is_run_again(tmp_path, monkeypatch):
     path = tmp_path / "backup"
     names = NameServer(NameServerConfig(bind="127.0.0.1", port=0, http_enable=False))
     async with names:
@@ -245,10 +257,12 @@ async def test_a_backup_that_is_killed_goes_on_when_it_is_run_again(tmp_path):
             await create_topic(group)
             sent = await fill(group, 120)
             address = group.brokers["n0"].address
-            slow = await start("backup", path, "--from", address, "--bytes-per-s", "1MiB")
+            gate = held_from(monkeypatch, SEGMENT)
+            slow = await start("backup", path, "--from", address, "--bytes-per-s", "8MiB")
             await until(lambda: (path / "progress.json").exists())
             slow.kill()
             await slow.communicate()
+            gate.set()
             assert not (path / "manifest.json").exists()
             status, out, err = await run("backup", path, "-n", where, "--brokerName", "group-a")
             assert status == 0, err

@@ -64,9 +64,9 @@ async def test_a_consumer_that_is_killed_with_the_leader_is_waited_for_as_one_ki
                         int(info.get("raftAppliedIndex", -1)) >= applied for info in infos.values()
                     )
                 )
+                processes.end(first, signal.SIGKILL)  # before it can count the other as gone
             finally:
                 consumer.kill()
-        processes.end(first, signal.SIGKILL)
         second = await processes.leader()
         waiting = orjson.dumps(BODY | {"clientId": "B"})
         async with asyncio.timeout(120):

@@ -11,16 +11,26 @@ import sys
 import pytest
 
 from broker.cli import _on_exception
-from chaos.cluster.ports import choose_ports
+from chaos.cluster.ports import HeldPorts
 from remoting.client import RemotingClient
 from remoting.codes import RequestCode, ResponseCode
 from remoting.command import RemotingCommand
 from remoting.headers import SendHeader, SendResponseHeader
 
+PATIENCE_S = 120.0  # only a hang takes so long
+
+
+@pytest.fixture
+def port():
+    """A port that nobody else is given meanwhile."""
+    held = HeldPorts("127.0.0.1")
+    yield held.choose(1, random.Random())[0]
+    held.close()
+
 
 def run(*arguments):
     command = [sys.executable, "-m", "broker.cli", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
 @pytest.mark.parametrize(
@@ -52,13 +62,13 @@ def test_role_and_broker_id_must_agree(tmp_path, settings, part):
     assert part in done.stderr
 
 
-async def test_life_of_a_process(tmp_path):
-    (raft_port,) = choose_ports(1, "127.0.0.1", random.Random())
+async def test_life_of_a_process(tmp_path, port):
     conf = tmp_path / "broker.conf"
     conf.write_text(
         "enableDLegerCommitLog=true\nlistenPort=0\nflushDiskType=SYNC_FLUSH\n"
-        f"dLegerPeers=n0-127.0.0.1:{raft_port}\nstorePathRootDir={tmp_path / 'store'}\n"
+        f"dLegerPeers=n0-127.0.0.1:{port}\nstorePathRootDir={tmp_path / 'store'}\n"
         "mappedFileSizeCommitLog=8388608\ndiskSpaceWarningLevelRatio=100\n"
+        "outcomeTimeoutMs=60000\n"
     )
     client = RemotingClient()
     try:
@@ -75,7 +85,7 @@ async def test_life_of_a_process(tmp_path):
                 assert await send(client, address) == offset
             finally:
                 process.send_signal(number)
-                code = process.wait(timeout=60)
+                code = process.wait(timeout=PATIENCE_S)
                 process.stdout.close()
             clean = number is signal.SIGTERM
             assert code == (0 if clean else -signal.SIGKILL)
@@ -98,32 +108,33 @@ def broker_process(conf):
         yield line.split()[-1]
     finally:
         process.send_signal(signal.SIGTERM)
-        code = process.wait(timeout=60)
+        code = process.wait(timeout=PATIENCE_S)
         process.stdout.close()
     assert code == 0
 
 
-async def test_classic_roles_start_from_broker_conf(tmp_path):
-    (ha_port,) = choose_ports(1, "127.0.0.1", random.Random())
+async def test_classic_roles_start_from_broker_conf(tmp_path, port):
     common = "listenPort=0\nmappedFileSizeCommitLog=8388608\ndiskSpaceWarningLevelRatio=100\n"
     master, slave = tmp_path / "master.conf", tmp_path / "slave.conf"
     master.write_text(
         f"{common}brokerRole=SYNC_MASTER\nbrokerId=0\nflushDiskType=SYNC_FLUSH\n"
-        f"haListenPort={ha_port}\nstorePathRootDir={tmp_path / 'm'}\n"
+        "syncFlushTimeout=60000\nslaveTimeout=60000\n"
+        f"haListenPort={port}\nstorePathRootDir={tmp_path / 'm'}\n"
     )
     slave.write_text(
         f"{common}brokerRole=SLAVE\nbrokerId=1\nflushDiskType=ASYNC_FLUSH\n"
-        f"haMasterAddress=127.0.0.1:{ha_port}\nstorePathRootDir={tmp_path / 's'}\n"
+        f"haMasterAddress=127.0.0.1:{port}\nstorePathRootDir={tmp_path / 's'}\n"
     )
     header = SendHeader("pg", "T", "TBW102", 4, 0, 0, 1, 0, "").to_ext(310)
     client = RemotingClient()
     codes = []
     try:
         with broker_process(master) as address, broker_process(slave):
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(PATIENCE_S):
                 while ResponseCode.SUCCESS not in codes:  # until the slave counts
                     request = RemotingCommand.request(RequestCode.SEND_MESSAGE_V2, header, b"x")
-                    codes.append((await client.invoke(address, request, 10_000)).code)
+                    codes.append((await client.invoke(address, request, 90_000)).code)
+                    await asyncio.sleep(0.01)
     finally:
         await client.close()
     assert set(codes) <= {ResponseCode.SUCCESS, ResponseCode.SLAVE_NOT_AVAILABLE}
@@ -134,10 +145,10 @@ async def test_classic_roles_start_from_broker_conf(tmp_path):
 async def send(client, address):
     """Send one message, trying until the broker leads; returns its queue offset."""
     header = SendHeader("pg", "T", "TBW102", 4, 0, 0, 1, 0, "UNIQ_KEY\x01K\x02").to_ext(310)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             command = RemotingCommand.request(RequestCode.SEND_MESSAGE_V2, header, b"x")
-            response = await client.invoke(address, command, 5_000)
+            response = await client.invoke(address, command, 60_000)
             if response.code == 0:
                 return SendResponseHeader.parse(response.ext).queue_offset
             assert response.remark.startswith("[NOT_LEADER]")

@@ -18,7 +18,7 @@ from broker.tables.offsets import OffsetTable
 from broker.tables.state import lock_queues
 from remoting.codes import RequestCode, ResponseCode
 from tests.broker.cluster import Group, until
-from tests.broker.lockworld import World
+from tests.broker.lockworld import TURNS, World
 
 STEPS = 1_500
 # Leaders stay, however busy the machine is; who loses its leader's connection stands at once.
@@ -215,12 +215,12 @@ async def test_a_new_leader_knows_the_owner(tmp_path):
         assert refused.remark.startswith("[NOT_LEADER]")
         await group.kill(first)
         broker = await group.leading()
-        service, real = broker.consuming.locks, broker.clock_ms
+        service = broker.consuming.locks
         assert await granted(group, broker, "B", 0, 1) == []
         assert await granted(group, broker, "A", 0) == [0]
-        late = 0
-        service.clock_ms = lambda: real() + late
+        noted_ms = broker.state.offsets.locks.renewed["T", "cg", 1]
         late = 40_000  # A renewed the first queue only, and 45 s are over for neither
+        service.clock_ms = lambda: noted_ms + late  # however long it took until now
         assert await granted(group, broker, "B", 0, 1) == []
         assert await granted(group, broker, "A", 0) == [0]
         late = 61_000  # counted from what the former leader granted, and this one renewed
@@ -334,6 +334,12 @@ def service_of(table, clock=lambda: 0, **replaced):
     return LockService(lambda: table, **(parts | replaced))
 
 
+async def turns():
+    """Of the loop: whoever can go on has."""
+    for _ in range(TURNS):
+        await asyncio.sleep(0)
+
+
 async def test_a_full_table_grants_no_more(monkeypatch):
     monkeypatch.setattr("broker.consuming.locks.OWNED_MAX", 2)
     service = service_of(LockTable())
@@ -358,9 +364,9 @@ async def test_what_waits_is_bounded_and_a_cancelled_requester_does_not_end_the_
     service = service_of(table, propose=propose)
     requests = [_Request("g", name, [("T", 0)]) for name in "ABC"]
     tasks = [asyncio.ensure_future(service.settle(requests[0]))]
-    await asyncio.sleep(0.01)  # the first is in a round of its own
+    await turns()  # the first is in a round of its own
     tasks += [asyncio.ensure_future(service.settle(request)) for request in requests[1:]]
-    await asyncio.sleep(0.01)
+    await turns()
     with pytest.raises(Exception, match=r"\[BUSY\]"):
         await service.settle(_Request("g", "D", [("T", 0)]))
     tasks[0].cancel()
@@ -378,7 +384,7 @@ async def test_stop_ends_a_round_that_waits():
 
     service = service_of(table, propose=propose)
     waiting = asyncio.ensure_future(service.settle(_Request("g", "A", [("T", 0)])))
-    await asyncio.sleep(0.01)
+    await turns()
     await service.stop()
     with pytest.raises(asyncio.CancelledError):
         await waiting

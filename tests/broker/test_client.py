@@ -30,8 +30,8 @@ async def test_produce_and_consume_over_a_killed_leader(tmp_path):
                 for number, body in enumerate(bodies):
                     if number == 30:
                         await group.kill(name)
-                    await producer.send(Message("T", body, tags="wanted"))
-                    await producer.send(Message("T", b"no", tags="other"))
+                    await producer.send(Message("T", body, tags="wanted"), timeout_ms=60_000)
+                    await producer.send(Message("T", b"no", tags="other"), timeout_ms=60_000)
                 await until(lambda: all(body in seen for body in bodies))
                 assert b"no" not in seen
                 await asyncio.sleep(0)

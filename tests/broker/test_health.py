@@ -17,7 +17,9 @@ from tests.broker.cluster import Group
 
 
 async def run(command, address):
-    return await asyncio.to_thread(CliRunner().invoke, command, ["--address", address])
+    return await asyncio.to_thread(
+        CliRunner().invoke, command, ["--address", address, "--timeout", "60"]
+    )
 
 
 async def test_a_leader_is_healthy_and_a_stopped_one_is_not(tmp_path):

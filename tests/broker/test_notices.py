@@ -107,7 +107,7 @@ async def test_whoever_is_told_finds_the_members(tmp_path, notified, switch):
             ask = RemotingCommand.request(
                 RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "cg"}
             )
-            answer = await connection.invoke(ask, 5_000)
+            answer = await connection.invoke(ask, 60_000)
             lists.append(orjson.loads(answer.body)["consumerIdList"])
 
         client = RemotingClient({CHANGED: heard})
@@ -115,14 +115,14 @@ async def test_whoever_is_told_finds_the_members(tmp_path, notified, switch):
             consumer = {"groupName": "cg", "subscriptionDataSet": []}
             body = orjson.dumps({"clientID": "c1", "consumerDataSet": [consumer]})
             command = RemotingCommand.request(RequestCode.HEART_BEAT, None, body)
-            assert (await client.invoke(broker.address, command)).code == 0
+            assert (await client.invoke(broker.address, command, 60_000)).code == 0
             assert broker.clients.client_ids("cg") == ["c1"]
             if notified:
                 await until(lambda: lists)
                 assert lists == [["c1"]]
             else:
                 # What was sent before the answer to a later request would be here by now.
-                assert (await client.invoke(broker.address, command)).code == 0
+                assert (await client.invoke(broker.address, command, 60_000)).code == 0
                 assert lists == []
         finally:
             await client.close()

@@ -98,9 +98,13 @@ async def test_a_consumer_of_cold_data_reads_all_of_it_and_goes_on_at_the_leader
                 for body in bodies:
                     await producer.send(ClientMessage("T", body), timeout_ms=60_000)
                 await until(lambda: all(b.queue_end("T", 0) >= 100 for b in group.brokers.values()))
+                # Followers are suggested when they are within reach, and asked when they are known.
+                ids = {b.roles.identity.broker_id for n, b in group.brokers.items() if n != name}
+                await until(lambda: set(leader.pulls._reads.followers()) == ids)
+                await until(lambda: set(server.table.group("group-a").addresses) == {0, *ids})
                 async with consumer_of(namesrv, seen):
                     await until(lambda: set(seen.bodies) == set(bodies))
-                    await producer.send(ClientMessage("T", b"new"))
+                    await producer.send(ClientMessage("T", b"new"), timeout_ms=60_000)
                     await until(lambda: b"new" in seen.bodies)
             assert set(seen.bodies) == {*bodies, b"new"}
 

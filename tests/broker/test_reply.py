@@ -43,7 +43,7 @@ class Requester:
         producers = [{"groupName": group} for group in groups or ("pg",)]
         body = orjson.dumps({"clientID": self.name, "producerDataSet": producers})
         command = RemotingCommand.request(RequestCode.HEART_BEAT, None, body)
-        assert (await self.client.invoke(broker.address, command)).code == 0
+        assert (await self.client.invoke(broker.address, command, 60_000)).code == 0
 
     async def __aenter__(self):
         return self
@@ -53,7 +53,7 @@ class Requester:
 
 
 async def reply(group, broker, to="10.0.0.1@r", code=325, topic=TOPIC, body=b"answer", **more):
-    marks = {"CORRELATION_ID": "c-1", "MSG_TYPE": "reply", "TTL": "3000"} | more
+    marks = {"CORRELATION_ID": "c-1", "MSG_TYPE": "reply", "TTL": "60000"} | more
     if to is not None:
         marks["REPLY_TO_CLIENT"] = to
     text = "".join(f"{name}\x01{value}\x02" for name, value in marks.items())
@@ -136,7 +136,7 @@ async def test_a_requester_is_known_by_its_request(group):
                 text = f"REPLY_TO_CLIENT\x01{requester.name}{code}\x02{kind}"
                 ext = SendHeader("pg", topic, "TBW102", 1, 0, 0, 1, 0, text).to_ext(code)
                 command = RemotingCommand.request(code, ext, b"request")
-                assert (await requester.client.invoke(broker.address, command)).code == 0
+                assert (await requester.client.invoke(broker.address, command, 60_000)).code == 0
                 found = broker.clients.producer_connection(f"{requester.name}{code}")
                 assert (found is not None) is known, (code, topic)
         answer = await reply(group, broker, to=requester.name + "10")

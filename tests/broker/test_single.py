@@ -203,7 +203,7 @@ async def test_heartbeats_make_groups_and_tell_members(group):
                 }
             )
             command = RemotingCommand.request(RequestCode.HEART_BEAT, None, body)
-            assert (await client.invoke(broker.address, command)).code == 0
+            assert (await client.invoke(broker.address, command, 60_000)).code == 0
         await until(lambda: len(told) >= 2)
         assert told[-1] == {"consumerGroup": "cg2"}
         ext = {"consumerGroup": "cg2"}

@@ -172,13 +172,13 @@ class Consumer:
         consumer = {"groupName": "cg", "subscriptionDataSet": [told]}
         body = orjson.dumps({"clientID": "c1", "consumerDataSet": [consumer]})
         command = RemotingCommand.request(RequestCode.HEART_BEAT, None, body)
-        assert (await self.client.invoke(broker.address, command)).code == 0
+        assert (await self.client.invoke(broker.address, command, 60_000)).code == 0
         return self
 
     async def pull(self, broker, version):
         header = PullHeader("cg", "T", 0, 0, 32, 0, 0, 0, "", version, "SQL92")
         command = RemotingCommand.request(RequestCode.PULL_MESSAGE, header.to_ext())
-        return await self.client.invoke(broker.address, command)
+        return await self.client.invoke(broker.address, command, 60_000)
 
     async def __aexit__(self, *_):
         await self.client.close()

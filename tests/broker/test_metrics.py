@@ -33,8 +33,7 @@ class Scrape:
 
 
 async def test_a_leader_dies(tmp_path):
-    patience = {"electionTimeoutMinMs": 1200, "electionTimeoutMaxMs": 1500}
-    async with Group(tmp_path, 3, flushDiskType="SYNC_FLUSH", **patience) as group:
+    async with Group(tmp_path, 3, flushDiskType="SYNC_FLUSH") as group:
         leader = await group.leading()
         name = leader.config.dleger_self_id
         await group.create_topic(leader, "T")
@@ -44,6 +43,7 @@ async def test_a_leader_dies(tmp_path):
         refused = await group.send(group.brokers[survivors[0]], "T")
         assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
         await group.pull(leader, "T", 0)
+        await until(lambda: Scrape(leader).sum("raft_peer_match_index", peer=survivors[0]) > 0)
         before = {n: Scrape(broker) for n, broker in group.brokers.items()}
         for scrape in before.values():
             well_named(scrape.text)
@@ -83,7 +83,8 @@ async def test_a_leader_dies(tmp_path):
 
 
 async def test_leadership_lost_has_a_reason(tmp_path):
-    async with Group(tmp_path, 3) as group:
+    soon = {"electionTimeoutMinMs": 800, "electionTimeoutMaxMs": 1_200}
+    async with Group(tmp_path, 3, **soon) as group:
         name = await group.leader()
         leader = group.brokers[name]
         for other in [other for other in group.names if other != name]:

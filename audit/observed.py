@@ -173,7 +173,11 @@ def _judged_offsets(moments: DataFrame, place: tuple[str, ...]) -> DataFrame:
         .orderBy("t_ns", "kind", "op")
         .rowsBetween(Window.unboundedPreceding, -1)
     )
-    rows = rows.withColumn("floor", F.max(F.when(answer, F.col("offset"))).over(in_epoch))
+    # Of two consumers' commits at one time either may be the last: the higher is not certain.
+    raced = is_commit & (F.col("before_f") == "commit") & (F.col("before_p") != F.col("p"))
+    raced = F.coalesce(raced & (F.col("before_ns") > F.col("asked_ns")), F.lit(False))
+    certain = F.when(answer & ~raced, F.col("offset"))
+    rows = rows.withColumn("floor", F.max(certain).over(in_epoch))
     asked = F.col("kind") == 0
     return rows.groupBy("op", "f", *place, "p", "offset", "asked_ns").agg(
         F.max(F.when(answer, F.col("epoch"))).alias("epoch"),

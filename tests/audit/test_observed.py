@@ -81,6 +81,10 @@ def allow(history: History) -> None:
     offset(history, 0, 3, group="G4")
     offset(history, 0, 1, group="G4", p="c1")  # it took over and did not know
     offset(history, 0, 1, group="G4", f="fetch")
+    two, one = begun(history, 3, "c1", "G6"), begun(history, 1, "c0", "G6")
+    offset(history, 0, 1, group="G6", op=one)  # at one time: either may be the last, and stand
+    offset(history, 0, 3, group="G6", op=two, p="c1")
+    offset(history, 0, 1, group="G6", f="fetch")
     asked = len(history.events)
     offset(history, 0, 3, group="G5")
     offset(history, 0, None, group="G5", f="fetch", invoked_ns=asked - 1)  # asked for before

@@ -31,7 +31,7 @@ def on_both_loops(scenario: Scenario) -> Callable[..., None]:
         async def watched() -> None:
             loop = asyncio.get_running_loop()
             loop.set_exception_handler(lambda _, context: reports.append(context))
-            async with asyncio.timeout(60):  # a hung test is a failed test, not a speed limit
+            async with asyncio.timeout(240):  # a hung test is a failed test, not a speed limit
                 await scenario()
 
         with asyncio.Runner(loop_factory=LOOPS[loop_name]) as runner:

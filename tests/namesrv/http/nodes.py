@@ -13,6 +13,7 @@ from namesrv.routes import Registration
 from namesrv.server import NameServer
 from remoting.registration import DataVersion, TopicConfig
 
+EVENTS = "/api/v1/events"
 Reply = tuple[int, Any] | tuple[int, Any, dict[str, str]]
 
 
@@ -34,9 +35,14 @@ class FakeNode:
         self.http = ""
         self.address = ""
 
+    @property
+    def last(self) -> tuple[str, str, Any, dict[str, str]]:
+        """What it was asked last, but for its events: the name server wants those when it will."""
+        return next(asked for asked in reversed(self.asked) if asked[1] != EVENTS)
+
     async def start(self) -> None:
         app = web.Application()
-        app.router.add_get("/api/v1/events", self._events)
+        app.router.add_get(EVENTS, self._events)
         app.router.add_route("*", "/{tail:.*}", self._answer)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()

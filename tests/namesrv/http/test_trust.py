@@ -90,7 +90,7 @@ async def test_an_impostor_learns_nothing_that_it_could_use(tmp_path: Path) -> N
         signed = [headers for _, _, _, headers in node.asked if "Authorization" in headers]
         assert signed, "it was shown signatures"
         assert not any(TOKENS["admin"] in str(asked) for asked in node.asked)
-        for method, path, body, headers in node.asked:
+        for method, path, body, headers in list(node.asked):
             sent = {"Authorization": headers.get("Authorization", ""), "Host": node.http}
             async with session.request(method, real + path, json=body, headers=sent) as answer:
                 assert answer.status == 401, (method, path)

@@ -1,0 +1,18 @@
+"""What the tests of the cluster API share."""
+
+import pytest
+
+PATIENCE_S = 120.0
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker that answers is waited for, however slow the machine is: 1 to 12 s are for pages."""
+    for name in (
+        "nodes.CONNECT_TIMEOUT_S",
+        "nodes.VIEW_TIMEOUT_S",
+        "groups.VIEW_TIMEOUT_S",
+        "groups.WRITE_TIMEOUT_S",
+        "proxy.WRITE_TIMEOUT_S",
+    ):
+        monkeypatch.setattr(f"namesrv.http.{name}", PATIENCE_S)

@@ -33,6 +33,8 @@ from remoting.codes import RequestCode
 from tests.client.fakes import FakeCluster, queue, until
 from tests.client.test_transaction import check_back
 
+PATIENCE_MS = 120_000  # a bound against hanging: the clients' loops are not the servers'
+
 
 async def test_cluster_topics_and_route() -> None:
     async with FakeCluster({"g0": 3}) as cluster, Admin(cluster.namesrv) as admin:
@@ -92,7 +94,7 @@ async def test_unreachable_servers_are_said_so() -> None:
 async def test_blocking_producer_and_consumer() -> None:
     config = ConsumerConfig(
         consume_from=ConsumeFrom.FIRST_OFFSET,
-        stop_grace_ms=500,
+        stop_grace_ms=60_000,
         pull=PullConfig(suspend_ms=200),
     )
     seen: list[bytes] = []
@@ -105,8 +107,8 @@ async def test_blocking_producer_and_consumer() -> None:
         def produce() -> None:
             with BlockingProducer("p", cluster.namesrv) as producer:
                 for number in range(5):
-                    producer.send(Message("T", b"%d" % number))
-                producer.send_batch([Message("T", b"a")])
+                    producer.send(Message("T", b"%d" % number), PATIENCE_MS)
+                producer.send_batch([Message("T", b"a")], PATIENCE_MS)
                 with pytest.raises(SendFailed):
                     producer.send(Message("missing", b"x"), timeout_ms=50)
             with pytest.raises(ClientClosed):
@@ -176,12 +178,12 @@ async def test_blocking_transactions_and_requests() -> None:
 
         def produce() -> None:
             with BlockingTransactionProducer("tp", cluster.namesrv, Blocks()) as producer:
-                result = producer.send_in_transaction(Message("T", b"half"))
+                result = producer.send_in_transaction(Message("T", b"half"), timeout_ms=PATIENCE_MS)
                 assert result.confirmed
                 loop.call_soon_threadsafe(lambda: broker.push(check_back(cluster)))
                 with pytest.raises(RequestTimedOut):
-                    producer.request(Message("T", b"ping"), 200)
-                assert asked.wait(10)
+                    producer.request(Message("T", b"ping"), 2_000)  # enough to be sent in
+                assert asked.wait(PATIENCE_MS / 1000)
 
         loop = asyncio.get_running_loop()
         asked = threading.Event()

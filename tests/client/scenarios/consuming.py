@@ -33,7 +33,7 @@ from client import (
 from remoting.codes import RequestCode
 from remoting.fastjson import loads_object
 from tests.client.scenarios.producing import QUICK, SEND_MS, Seen, consumer_of
-from tests.client.scenarios.providers import Cluster, fresh, topic_of, until
+from tests.client.scenarios.providers import PATIENCE_S, Cluster, fresh, topic_of, until
 
 
 async def send_all(cluster: Cluster, topic: str, bodies: list[bytes], **options: str) -> None:
@@ -122,7 +122,7 @@ async def dead_letters(cluster: Cluster) -> None:
         await until(lambda: tried[b"twice"] >= 2, lambda: dict(tried))
         name = (await reader.queues(topic))[0].broker_name
         queue = MessageQueue("%DLQ%" + consumer.group, name, 0)
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(PATIENCE_S):
             while dead != {b"at once", b"twice"}:
                 try:
                     dead |= {message.body for message in await reader.fetch(queue)}
@@ -189,7 +189,7 @@ async def pulling(cluster: Cluster) -> None:
         await cluster.fail_over()
         assert await consumer.max_offset(queue) >= 20
         waiting = asyncio.create_task(
-            consumer.pull(queue, await consumer.max_offset(queue), wait_ms=20_000)
+            consumer.pull(queue, await consumer.max_offset(queue), wait_ms=120_000)
         )
         await send_all(cluster, topic, [b"new"])
         assert b"new" in {message.body for message in (await waiting).messages}
@@ -214,14 +214,14 @@ async def lite_pulling(cluster: Cluster) -> None:
     got: set[bytes] = set()
     first = LitePullConsumer(group, cluster.namesrv, config=config)
     first.subscribe(topic)
-    async with first, asyncio.timeout(180):
+    async with first, asyncio.timeout(PATIENCE_S):
         while len(got) < 30:
             got |= {message.body for message in await first.poll(500)}
         await cluster.fail_over()
         await first.commit()
     second = LitePullConsumer(group, cluster.namesrv, config=config)
     second.subscribe(topic)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_S
     async with second:
         while got != bodies:
             got |= {message.body for message in await second.poll(500)}
@@ -233,7 +233,7 @@ async def lite_pulling(cluster: Cluster) -> None:
         await third.seek_to_end(queue)
         end = third.position(queue)
         await third.seek(queue, end - 1)
-        (last,) = await third.poll(20_000)
+        (last,) = await third.poll(120_000)
         assert (last.queue, last.queue_offset) == (queue, end - 1)
 
 
@@ -371,7 +371,7 @@ async def a_lite_consumer_is_asked(cluster: Cluster) -> None:
     got: set[bytes] = set()
 
     async def all_of(wanted: set[bytes]) -> None:
-        async with asyncio.timeout(180):
+        async with asyncio.timeout(PATIENCE_S):
             while not wanted <= got:
                 got.update(message.body for message in await consumer.poll(500))
         await consumer.poll(1)  # what the last one brought is worked on
@@ -384,7 +384,7 @@ async def a_lite_consumer_is_asked(cluster: Cluster) -> None:
         await send_all(cluster, topic, [b"found"])  # there is a leader
         await all_of({b"found"})
         (address,) = (await admin.leaders_of(topic)).values()
-        async with asyncio.timeout(180):
+        async with asyncio.timeout(PATIENCE_S):
             while consumer.client_id not in await admin.consumers(group, address):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)  # a leader that was restarted hears of it again
         info = await admin.running_info(address, group, consumer.client_id)

@@ -24,7 +24,7 @@ from client import (
     TransactionProducer,
     TransactionState,
 )
-from tests.client.scenarios.providers import Cluster, fresh, topic_of, until
+from tests.client.scenarios.providers import PATIENCE_S, Cluster, fresh, topic_of, until
 
 QUICK = ConsumerConfig(
     consume_from=ConsumeFrom.FIRST_OFFSET,
@@ -33,7 +33,7 @@ QUICK = ConsumerConfig(
     stop_grace_ms=1000,
     pull=PullConfig(suspend_ms=5000),
 )
-SEND_MS = 60_000  # a broker that is started again may need long on a busy machine
+SEND_MS = 120_000  # a broker that is started again may need long on a busy machine
 
 
 class Seen:
@@ -101,7 +101,7 @@ async def sends_with_callbacks(cluster: Cluster) -> None:
             producer.send_nowait(Message(topic, b"%d" % number), told, SEND_MS)
             if not number % 10:
                 await asyncio.sleep(0.005)
-        async with asyncio.timeout(180):
+        async with asyncio.timeout(PATIENCE_S):
             await done.wait()
         assert killing is not None
         await killing

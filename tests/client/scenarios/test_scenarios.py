@@ -31,7 +31,7 @@ KILLED_WITH_APACHE: frozenset[Scenario] = frozenset(
     }
 )
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

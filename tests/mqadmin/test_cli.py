@@ -15,6 +15,8 @@ from mqadmin.command import Command, CommandError, Done, Fields, Flag, Kind, Tab
 from mqadmin.commands import COMMANDS
 from namesrv.server import NameServer, NameServerConfig
 
+STOP_S = 120  # a bound against hanging
+
 
 def run(*arguments, env=None):
     return CliRunner().invoke(main, arguments, env=env, catch_exceptions=False)
@@ -96,9 +98,9 @@ def namesrv():
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     yield server.address
-    asyncio.run_coroutine_threadsafe(server.stop(), loop).result(20)
+    asyncio.run_coroutine_threadsafe(server.stop(), loop).result(STOP_S)
     loop.call_soon_threadsafe(loop.stop)
-    thread.join(20)
+    thread.join(STOP_S)
     loop.close()
 
 

@@ -20,6 +20,10 @@ from chaos.cluster.process import state
 from chaos.cluster.topology import MODES, Shape, plan, ports_needed, standard_ports
 from tests.chaos.doubles import ENDS, STUBBORN, AgreeingProbe, Programs, StandInProbe
 
+# Loopback, too, but nobody else's: what tests beside this one take and give back there, moment by
+# moment, are other ports than these.
+QUIET_HOST = "127.83.0.5"
+
 
 @pytest.fixture
 async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
@@ -295,30 +299,30 @@ async def test_words_for_what_is_not_there(cluster: Cluster, tmp_path: Path) -> 
 
 
 def test_ports_are_free_apart_and_below_the_ephemeral_range() -> None:
-    ports = choose_ports(7, "127.0.0.1", random.Random(5))
+    ports = choose_ports(7, QUIET_HOST, random.Random(5))
     assert len(set(ports)) == 7
     assert all(10_000 <= port < ephemeral_low() for port in ports)
     assert all(abs(a - b) >= 4 for a in ports for b in ports if a != b)
-    with socket.create_server(("127.0.0.1", ports[0])):
-        assert not is_free("127.0.0.1", ports[0])
-        assert ports[0] not in choose_ports(7, "127.0.0.1", random.Random(5))
+    with socket.create_server((QUIET_HOST, ports[0])):
+        assert not is_free(QUIET_HOST, ports[0])
+        assert ports[0] not in choose_ports(7, QUIET_HOST, random.Random(5))
 
 
 def test_a_held_port_is_its_owners_before_it_listens_and_while_it_is_down() -> None:
     """A second cluster that starts then, even at the same place, gets others."""
-    first, second = HeldPorts("127.0.0.1"), HeldPorts("127.0.0.1")
+    first, second = HeldPorts(QUIET_HOST), HeldPorts(QUIET_HOST)
     try:
         ports = first.choose(5, random.Random(5))
-        with socket.create_server(("127.0.0.1", ports[0])) as owner:
+        with socket.create_server((QUIET_HOST, ports[0])) as owner:
             with socket.create_connection(owner.getsockname()), owner.accept()[0]:
                 assert set(ports).isdisjoint(second.choose(5, random.Random(5)))
         with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.1", ports[0]))
+            socket.create_connection((QUIET_HOST, ports[0]))
         assert set(ports).isdisjoint(second.choose(5, random.Random(5)))
-        with socket.create_server(("127.0.0.1", ports[0])):
+        with socket.create_server((QUIET_HOST, ports[0])):
             pass
         first.close()
-        assert set(ports[1:]) <= set(choose_ports(5, "127.0.0.1", random.Random(5)))
+        assert set(ports[1:]) <= set(choose_ports(5, QUIET_HOST, random.Random(5)))
     finally:
         first.close()
         second.close()

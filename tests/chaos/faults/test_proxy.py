@@ -15,7 +15,7 @@ import pytest
 
 from chaos.cluster.clusterfile import ClusterError
 from chaos.cluster.linkmap import Link
-from chaos.cluster.ports import choose_ports
+from chaos.cluster.ports import HeldPorts
 from chaos.faults import proxy as proxy_module
 from chaos.faults.flow import HELD_BYTES_MAX
 from chaos.faults.links import Links
@@ -84,7 +84,10 @@ class World:
 
     async def __aenter__(self) -> World:
         await self.server.start()
-        self.port, free, other = choose_ports(3, HOST, random.Random())
+        self.held = HeldPorts(HOST)
+        choosing = HeldPorts(HOST)  # held until the proxy is there
+        (free,) = self.held.choose(1, random.Random())
+        self.port, other = choosing.choose(2, random.Random())
         targets = {"a>b": (self.port, self.server.port), "a>c": (other, free)}
         self.proxy = Proxy(
             [
@@ -93,6 +96,7 @@ class World:
             ]
         )
         await self.proxy.start()
+        choosing.close()
         self.controls = Control(self.proxy)
         self._server = await asyncio.start_unix_server(
             self.controls.serve, sock=listen_at(self.control), limit=1 << 16
@@ -111,6 +115,7 @@ class World:
         await self.controls.stop()
         await self.proxy.stop()
         await self.server.stop()
+        self.held.close()
 
     async def dial(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         reader, writer = await asyncio.open_connection(HOST, self.port)
@@ -272,6 +277,7 @@ async def test_a_receiver_that_does_not_read_stops_the_sender(world: World) -> N
     link = world.proxy.links["a>b"]
     data = random.Random(4).randbytes(48 << 20)
     writer.write(data)
+    await until(lambda: link.bytes_forward > 0)
     passed = -1
     while passed != link.bytes_forward:  # until it moves no more
         passed = link.bytes_forward
@@ -443,7 +449,8 @@ async def test_the_process_carries_and_ends_on_sigterm(tmp_path: Path) -> None:
     deep.mkdir()
     server = Server()
     await server.start()
-    (port,) = choose_ports(1, HOST, random.Random())
+    held = HeldPorts(HOST)
+    (port,) = held.choose(1, random.Random())
     links = [{"name": "a>b", "host": HOST, "port": port, "target_port": server.port}]
     (deep / "links.json").write_text(json.dumps(links))
     words = ["--links", str(deep / "links.json"), "--control", str(deep / "control")]
@@ -474,6 +481,7 @@ async def test_the_process_carries_and_ends_on_sigterm(tmp_path: Path) -> None:
             process.kill()
             await process.wait()
         await server.stop()
+        held.close()
 
 
 async def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:

@@ -104,6 +104,7 @@ class KeyedSender:
         self._in_flight = 0
         self._turn = 0
         self._exhausted = False
+        self._held = False
         self._done = asyncio.Event()
         self._failure: Exception | None = None
 
@@ -125,15 +126,31 @@ class KeyedSender:
     def stop(self) -> None:
         """Read no more items; `run` returns when what was read is decided."""
         self._items = iter(())
+        self._held = False
         if self._rate_per_s is None:
             self._fill()
 
+    def hold(self) -> None:
+        """Read no more items until `go_on`; what was read is sent. An open loop's clock stands
+        still meanwhile: nothing falls due."""
+        self._held = True
+
+    def go_on(self) -> None:
+        """Read items again; harmless if it was not held."""
+        self._held = False
+        if self._rate_per_s is None and not self._exhausted:
+            self._fill()
+
     async def _pace(self, rate_per_s: float) -> None:
-        begin_ns = time.monotonic_ns()
+        looked_ns = begin_ns = time.monotonic_ns()
         number = 0
         while not self._done.is_set():
-            due_count = int((time.monotonic_ns() - begin_ns) * rate_per_s / NS_PER_S) + 1
-            while number < due_count and not self._exhausted and self._failure is None:
+            now_ns = time.monotonic_ns()
+            if self._held:
+                begin_ns += now_ns - looked_ns
+            looked_ns = now_ns
+            due_count = int((now_ns - begin_ns) * rate_per_s / NS_PER_S) + 1
+            while number < due_count and self._reads():
                 self._arrive(begin_ns + int(number * NS_PER_S / rate_per_s))
                 number += 1
             try:
@@ -155,14 +172,16 @@ class KeyedSender:
     def _fill(self) -> None:
         """A closed loop starts items while there is room and something to send."""
         while (
-            self._in_flight < self._window
-            and self._backlog < self._backlog_max
-            and self._failure is None
+            self._in_flight < self._window and self._backlog < self._backlog_max and self._reads()
         ):
             item = self._next_item()
             if item is None:
                 return
             self._take(item, 0)
+
+    def _reads(self) -> bool:
+        """Whether more items are asked for now."""
+        return self._failure is None and not self._exhausted and not self._held
 
     def _next_item(self) -> Item | None:
         assert self._items is not None

@@ -155,6 +155,37 @@ async def test_stop_ends_an_endless_load(writer: HistoryWriter, rate: float | No
     assert tally.invoked == tally.ok > 0
 
 
+@pytest.mark.parametrize("rate", [None, 2_000.0])
+async def test_a_held_load_waits_and_sheds_nothing(
+    writer: HistoryWriter, rate: float | None
+) -> None:
+    window = 1 + 300 // BACKLOG_PER_WINDOW  # a busy machine does not make it shed either
+    sender = KeyedSender(StandInProducer(), writer, "p", QUEUES, window=window, rate_per_s=rate)
+    run = asyncio.create_task(sender.run(items(300, 500, random.Random(3))))
+    async with asyncio.timeout(60):
+        while sender.tally.ok < 20:  # noqa: ASYNC110 (a tally wakes nobody)
+            await asyncio.sleep(0)
+        sender.hold()
+        while sender._in_flight or sender._backlog:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        ok = sender.tally.ok
+        await asyncio.sleep(0.2)  # 400 more would be due
+        assert sender.tally.ok == sender.tally.invoked == ok < 300
+        sender.go_on()
+        tally = await run
+    assert (tally.ok, tally.shed) == (300, 0)
+
+
+async def test_a_held_load_can_be_stopped(writer: HistoryWriter) -> None:
+    sender = KeyedSender(StandInProducer(), writer, "p", QUEUES, window=4)
+    sender.hold()
+    run = asyncio.create_task(sender.run(items(300, 500, random.Random(3))))
+    await asyncio.sleep(0)
+    assert sender.tally.invoked == 0
+    sender.stop()
+    assert (await run).invoked == 0
+
+
 async def test_open_loop_keeps_to_its_rate(writer: HistoryWriter) -> None:
     loop = asyncio.get_running_loop()
     begin_s = loop.time()

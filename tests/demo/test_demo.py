@@ -28,7 +28,7 @@ from demo.flights_data import (
     read_flights,
     tail_number,
 )
-from demo.load import LoadResult, Milestones, messages
+from demo.load import LoadResult, Milestones, held_at, messages
 from demo.verdict import Evidence, all_hold, lines_of, phase_names, table_of, write_verdict
 from tests.chaos.builder import HistoryBuilder, clean
 
@@ -99,6 +99,39 @@ async def test_milestones_wake_at_their_count() -> None:
     milestones.outcome(Outcome.OK)
     await late
     await milestones.reached(3)
+
+
+class Held:
+    """Stands in for a sender: what it was told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def hold(self) -> None:
+        self.told.append("hold")
+
+    def go_on(self) -> None:
+        self.told.append("go on")
+
+
+async def test_the_load_waits_for_the_next_kill_where_that_comes_late() -> None:
+    milestones, sender = Milestones(), Held()
+    async with held_at(2, milestones, sender):  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        milestones.outcome(Outcome.OK)
+        await asyncio.sleep(0)
+        assert sender.told == []
+        milestones.outcome(Outcome.OK)
+        async with asyncio.timeout(60):
+            while not sender.told:  # noqa: ASYNC110 (nothing wakes a stand-in's test)
+                await asyncio.sleep(0)
+        assert sender.told == ["hold"]
+    assert sender.told == ["hold", "go on"]
+    async with held_at(9, milestones, sender):  # type: ignore[arg-type]
+        pass
+    milestones.acknowledged = 9
+    await milestones.reached(9)
+    assert sender.told == ["hold", "go on", "go on"]  # it came in time
 
 
 def two_kills() -> HistoryBuilder:

@@ -1,5 +1,6 @@
 """Delayed messages in a group of three whose leader dies in the middle, and in classic mode."""
 
+import asyncio
 from dataclasses import replace
 
 import orjson
@@ -36,13 +37,15 @@ async def everything(group, broker, topic=TOPIC, queues=4):
 
 
 async def send_delayed(group, broker, keys, level, topic=TOPIC):
-    sent = {}
-    for number in keys:
+    """All at once: they are due at once, too, however slow the machine is."""
+
+    async def sent(number):
         properties = f"UNIQ_KEY\x01K{number}\x02DELAY\x01{level}\x02"
         answer = await group.send(broker, topic, b"%d" % number, number % 4, properties)
         assert answer.code == 0
-        sent[f"K{number}"] = int(answer.ext["queueOffset"])
-    return sent
+        return f"K{number}", int(answer.ext["queueOffset"])
+
+    return dict(await asyncio.gather(*map(sent, keys)))
 
 
 def keys_of(records):
@@ -132,9 +135,11 @@ async def test_a_topic_that_is_gone_gets_its_messages_as_with_apache(tmp_path):
     async with Group(tmp_path, messageDelayLevel=LEVELS) as group:
         leader = await group.leading()
         await group.create_topic(leader, TOPIC)
-        await send_delayed(group, leader, range(4), 2)
+        await send_delayed(group, leader, range(4), 3)
         await group.ask(leader, RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": TOPIC})
-        await until(lambda: leader.state.delays.get(2) == 4)
+        assert leader.state.delays.get(3) == 0
+        leader.delays._wall_ms = lambda: leader.wall_ms() + 3_600_000  # all are due
+        await until(lambda: leader.state.delays.get(3) == 4)
         await group.create_topic(leader, TOPIC, 4)
         assert len(await everything(group, leader)) == 4
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from dledger.errors import Busy, NotLeader
 from dledger.flusher import FlushMode
 from dledger.installer import InstallationSource
 from dledger.member import RaftMember
@@ -23,12 +24,15 @@ from dledger.peers import PeerAddress
 from dledger.settings import MemberConfig
 from store.checkpoint import Checkpoint
 from store.commitlog import CommitLog
-from store.disk import OsDisk, OsFile
+from store.disk import OsFile
 from store.frame import Frame, FrameKind, seal_frame
 from tests.loopclock import LoopClock
+from tests.steadydisk import SteadyDisk
 
 SEGMENT_SIZE_BYTES = 1 << 20
-WAIT_S = 60  # far more than anything here takes: only a hang gets so far
+# Limits in ms that a slow machine would pass; tests of them say others.
+PATIENT = {"sync_stall_ms": 60_000, "command_timeout_ms": 60_000, "transfer_on_stop_ms": 30_000}
+WAIT_S = 120  # far more than anything here takes: only a hang gets so far
 
 
 class TroubledFile:
@@ -57,14 +61,14 @@ class TroubledFile:
         self._file.truncate(size)
 
     def sync(self) -> None:
+        """There is no power cut here, and the machine's disk may take seconds: see SteadyDisk."""
         self._disk.before_sync(self._path)
-        self._file.sync()
 
     def close(self) -> None:
         self._file.close()
 
 
-class TroubledDisk(OsDisk):
+class TroubledDisk(SteadyDisk):
     """A real disk that can be made to fail, or to hang in fdatasync, below one directory."""
 
     def __init__(self, root: str) -> None:
@@ -256,7 +260,7 @@ class Group:
         peers = {n.node_id: PeerAddress(n.node_id, "127.0.0.1", n.port) for n in self.nodes}
         self.config = replace(
             MemberConfig("n0", "g", peers, flush),
-            **limits,  # type: ignore[arg-type]
+            **(PATIENT | limits),  # type: ignore[arg-type]
         )
 
     async def __aenter__(self) -> Group:
@@ -300,6 +304,18 @@ class Group:
 
         await self.until(lambda: bool(ready()))
         return max(ready(), key=lambda n: n.member.core.term)
+
+    async def hand_over(self, target: Node) -> None:
+        """Until `target` leads; asked for again when it was refused, or took too long."""
+        async with asyncio.timeout(WAIT_S):
+            while not target.app.ready:
+                leader = await self.leader()
+                if leader is not target and leader.member.core.transfer_target is None:
+                    try:
+                        leader.member.transfer(target.node_id)
+                    except (Busy, NotLeader):
+                        pass  # it has not told yet that it is whole; or another leads by now
+                await asyncio.sleep(0.02)
 
     def joiner(self, node_id: str) -> Node:
         """A new node, not started yet, that waits to be taken in."""

@@ -128,10 +128,7 @@ async def test_transfer_on_request(tmp_path: Path) -> None:
     async with Group(tmp_path) as group:
         first = await group.leader()
         target = group.others(first)[0]
-        # The leader hands over only to who has told it that it is whole.
-        await group.until(lambda: first.member.status()["peers"][target.node_id]["whole"])  # type: ignore[index]
-        first.member.transfer(target.node_id)
-        await group.until(lambda: target.app.ready)
+        await group.hand_over(target)
         with pytest.raises(NotLeader):
             first.member.transfer(target.node_id)
 
@@ -384,7 +381,7 @@ async def test_an_application_that_raises_ends_the_node(tmp_path: Path) -> None:
 
 
 async def test_a_leader_whose_sync_hangs_gives_leadership_up(tmp_path: Path) -> None:
-    async with Group(tmp_path, flush=FlushMode.SYNC, sync_stall_ms=100) as group:
+    async with Group(tmp_path, flush=FlushMode.SYNC, sync_stall_ms=500) as group:
         leader = await group.leader()
         await group.all_applied()
         leader.disk.let_sync.clear()

@@ -61,9 +61,7 @@ async def test_a_leader_that_cannot_read_for_a_follower_gives_leadership_up(tmp_
         # Nobody else may be left: it does not come back while its disk does not read.
         leader.disk.fail_reads = False
         await group.until(lambda: leader.member.status()["disk_state"] == "ok")
-        other.member.transfer(leader.node_id)
-        assert await group.leader() is not None
-        await group.until(lambda: leader.app.ready)
+        await group.hand_over(leader)
 
 
 async def test_it_stays_out_of_elections_until_the_same_read_works(tmp_path: Path) -> None:

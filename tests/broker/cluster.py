@@ -73,8 +73,8 @@ class Group:
             "mappedFileSizeConsumeQueue": "20000",
             # A busy machine must not cost a leader its office. Who is killed is missed at once,
             # by the end of its connections.
-            "electionTimeoutMinMs": "1500",
-            "electionTimeoutMaxMs": "3000",
+            "electionTimeoutMinMs": "2000",
+            "electionTimeoutMaxMs": "4000",
             "heartbeatIntervalMs": "40",
             "outcomeTimeoutMs": "30000",
             "offsetCommitIntervalMs": "20",

@@ -18,7 +18,7 @@ from tests.broker.ha.pair import Classic
 LEVELS = "50ms 400ms 1h"
 # Who leads is to change when a test says so, however busy the machine is; a killed leader's
 # connections end, so its followers do not wait for this.
-PATIENT = {"electionTimeoutMinMs": 1_000, "electionTimeoutMaxMs": 2_000}
+PATIENT = {"electionTimeoutMinMs": 2_000, "electionTimeoutMaxMs": 4_000}
 TOPIC = "Delayed"
 
 

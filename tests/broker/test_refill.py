@@ -23,8 +23,6 @@ async def group(tmp_path):
         "cleanResourceInterval": 100,
         "snapshotIntervalMs": 100,
         "flushDiskType": "SYNC_FLUSH",
-        "electionTimeoutMinMs": 1_500,
-        "electionTimeoutMaxMs": 3_000,
     }
     async with Group(tmp_path, count=3, **settings) as three:
         yield three

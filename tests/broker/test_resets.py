@@ -18,10 +18,6 @@ from tests.broker.cluster import Group, until
 OLDEST, END = 0, -1  # timestamps
 
 
-# A busy machine must not make a leader step down in the middle of a test.
-PATIENT = {"electionTimeoutMinMs": 1000, "electionTimeoutMaxMs": 2000}
-
-
 @pytest.fixture
 async def group(tmp_path):
     async with Group(tmp_path) as one:
@@ -30,7 +26,7 @@ async def group(tmp_path):
 
 @pytest.fixture
 async def three(tmp_path):
-    async with Group(tmp_path, count=3, **PATIENT) as replicas:
+    async with Group(tmp_path, count=3) as replicas:
         yield replicas
 
 

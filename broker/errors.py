@@ -7,6 +7,8 @@ from remoting.errors import RemotingError
 
 __all__ = ["ConfigError", "EngineError", "OutcomeUnknown", "Refused", "StateError"]
 
+UNKNOWN_PREFIX = "[OUTCOME_UNKNOWN]"  # of a remark; clients know it
+
 
 class Refused(RemotingError):
     """A request that is definitely not carried out; `code` and the text go to who asked."""
@@ -23,7 +25,7 @@ class OutcomeUnknown(RemotingError):
     retriable = True
 
     def __init__(self, remark: str) -> None:
-        super().__init__(f"[OUTCOME_UNKNOWN] {remark}", outcome_unknown=True)
+        super().__init__(f"{UNKNOWN_PREFIX} {remark}", outcome_unknown=True)
 
 
 class StateError(Exception):

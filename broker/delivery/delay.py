@@ -21,13 +21,12 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from broker.errors import Refused
+from broker.sending.outcome import Sends, is_stored, is_unknown, proposal_told
 from broker.sending.parking import delivered
-from broker.sending.send import STORED_CODES
 from broker.sending.sendrequest import Outgoing, as_stored
-from broker.sending.waiting import Done
 from broker.tables.state import delay_progress
 from remoting.codes import ResponseCode
 from store.dispatch import SCHEDULE_TOPIC, UNIT
@@ -47,14 +46,6 @@ BYTES_MAX = 512 * 1024  # of one level's delivery; a larger message goes alone
 RETRY_MS = 500  # after what could not be read or is not taken
 SIGHTINGS_MAX = 4_096
 SIGHTING_MS = 500  # at least between two of them
-
-
-class Sends(Protocol):
-    """What this needs of the send path."""
-
-    def store(self, messages: Sequence[Outgoing], command: bytes, done: Done) -> None: ...
-
-    def wake(self, at_once: bool = False) -> None: ...
 
 
 class LevelView(NamedTuple):
@@ -263,25 +254,19 @@ class DelayService:
         def ended(code: int, remark: str) -> None:
             if leadership != self._leadership:
                 return
-            if code in STORED_CODES:
+            if is_stored(code):
                 level.under_way = None
                 level.count_max = COUNT_MAX
                 self.delivered_count += len(messages)
                 self._soon(self.tick)
-            elif not remark.startswith("[OUTCOME_UNKNOWN]"):
+            elif not is_unknown(remark):
                 level.under_way = None
                 level.pause_until_ms = self._clock_ms() + RETRY_MS
-
-        def proposed(error: Exception | None) -> None:
-            if error is None:
-                ended(ResponseCode.SUCCESS, "")
-            elif not getattr(error, "outcome_unknown", False):
-                ended(ResponseCode.SYSTEM_ERROR, str(error))
 
         command = delay_progress(level.number, end)
         level.under_way = end
         if not messages:
-            self._propose(command, proposed)
+            self._propose(command, proposal_told(ended))
             return
         try:
             self._sends.store(messages, command, ended)

@@ -8,14 +8,13 @@ themselves, and may get it twice, as with Apache's broker. Nothing is deduplicat
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from broker.consuming.queries import not_leader
 from broker.errors import Refused
+from broker.sending.outcome import Ended
 from broker.sending.retry import dead_letter_topic, given_back, is_exhausted
-from broker.sending.send import STORED_CODES
 from broker.tables.groups import SubscriptionGroup, group_name_problem
 from broker.tables.state import put_group, put_topic
 from broker.tables.topics import PERM_WRITE, TopicConfig, retry_topic
@@ -48,7 +47,7 @@ class SendBack:
         return {int(RequestCode.CONSUMER_SEND_MSG_BACK): self.send_back}
 
     async def send_back(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """Raises Refused, HeaderError, RaftError."""
+        """Raises Refused, OutcomeUnknown, HeaderError, RaftError."""
         header = SendBackHeader.parse(request.ext)
         name, level = header.group, header.delay_level
         if not self._roles.leading:
@@ -69,18 +68,11 @@ class SendBack:
             topic = await self._have(retry_topic(name, group.retry_queue_count))
         count = max(1, topic.write_queue_count)
         message = given_back(record, name, count, level, times_max, self._levels_ms)
-        ended: asyncio.Future[tuple[int, str]] = asyncio.get_running_loop().create_future()
-
-        def done(code: int, remark: str) -> None:
-            if not ended.done():
-                ended.set_result((code, remark))
-
-        self._sends.store([message], b"", done)
+        ended = Ended()
+        self._sends.store([message], b"", ended)
         self._sends.wake()
-        code, remark = await ended
-        if code in STORED_CODES:
-            return RemotingCommand.response_to(request)
-        raise Refused(code, remark)
+        await ended.stored()
+        return RemotingCommand.response_to(request)
 
     async def _group(self, name: str) -> SubscriptionGroup:
         group = self._state.groups.get(name)

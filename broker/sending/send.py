@@ -26,10 +26,11 @@ from typing import Any
 
 from broker.config import BrokerConfig
 from broker.delivery.transactions.conversion import HALF_TOPIC
-from broker.errors import Refused
+from broker.errors import UNKNOWN_PREFIX, Refused
 from broker.sending.creations import WAITING_OVERHEAD_BYTES, Creations
 from broker.sending.cut import AnswerFormat, cut_frame, cut_records
 from broker.sending.heldsends import HeldSend, HeldSends
+from broker.sending.outcome import STORED_CODES, Done
 from broker.sending.parking import Parking, internal_topics, park, unit_code
 from broker.sending.plainsend import PlainSend, plain_record
 from broker.sending.retry import group_of, redirected
@@ -50,7 +51,6 @@ from broker.sending.waiting import (
     OWN,
     Batch,
     Connection,
-    Done,
     Group,
     Pending,
     Sender,
@@ -77,15 +77,8 @@ log = logging.getLogger("broker.send")
 
 COMMAND_OVERHEAD_BYTES = 64  # at least what one command costs in a frame besides its own bytes
 NOT_LEADER = "[NOT_LEADER]"
-UNKNOWN_REMARK = "[OUTCOME_UNKNOWN] the message was written but is not known to be committed"
+UNKNOWN_REMARK = f"{UNKNOWN_PREFIX} the message was written but is not known to be committed"
 BATCH_CODE = int(RequestCode.SEND_BATCH_MESSAGE)
-# The message is stored here; the last three say what classic mode's sender waited for in vain.
-STORED_CODES = (
-    ResponseCode.SUCCESS,
-    ResponseCode.FLUSH_DISK_TIMEOUT,
-    ResponseCode.SLAVE_NOT_AVAILABLE,
-    ResponseCode.FLUSH_SLAVE_TIMEOUT,
-)
 
 
 class SendPath:
@@ -653,7 +646,7 @@ class SendPath:
             self._fail(
                 pending.group,
                 ResponseCode.SYSTEM_ERROR,
-                "[OUTCOME_UNKNOWN] the broker stops before the message was known committed",
+                f"{UNKNOWN_PREFIX} the broker stops before the message was known committed",
             )
         self._pending.clear()
 

@@ -9,10 +9,10 @@ and the note that it moved are committed together.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Protocol
 
 from broker.sending.cut import QueueUnits
+from broker.sending.outcome import Done
 from broker.sending.sendrequest import Record
 from broker.tables.sentonce import Once
 from broker.tables.state import several
@@ -32,11 +32,6 @@ NO_WAIT = b"WAIT\x01false"
 
 # Who waits for an answer: connection, opaque, one-way (not 0: yes), header codec of the request.
 Sender = tuple[Connection, int, int, int]
-
-
-# How what a broker stores itself ended: a response code (broker.sending.send.STORED_CODES: it is
-# stored) and a remark, both as a client would have been told.
-Done = Callable[[int, str], None]
 
 
 class _Nobody:

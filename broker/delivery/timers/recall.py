@@ -8,13 +8,12 @@ Whether there is such a message is not asked, as with Apache's broker.
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 from broker.consuming.queries import not_leader
 from broker.delivery.timers.timing import Key, recall_message, timed
-from broker.errors import OutcomeUnknown, Refused
-from broker.sending.send import STORED_CODES
+from broker.errors import Refused
+from broker.sending.outcome import Ended
 from broker.tables.topics import PERM_WRITE
 from remoting.codes import RequestCode, ResponseCode
 from remoting.command import RemotingCommand
@@ -59,21 +58,12 @@ class Recalls:
         born_host = pack_host((host.strip("[]").partition("%")[0], int(port)))
         message = recall_message(handle, group or "recall", now_ms, born_host)
         parked = timed(message, decode_properties(message.properties), timers.timing)
-        ended: asyncio.Future[tuple[int, str]] = asyncio.get_running_loop().create_future()
-
-        def done(code: int, remark: str) -> None:
-            if not ended.done():
-                ended.set_result((code, remark))
-
-        broker.sends.store([parked], b"", done)
+        ended = Ended()
+        broker.sends.store([parked], b"", ended)
         timers.recalling(slot_ms, Key(topic, handle.unique_key))
         broker.sends.wake()
-        code, remark = await ended
-        if code in STORED_CODES:
-            return RemotingCommand.response_to(request, ext={"msgId": handle.unique_key})
-        if remark.startswith("[OUTCOME_UNKNOWN]"):
-            raise OutcomeUnknown(remark.partition("] ")[2])
-        raise Refused(code, remark, retriable=True)
+        await ended.stored()
+        return RemotingCommand.response_to(request, ext={"msgId": handle.unique_key})
 
 
 def _checked(text_of_handle: str, topic: str, broker_name: str) -> RecallHandle:

@@ -22,15 +22,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from broker.delivery.timers.timing import Key, Timing, key_of, recalls, rolled
 from broker.delivery.timers.wheel import Progress, TimerWheel, Waiting
 from broker.errors import Refused
+from broker.sending.outcome import Sends, is_stored, is_unknown, proposal_told
 from broker.sending.parking import delivered
-from broker.sending.send import STORED_CODES
 from broker.sending.sendrequest import Outgoing, as_stored
-from broker.sending.waiting import Done
 from broker.tables.state import timer_progress
 from remoting.codes import ResponseCode
 from store.dispatch import TIMER_TOPIC, UNIT, timer_code
@@ -51,14 +50,6 @@ TAKE_MAX = 4_096  # units in one tick: about 5 ms
 RETRY_MS = 500  # after what could not be read or is not taken
 AGE_LOOK_MS = 10_000
 NO_TIME_BELOW_MS = 10**11  # 1973; what a unit holds instead is a tags code, of an Apache broker
-
-
-class Sends(Protocol):
-    """What this needs of the send path."""
-
-    def store(self, messages: Sequence[Outgoing], command: bytes, done: Done) -> None: ...
-
-    def wake(self, at_once: bool = False) -> None: ...
 
 
 class TimerView(NamedTuple):
@@ -322,29 +313,23 @@ class TimerService:
         leadership = self._leadership
 
         def ended(code: int, remark: str) -> None:
-            if code in STORED_CODES:
+            if is_stored(code):
                 self.delivered_count += delivered_count
                 self.rolled_count += rolled_count
             if leadership != self._leadership or self._under_way is not progress:
                 return  # classic mode's table may have said it before
-            if code in STORED_CODES:
+            if is_stored(code):
                 self._end_move()
                 self._count_max = COUNT_MAX
                 self._soon(self.tick)
-            elif not remark.startswith("[OUTCOME_UNKNOWN]"):
+            elif not is_unknown(remark):
                 self._end_move()
                 self._pause_until_ms = self._clock_ms() + RETRY_MS
-
-        def proposed(error: Exception | None) -> None:
-            if error is None:
-                ended(ResponseCode.SUCCESS, "")
-            elif not getattr(error, "outcome_unknown", False):
-                ended(ResponseCode.SYSTEM_ERROR, str(error))
 
         command = timer_progress(progress)
         self._under_way = progress
         if not messages:
-            self._propose(command, proposed)
+            self._propose(command, proposal_told(ended))
             return
         try:
             self._sends.store(messages, command, ended)
@@ -352,7 +337,7 @@ class TimerService:
             if refused.code == ResponseCode.MESSAGE_ILLEGAL and len(messages) == 1:
                 # Of a store whose messages may be larger: it would keep the others for ever.
                 log.error("timer_undeliverable: %s", refused.remark)
-                self._propose(command, proposed)
+                self._propose(command, proposal_told(ended))
                 return
             self._end_move()
             if refused.code == ResponseCode.MESSAGE_ILLEGAL:

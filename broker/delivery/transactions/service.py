@@ -24,9 +24,10 @@ from broker.clients import ClientConnection
 from broker.delivery.transactions import conversion
 from broker.delivery.transactions.book import COMMIT, ROLLBACK, Half, HalfBook
 from broker.delivery.transactions.conversion import GIVEN_UP_TOPIC, GROUP, HALF_TOPIC, OP_TOPIC
-from broker.errors import OutcomeUnknown, Refused
+from broker.errors import Refused
+from broker.sending.outcome import Ended, is_stored
 from broker.sending.parking import later
-from broker.sending.send import NOT_LEADER, STORED_CODES
+from broker.sending.send import NOT_LEADER
 from broker.sending.sendrequest import Outgoing
 from broker.tables.state import commit_offsets, put_topic
 from broker.tables.topics import TopicConfig
@@ -326,19 +327,9 @@ class Transactions:
         self, book: HalfBook, half: Half, messages: Sequence[Outgoing], decision: int
     ) -> None:
         """Store what ends the half. Raises Refused, OutcomeUnknown."""
-        told: asyncio.Future[tuple[int, str]] = asyncio.get_running_loop().create_future()
-
-        def done(code: int, remark: str) -> None:
-            if not told.done():
-                told.set_result((code, remark))
-
-        self._store_end(book, half, messages, decision, done)
-        code, remark = await told
-        if code in STORED_CODES:
-            return
-        if remark.startswith("[OUTCOME_UNKNOWN]"):
-            raise OutcomeUnknown(remark.partition("] ")[2])
-        raise Refused(code, remark, retriable=True)
+        ended = Ended()
+        self._store_end(book, half, messages, decision, ended)
+        await ended.stored()
 
     def _store_end(
         self,
@@ -353,7 +344,7 @@ class Transactions:
         waiters: list[asyncio.Future[None]] = []
 
         def ended(code: int, remark: str) -> None:
-            if code in STORED_CODES:
+            if is_stored(code):
                 book.close(half.offset, decision)
             elif half.offset in book.open:  # or it may be stored: then its op will say so
                 book.schedule(half.offset, self._broker.wall_ms() + PROGRESS_MS)
@@ -392,7 +383,7 @@ class Transactions:
         again = conversion.stored_again(record, half.root, half.checks + asked)
 
         def done(code: int, _: str) -> None:
-            if code in STORED_CODES:
+            if is_stored(code):
                 self.counts.checked += asked
             else:
                 self._asking.pop(half.root, None)
@@ -409,7 +400,7 @@ class Transactions:
             return
 
         def done(code: int, _: str) -> None:
-            if code in STORED_CODES:
+            if is_stored(code):
                 self.counts.given_up += 1
                 log.warning(
                     "transaction_given_up group=%s key=%s checks=%d topic=%s",

@@ -1,0 +1,76 @@
+"""How what a broker stores itself ended: delayed messages, retries, ends of transactions, recalls.
+
+`SendPath.store` tells its `done` a response code and a remark, both as a client would have been
+told. That is one of three things: stored, not stored, or not known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from broker.errors import UNKNOWN_PREFIX, OutcomeUnknown, Refused
+from broker.sending.sendrequest import Outgoing
+from remoting.codes import ResponseCode
+
+# The message is stored here; the last three say what classic mode's sender waited for in vain.
+STORED_CODES = (
+    ResponseCode.SUCCESS,
+    ResponseCode.FLUSH_DISK_TIMEOUT,
+    ResponseCode.SLAVE_NOT_AVAILABLE,
+    ResponseCode.FLUSH_SLAVE_TIMEOUT,
+)
+
+Done = Callable[[int, str], None]
+
+
+class Sends(Protocol):
+    """What those need of the send path who store messages of the broker's own."""
+
+    def store(self, messages: Sequence[Outgoing], command: bytes, done: Done) -> None: ...
+
+    def wake(self, at_once: bool = False) -> None: ...
+
+
+def is_stored(code: int) -> bool:
+    return code in STORED_CODES
+
+
+def is_unknown(remark: str) -> bool:
+    """It may be stored, or may become it; nothing may be done that assumes either."""
+    return remark.startswith(UNKNOWN_PREFIX)
+
+
+def proposal_told(done: Done) -> Callable[[Exception | None], None]:
+    """For what went into the log without messages: its end, told as that of a store."""
+
+    def told(error: Exception | None) -> None:
+        if error is None:
+            done(ResponseCode.SUCCESS, "")
+        elif getattr(error, "outcome_unknown", False) and not is_unknown(str(error)):
+            done(ResponseCode.SYSTEM_ERROR, f"{UNKNOWN_PREFIX} {error}")
+        else:
+            done(ResponseCode.SYSTEM_ERROR, str(error))
+
+    return told
+
+
+class Ended:
+    """A `done` that somebody waits for."""
+
+    def __init__(self) -> None:
+        self._told: asyncio.Future[tuple[int, str]] = asyncio.get_running_loop().create_future()
+
+    def __call__(self, code: int, remark: str) -> None:
+        if not self._told.done():  # whoever waits may have gone
+            self._told.set_result((code, remark))
+
+    async def stored(self) -> None:
+        """Returns once it is stored. Raises OutcomeUnknown, Refused."""
+        code, remark = await self._told
+        if is_stored(code):
+            return
+        if is_unknown(remark):
+            raise OutcomeUnknown(remark.removeprefix(UNKNOWN_PREFIX).lstrip())
+        raise Refused(code, remark, retriable=True)

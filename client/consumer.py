@@ -47,7 +47,13 @@ from client.pull import PullConfig, QueueWorker
 from client.rebalance import Rebalancer
 from client.route import ReplicaGroup
 from client.sendback import SendBack
-from client.subscription import ALL, Subscription, check_in_broker, subscribe
+from client.subscription import (
+    ALL,
+    Subscription,
+    check_in_broker,
+    consumer_heartbeat,
+    subscribe,
+)
 from remoting.command import RemotingCommand
 from remoting.errors import RemotingError
 
@@ -376,18 +382,9 @@ class PushConsumer:
                 worker.leader_changed()
 
     def _heartbeat(self) -> Mapping[str, Any]:
-        return {
-            "consumerDataSet": [
-                {
-                    "groupName": self.group,
-                    "consumeType": self.consume_type,
-                    "messageModel": self.config.message_model.value,
-                    "consumeFromWhere": self.config.consume_from.value,
-                    "unitMode": False,
-                    "subscriptionDataSet": [s.to_json() for s in self._subscriptions.values()],
-                }
-            ]
-        }
+        config, subscriptions = self.config, self._subscriptions.values()
+        model, begin = config.message_model.value, config.consume_from.value
+        return consumer_heartbeat(self.group, self.consume_type, model, begin, subscriptions)
 
     def _store(self) -> Offsets:
         assert self._offsets is not None, "not started"

@@ -38,7 +38,7 @@ from client.processqueue import Batch, CacheBudget
 from client.pull import PullConfig, QueueWorker
 from client.rebalance import Rebalancer
 from client.route import ReplicaGroup
-from client.subscription import ALL, Subscription, subscribe
+from client.subscription import ALL, Subscription, consumer_heartbeat, subscribe
 from remoting.command import RemotingCommand
 
 logger = logging.getLogger(__name__)
@@ -394,15 +394,6 @@ class LitePullConsumer:
                 worker.leader_changed()
 
     def _heartbeat(self) -> Mapping[str, Any]:
-        return {
-            "consumerDataSet": [
-                {
-                    "groupName": self.group,
-                    "consumeType": self.consume_type,
-                    "messageModel": self.config.message_model.value,
-                    "consumeFromWhere": self.config.consume_from.value,
-                    "unitMode": False,
-                    "subscriptionDataSet": [s.to_json() for s in self._subscriptions.values()],
-                }
-            ]
-        }
+        config, subscriptions = self.config, self._subscriptions.values()
+        model, begin = config.message_model.value, config.consume_from.value
+        return consumer_heartbeat(self.group, self.consume_type, model, begin, subscriptions)

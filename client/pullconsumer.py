@@ -24,11 +24,12 @@ from typing import Any, NamedTuple
 from client.decode import decode_messages
 from client.errors import BrokerRefused, ClientError
 from client.instance import ClientInstance, InstanceConfig
-from client.message import MessageExt, MessageQueue
+from client.message import MessageExt, MessageModel, MessageQueue
+from client.offsets import ConsumeFrom
 from client.offsetstore import OffsetStore, max_offset, min_offset, offset_for
 from client.retry import CONTROL, RetryPolicy
 from client.route import LEADER_ID
-from client.subscription import ALL, Subscription, subscribe
+from client.subscription import ALL, Subscription, consumer_heartbeat, subscribe
 from remoting.codes import RequestCode, ResponseCode
 from remoting.command import RemotingCommand
 from remoting.errors import HeaderError, RemotingError
@@ -268,15 +269,5 @@ class PullConsumer:
 
     def _heartbeat(self) -> Mapping[str, Any]:
         topics = {subscription.topic: subscription for subscription in self._subscriptions.values()}
-        return {
-            "consumerDataSet": [
-                {
-                    "groupName": self.group,
-                    "consumeType": "CONSUME_ACTIVELY",
-                    "messageModel": "CLUSTERING",
-                    "consumeFromWhere": "CONSUME_FROM_LAST_OFFSET",
-                    "unitMode": False,
-                    "subscriptionDataSet": [s.to_json() for s in topics.values()],
-                }
-            ]
-        }
+        model, begin = MessageModel.CLUSTERING.value, ConsumeFrom.LAST_OFFSET.value
+        return consumer_heartbeat(self.group, "CONSUME_ACTIVELY", model, begin, topics.values())

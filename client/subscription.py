@@ -7,6 +7,7 @@ string again (section 10).
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,25 @@ class Subscription:
         if not self.tags:
             return None
         return frozenset(tag.encode() for tag in self.tags)
+
+
+def consumer_heartbeat(
+    group: str,
+    consume_type: str,
+    message_model: str,
+    consume_from: str,
+    subscriptions: Iterable[Subscription],
+) -> Mapping[str, Any]:
+    """The consumer's part of a heartbeat (section 5.1)."""
+    data = {
+        "groupName": group,
+        "consumeType": consume_type,
+        "messageModel": message_model,
+        "consumeFromWhere": consume_from,
+        "unitMode": False,
+        "subscriptionDataSet": [subscription.to_json() for subscription in subscriptions],
+    }
+    return {"consumerDataSet": [data]}
 
 
 def subscribe(

@@ -20,6 +20,7 @@ async def test_produce_and_consume_over_a_killed_leader(tmp_path):
         async with Group(tmp_path, 3, namesrvAddr=namesrv) as group:
             name = await group.leader()
             await group.create_topic(group.brokers[name], "T")
+            await until(lambda: server.table.queues("T") is not None)
             config = ConsumerConfig(
                 consume_from=ConsumeFrom.FIRST_OFFSET, rebalance_interval_ms=1_000
             )

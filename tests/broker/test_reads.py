@@ -93,6 +93,7 @@ async def test_a_consumer_of_cold_data_reads_all_of_it_and_goes_on_at_the_leader
             name = await group.leader()
             leader = group.brokers[name]
             await group.create_topic(leader, "T", queues=1)
+            await until(lambda: server.table.queues("T") is not None)
             bodies = [b"a%d" % n * 100 for n in range(100)]
             async with Producer("pg", namesrv) as producer:
                 for body in bodies:

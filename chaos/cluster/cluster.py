@@ -50,6 +50,7 @@ UP_TIMEOUT_S = 120.0  # two seconds where nothing else runs; who ends by itself 
 DOWN_TIMEOUT_S = 60.0  # for an orderly end, before SIGKILL
 GONE_TIMEOUT_S = 60.0  # for the system to bury a killed process
 FIND_TIMEOUT_S = 30.0  # for somebody to lead: many elections long
+STATUS_TIMEOUT_MS = 2_000.0  # a broker that is busy answers later than one that is watched closely
 POLL_S = 0.02
 TAIL_LINES = 15
 
@@ -87,7 +88,7 @@ class Cluster:
         command_of: CommandOf = launch.command,
     ) -> None:
         self.directory = directory
-        self._probe = probe or RemotingProbe()
+        self._probe = probe or RemotingProbe(STATUS_TIMEOUT_MS)
         self._command_of = command_of
         self.ports = HeldPorts(HOST)
         self._former_network: int | None = None  # where we were before the cluster's own network

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -96,15 +97,21 @@ def test_commands_against_a_cluster_that_runs_already(tmp_path: Path) -> None:
         assert re.search(r"kill -9 of n\d, started again", result.output)
         again = CliRunner().invoke(main, words)
         assert again.exit_code == 2 and "holds a history already" in again.output
-        nodes = orjson.loads(cluster("status", "--json"))["nodes"]
-        assert all(node["alive"] for node in nodes)  # it was not ours to stop
-        assert sorted(node["role"] or "" for node in nodes)[-1] == "leader"
-        commits = {node["commit"] for node in nodes if node["kind"] == "broker"}
-        assert min(commits) > 1
+        deadline = time.monotonic() + 120
+        while True:  # one that is busy, or elects, says nothing for once
+            nodes = orjson.loads(cluster("status", "--json"))["nodes"]
+            assert all(node["alive"] for node in nodes)  # it was not ours to stop
+            brokers = [node for node in nodes if node["kind"] == "broker"]
+            if sorted(node["role"] or "" for node in brokers) == ["follower", "follower", "leader"]:
+                break
+            assert time.monotonic() < deadline, nodes
+        assert min(node["commit"] for node in brokers) > 1
         cluster("kill", "leader")
         cluster("down")
-        up = cluster("up")  # with its data, as many replicas
-        assert "leader (ready)" in up
+        assert "up: group broker-a" in cluster("up")  # with its data, as many replicas
+        deadline = time.monotonic() + 120
+        while "leader (ready)" not in (status := cluster("status")):
+            assert time.monotonic() < deadline, status
     finally:
         CliRunner().invoke(cluster_cli.main, ["down", "--dir", str(home)])
     assert_stopped(home)

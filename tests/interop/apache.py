@@ -24,7 +24,8 @@ JARS_49 = "rocketmq-broker-4.9.7"
 NAMESRV_IVY_FILE = Path(__file__).with_name("ivy-namesrv.xml")
 NAMESRV_JARS = "rocketmq-namesrv-5.3.3"
 VERSIONS = ("4.9", "5.3")
-STOP_S = 60
+STOP_S = 240  # a bound against hanging
+PATIENCE_MS = "120000"  # a bound against hanging
 SETTINGS = {
     "brokerClusterName": "InteropCluster",
     "brokerIP1": "127.0.0.1",
@@ -40,6 +41,15 @@ SETTINGS = {
     "diskMaxUsedSpaceRatio": "95",
     "slaveReadEnable": "true",
     "enableScheduleMessageStats": "false",
+    # What waited for 200 ms in its queue is refused, else; so is all while one append takes 1 s.
+    "waitTimeMillsInSendQueue": PATIENCE_MS,
+    "waitTimeMillsInPullQueue": PATIENCE_MS,
+    "waitTimeMillsInHeartbeatQueue": PATIENCE_MS,
+    "waitTimeMillsInTransactionQueue": PATIENCE_MS,
+    "waitTimeMillsInAdminBrokerQueue": PATIENCE_MS,
+    "osPageCacheBusyTimeOutMills": PATIENCE_MS,
+    "syncFlushTimeout": PATIENCE_MS,
+    "slaveTimeout": PATIENCE_MS,  # a slave that follows is waited for
 }
 
 
@@ -74,8 +84,8 @@ class ApacheBroker:
         """`root`: a store directory that is there already; else one is made."""
         self.directory = directory
         self.store = Path(root) if root else directory / "store"
-        self.port = ports()
-        self.held = HeldPorts("127.0.0.1")  # from start to stop: a JVM takes long to listen
+        self.held = HeldPorts("127.0.0.1")  # until it is stopped: a JVM takes long to listen
+        self.port = self.held.choose(1, random.Random())[0]
         self.address = f"127.0.0.1:{self.port}"
         self.jvm: Jvm | None = None
         self.more_jars: list[str] = []  # on its class path, besides its own

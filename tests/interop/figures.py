@@ -25,9 +25,9 @@ from tests.interop.toolchain import CLIENTS
 
 APACHE = {
     "transactionCheckInterval": "2000",
+    "transactionCheckMax": "10000",  # a client that is busy is asked until it answers
     "transactionTimeOut": "2000",
     "enablePropertyFilter": "true",
-    "waitTimeMillsInSendQueue": "10000",  # not 200: on a busy machine sends wait that long
     "timerWheelEnable": "true",  # its reset of offsets asks for it
 }
 OURS = {
@@ -37,6 +37,7 @@ OURS = {
     "electionTimeoutMaxMs": "5000",
     "enablePropertyFilter": "true",
     "transactionCheckInterval": "2000",
+    "transactionCheckMax": "10000",  # a client that is busy is asked until it answers
     "transactionTimeOut": "2000",
 }
 KINDS = {"5.3": ApacheBroker, "4.9": ApacheBroker49}

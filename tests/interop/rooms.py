@@ -43,7 +43,7 @@ EAST, WEST = "east@broker-a", "west@broker-b"
 REPLICAS = {EAST: 3, WEST: 1}
 ROOM_MARK = "-at-"  # a consumer's name says where it is
 ROOMS = ("east", "west", "west")  # of three consumers
-ANSWER_S = 5.0  # a round of probes, before the next one
+ANSWER_S = 20.0  # a round of probes, before the next one
 
 
 class Rooms:

@@ -33,13 +33,16 @@ from store.messagestore import GetStatus, MessageStore, StoreConfig, StoreMode
 from store.properties import decode_properties, encode_properties
 from store.record import MessageRecord, decode_record, offset_message_id, walk_records
 from tests.interop.apache import SETTINGS, ApacheBroker
-from tests.interop.jvm import Jvm
+from tests.interop.jvm import Jvm, sent
 from tests.store.make import PLAIN
 
-WAIT_S = 60  # a bound against hanging, not an expectation
+WAIT_S = 240  # a bound against hanging, not an expectation
+POLL_S = 0.05
+ASKS_MAX = 64
 TOPICS = {"Orders": 4, "Events": 2, "Large": 1}
 SMALL_QUEUES = {"mappedFileSizeConsumeQueue": "1000", "reviveQueueNum": "1"}  # 50 units a file
 FOREVER_MS = (1 << 63) - 1
+pytestmark = pytest.mark.timeout(900)
 T = TypeVar("T")
 Queues = dict[tuple[str, int], list[bytes]]
 
@@ -66,6 +69,20 @@ class Loop:
     def ask(self, address: str, code: int, ext: dict[str, str]) -> RemotingCommand:
         command = RemotingCommand.request(code, ext)
         return self.run(self.client.invoke(address, command, WAIT_S * 1000))
+
+    def ask_all(self, address: str, code: int, exts: list[dict[str, str]]) -> list[RemotingCommand]:
+        """Several at one time: no more than a broker takes from one connection."""
+        places = asyncio.Semaphore(ASKS_MAX)
+
+        async def asked(ext: dict[str, str]) -> RemotingCommand:
+            async with places:
+                command = RemotingCommand.request(code, ext)
+                return await self.client.invoke(address, command, WAIT_S * 1000)
+
+        async def all_asked() -> list[RemotingCommand]:
+            return await asyncio.gather(*map(asked, exts))
+
+        return self.run(all_asked())
 
     def close(self) -> None:
         self.run(self.client.close())
@@ -167,8 +184,17 @@ def cut(body: bytes) -> list[bytes]:
 # -- Apache's --------------------------------------------------------------------------------------
 
 
-def served_by(loop: Loop, address: str, queues: Queues) -> Queues:
-    """All that a pull gets from these queues."""
+def served_by(loop: Loop, address: str, queues: Queues, count: int) -> Queues:
+    """All that pulls get from these queues, once there are `count` messages in them."""
+    deadline = time.monotonic() + WAIT_S
+    while True:
+        found = pulled(loop, address, queues)
+        if sum(map(len, found.values())) >= count or time.monotonic() > deadline:
+            return found
+        time.sleep(POLL_S)
+
+
+def pulled(loop: Loop, address: str, queues: Queues) -> Queues:
     found: Queues = {}
     for topic, queue_id in queues:
         rows = found[topic, queue_id] = []
@@ -191,25 +217,35 @@ def same_lookups(loop: Loop, address: str, ours: MessageStore | None, all_: Queu
         for data in rows:
             for key in keys_of(decode_properties(decode_record(data).properties)):
                 by_key.setdefault((topic, key), set()).add(data)
-    for (topic, key), wanted in by_key.items():
-        ext = QueryMessageHeader(topic, key, 64, 0, FOREVER_MS).to_ext()
-        response = loop.ask(address, RequestCode.QUERY_MESSAGE, ext)
-        assert response.code == 0, (topic, key, response.remark)
-        newest = sorted(wanted, key=lambda data: decode_record(data).physical_offset)[-64:]
-        assert cut(response.body) == newest, (topic, key)
+    newest = {
+        key: sorted(wanted, key=lambda data: decode_record(data).physical_offset)[-64:]
+        for key, wanted in by_key.items()
+    }
+    exts = [QueryMessageHeader(*key, 64, 0, FOREVER_MS).to_ext() for key in newest]
+    deadline = time.monotonic() + WAIT_S
+    while True:
+        answers = loop.ask_all(address, RequestCode.QUERY_MESSAGE, exts)
+        found = {
+            key: cut(answer.body) if answer.code == 0 else answer.remark
+            for key, answer in zip(newest, answers, strict=True)
+        }
+        if found == newest or time.monotonic() > deadline:  # the index is made behind the log
+            break
+        time.sleep(POLL_S)
+    assert found == newest
+    for (topic, key), wanted in newest.items():
         if ours is not None:
-            assert ours.query(topic, key, 64, 0, FOREVER_MS).records == newest
+            assert ours.query(topic, key, 64, 0, FOREVER_MS).records == wanted
     for (topic, queue_id), rows in all_.items():
         for at, data in list(enumerate(rows))[:: max(1, len(rows) // 5)]:
             record = decode_record(data)
             ext = {"offset": str(record.physical_offset)}
             assert loop.ask(address, RequestCode.VIEW_MESSAGE_BY_ID, ext).body == data
             stamps = [decode_record(row).store_timestamp_ms for row in rows]
-            for stamp in (record.store_timestamp_ms, record.store_timestamp_ms + 1):
-                header = QueueOffsetHeader(topic, queue_id, stamp)
-                response = loop.ask(
-                    address, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header.to_ext()
-                )
+            asked = (record.store_timestamp_ms, record.store_timestamp_ms + 1)
+            exts = [QueueOffsetHeader(topic, queue_id, stamp).to_ext() for stamp in asked]
+            by_time = loop.ask_all(address, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, exts)
+            for stamp, response in zip(asked, by_time, strict=True):
                 assert response.ext is not None
                 first = sum(s < stamp for s in stamps)
                 assert int(response.ext["offset"]) == first, (topic, queue_id, at, stamp)
@@ -222,7 +258,7 @@ def java_sends(jvm: Jvm, loop: Loop, topic: str, count: int) -> list[bytes]:
     try:
         bodies = [b"java-%d-" % n + b"j" * (9 * n) for n in range(count)]
         for n, body in enumerate(bodies):
-            result = producer.send(jvm.message(topic, "TagJ", f"java-{n} java", body))
+            result = sent(producer, jvm.message(topic, "TagJ", f"java-{n} java", body))
             assert result.getSendStatus().toString() == "SEND_OK"
         return bodies
     finally:
@@ -260,7 +296,7 @@ def until_routed(loop: Loop, topic: str, address: str) -> None:
         if response.code == 0 and address.encode() in response.body:
             return
         assert time.monotonic() < deadline, response
-        time.sleep(0.05)
+        time.sleep(POLL_S)
 
 
 def apache_broker(root: Path, loop: Loop) -> ApacheBroker:
@@ -276,7 +312,7 @@ def close_store(apache: ApacheBroker) -> None:
     deadline = time.monotonic() + WAIT_S
     while (apache.store / "abort").exists() and apache.jvm.process.poll() is None:
         assert time.monotonic() < deadline, apache.log_text()
-        time.sleep(0.05)
+        time.sleep(POLL_S)
     apache.stop(signal.SIGKILL)
 
 
@@ -304,14 +340,15 @@ def test_ours_then_apaches_then_ours(tmp_path: Path, jvm: Jvm, loop: Loop, clean
 
     apache.start()
     try:
-        assert served_by(loop, apache.address, written) == written
+        count = sum(map(len, written.values()))
+        assert served_by(loop, apache.address, written, count) == written
         if clean:  # after an unclean stop it drops index files, and makes again what it rereads
             same_lookups(loop, apache.address, None, written)
         until_routed(loop, "Orders", apache.address)
         known = next(d for d in reversed(written["Orders", 0]) if b"KEYS" in d)
         java_finds(jvm, loop, known, apache.port, clean)
         bodies = java_sends(jvm, loop, "Events", 30)
-        served = served_by(loop, apache.address, written)
+        served = served_by(loop, apache.address, written, count + len(bodies))
     finally:
         if clean:
             close_store(apache)
@@ -338,7 +375,8 @@ def test_ours_then_apaches_then_ours(tmp_path: Path, jvm: Jvm, loop: Loop, clean
 
     apache.start()
     try:
-        assert served_by(loop, apache.address, everything) == everything
+        count = sum(map(len, everything.values()))
+        assert served_by(loop, apache.address, everything, count) == everything
         store = open_copy(root / "store", tmp_path / "copy")
         same_lookups(loop, apache.address, store, everything)
         store.close()
@@ -368,7 +406,7 @@ def test_apaches_then_ours(tmp_path: Path, jvm: Jvm, loop: Loop) -> None:
         for topic in ("Made", "Made2"):
             bodies = java_sends(jvm, loop, topic, 60)
         queues: Queues = {(topic, q): [] for topic in ("Made", "Made2") for q in range(4)}
-        served = served_by(loop, apache.address, queues)
+        served = served_by(loop, apache.address, queues, 120)
         assert sum(map(len, served.values())) == 120
         same_lookups(loop, apache.address, None, served)
     finally:
@@ -388,11 +426,11 @@ def test_apaches_then_ours(tmp_path: Path, jvm: Jvm, loop: Loop) -> None:
 
     broker = loop.run(started(root / "store", loop, apache.settings))
     try:
-        assert served_by(loop, broker.address, served) == served
+        assert served_by(loop, broker.address, served, 120) == served
         same_lookups(loop, broker.address, None, served)
         until_routed(loop, "Made", broker.address)
         more = java_sends(jvm, loop, "Made", 30)
-        now = served_by(loop, broker.address, served)
+        now = served_by(loop, broker.address, served, 120 + len(more))
         for key, rows in served.items():
             assert now[key][: len(rows)] == rows
         bodies_now = {decode_record(data).body for rows in now.values() for data in rows}
@@ -406,6 +444,7 @@ async def started(root: Path, loop: Loop, settings: dict[str, str]) -> Broker:
     """Our classic master over an Apache broker's store, with its settings."""
     known = {key: value for key, value in settings.items() if key in OPTIONS}
     ours = {**known, "brokerRole": "ASYNC_MASTER", "listenPort": "0", "haListenPort": "0"}
+    ours["diskSpaceWarningLevelRatio"] = "100"  # however full the machine's disk is
     config = build_config(Setting(key, value, "test") for key, value in ours.items())
     broker = Broker(config, OsDisk(str(root)))
     await broker.start()

@@ -24,7 +24,7 @@ from tests.interop.codes import (
 
 OURS = re.compile(r"\| (3\d{4}) (\w+) \| a (broker|client)")
 TO_CLIENTS = {39, 40, 220, 221, 307, 309, 326}
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1200)
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,9 @@ from store.record import decode_record, walk_records
 from tests.broker.ha.pair import log_bytes
 from tests.interop.apache import SETTINGS, ApacheBroker, ports
 
-PATIENCE_S = 60.0
+PATIENCE_S = 240.0  # a bound against hanging
+ANSWER_MS = 120_000
+pytestmark = pytest.mark.timeout(900)
 NAME = "broker-mixed"
 
 
@@ -82,7 +84,7 @@ class Mixed:
 
     async def ask(self, address, code, ext=None, body=b""):
         command = RemotingCommand.request(code, ext, body)
-        return await self.client.invoke(address, command, 10_000)
+        return await self.client.invoke(address, command, ANSWER_MS)
 
     async def send(self, address, topic, body, queue=0, properties=""):
         header = SendHeader("pg", topic, "TBW102", 4, queue, 0, 1_700_000_000_000, 0, properties)
@@ -228,7 +230,7 @@ async def commit_of(mixed, address, queue):
 
 
 async def test_apaches_slave_of_our_master(mixed):
-    await mixed.start_ours(brokerRole="SYNC_MASTER", brokerId="0", slaveTimeout="20000")
+    await mixed.start_ours(brokerRole="SYNC_MASTER", brokerId="0", slaveTimeout=str(ANSWER_MS))
     master = mixed.ours.address
     # It comes late and still gets everything: our master begins where its log does.
     assert await mixed.filled(master) == [ResponseCode.SLAVE_NOT_AVAILABLE] * 30
@@ -248,10 +250,13 @@ async def test_apaches_slave_of_our_master(mixed):
     assert (link["diff"], link["inSync"]) == (0, True)
     assert (await mixed.pull(master, "T", 0, 1)).code == ResponseCode.SUCCESS  # makes the group
     assert await commit(mixed, master, 1, 5) == ResponseCode.SUCCESS
-    await asyncio.to_thread(mixed.apache.sync_metadata)
-    topics, offsets = await tables(mixed, slave)
-    assert "T" in topics
-    assert offsets == {1: 5}
+
+    async def synced():
+        await asyncio.to_thread(mixed.apache.sync_metadata)  # gives its master 3 s, or goes without
+        topics, offsets = await tables(mixed, slave)
+        return "T" in topics and offsets == {1: 5}
+
+    await mixed.eventually(synced)
 
     async def same_at_slave():
         theirs = await mixed.pull(slave, "T", 0, 2)

@@ -76,6 +76,7 @@ class RaftCluster:
             enablePropertyFilter="true",
             transactionTimeOut="500",
             transactionCheckInterval="500",
+            transactionCheckMax="10000",  # who is busy is asked until it answers
         )
         await self._group.__aenter__()
         await self._group.leader()
@@ -124,6 +125,7 @@ class ApacheCluster:
             enablePropertyFilter="true",
             transactionTimeOut="500",
             transactionCheckInterval="500",
+            transactionCheckMax="10000",  # who is busy is asked until it answers
             timerWheelEnable="true",
             recallMessageEnable="true",
         )

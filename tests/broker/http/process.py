@@ -12,7 +12,7 @@ import orjson
 from chaos.cluster.ports import choose_ports
 
 TOKENS = {role: f"{role}-token-{'0' * 16}" for role in ("viewer", "operator", "admin")}
-PATIENCE_S = 60.0
+PATIENCE_S = 240.0
 
 
 def tokens_file(path, mode=0o600):

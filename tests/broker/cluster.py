@@ -40,7 +40,7 @@ class Group:
 
     def asking(self):
         """What the test asks with."""
-        return RemotingClient()
+        return RemotingClient(connect_timeout_ms=60_000)
 
     async def __aenter__(self):
         self.client = self.asking()
@@ -55,7 +55,8 @@ class Group:
         return self
 
     async def __aexit__(self, *_):
-        for name in list(self.brokers):
+        # Who leads goes last: nobody is left to be handed anything, and to be waited for.
+        for name in sorted(self.brokers, key=lambda name: self.brokers[name].roles.leading):
             await self.stop(name)
         self.let_go()
         await self.client.close()

@@ -47,7 +47,7 @@ class Victim:
     address = ""
 
     def __init__(self) -> None:
-        self.client = RemotingClient()
+        self.client = RemotingClient(connect_timeout_ms=60_000)
         self._writer: asyncio.StreamWriter | None = None
         self.fed = 0
         self.connections = 0

@@ -37,7 +37,7 @@ class Caller:
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self.remoting = RemotingClient()
+        self.remoting = RemotingClient(connect_timeout_ms=60_000)
 
     async def ask(
         self, code: int, ext: dict[str, str] | None = None, body: bytes = b""

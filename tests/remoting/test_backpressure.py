@@ -51,7 +51,7 @@ async def test_a_server_stops_reading_whom_its_answers_pile_up_for_and_goes_on_l
         assert connection.unsent_bytes <= 256 * KIB + 2 * (ANSWER_BYTES + KIB)
 
         client = RemotingClient()  # somebody else does not notice
-        assert (await client.invoke(address, RemotingCommand.request(2), 9_000)).code == 0
+        assert (await client.invoke(address, RemotingCommand.request(2), 60_000)).code == 0
         assert len(served) == stuck_at
 
         for expected in range(total):  # now it reads, and gets everything, in order
@@ -71,7 +71,7 @@ async def test_past_the_bound_the_slow_connection_is_closed_and_no_other() -> No
     async with serving({1: echo}, limits=limits) as (server, address):
         peer = await connect_small(address)
         client = RemotingClient()
-        await client.invoke(address, RemotingCommand.request(1), 9_000)
+        await client.invoke(address, RemotingCommand.request(1), 60_000)
         await eventually(lambda: len(server.connections) == 2)
         healthy = client.connection(address)
         assert healthy is not None
@@ -84,7 +84,7 @@ async def test_past_the_bound_the_slow_connection_is_closed_and_no_other() -> No
         assert largest <= 1024 * KIB
         await eventually(lambda: len(server.connections) == 1)
         assert "does not read" in slow.close_reason
-        assert (await client.invoke(address, RemotingCommand.request(1), 9_000)).code == 0
+        assert (await client.invoke(address, RemotingCommand.request(1), 60_000)).code == 0
         assert client.connection(address) is healthy
         await client.close()
         await peer.close()
@@ -111,7 +111,7 @@ async def test_a_client_refuses_requests_that_its_peer_does_not_take() -> None:
     async with serving({1: hold, 2: stop_reading}) as (_, address):
         client = RemotingClient(limits=limits)
         connection = await client.connect(address)
-        await connection.invoke(RemotingCommand.request(2), 9_000)
+        await connection.invoke(RemotingCommand.request(2), 60_000)
         transport = accepted[0]._transport
         assert transport is not None
         transport.pause_reading()

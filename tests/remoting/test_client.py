@@ -45,7 +45,7 @@ async def test_callers_share_one_connection_and_one_attempt() -> None:
     async with serving({1: echo}) as (server, address):
         client = RemotingClient()
         answers = await asyncio.gather(
-            *(client.invoke(address, REQUEST(1, body=b"%d" % i), 9_000) for i in range(50))
+            *(client.invoke(address, REQUEST(1, body=b"%d" % i), 60_000) for i in range(50))
         )
         assert [a.body for a in answers] == [b"%d" % i for i in range(50)]
         assert len(server.connections) == 1
@@ -84,7 +84,7 @@ async def test_a_name_is_resolved_at_every_connect() -> None:
             pass  # uvloop's methods cannot be replaced; the connects below still count
         address = f"localhost:{server.port}"
         for _ in range(2):
-            assert (await client.invoke(address, REQUEST(1), 9_000)).code == 0
+            assert (await client.invoke(address, REQUEST(1), 60_000)).code == 0
             client.disconnect(address)
             await eventually(lambda: client.connection(address) is None)
         assert asked in ([], ["localhost", "localhost"])
@@ -99,7 +99,7 @@ async def test_ipv6() -> None:
     except OSError:
         pytest.skip("no IPv6 here")
     client = RemotingClient()
-    answer = await client.invoke(f"[::1]:{server.port}", REQUEST(1), 9_000)
+    answer = await client.invoke(f"[::1]:{server.port}", REQUEST(1), 60_000)
     assert answer.code == 0
     connection = client.connection(f"[::1]:{server.port}")
     assert connection is not None
@@ -115,7 +115,7 @@ async def test_nobody_listens() -> None:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         client = RemotingClient()
         with pytest.raises(ConnectError) as caught:
-            await client.invoke(address, REQUEST(1), 9_000)
+            await client.invoke(address, REQUEST(1), 60_000)
         assert str(caught.value) == f"connecting to {address}: Connection refused"
         assert caught.value.retriable
         assert not caught.value.outcome_unknown

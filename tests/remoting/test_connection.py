@@ -48,7 +48,7 @@ async def test_requests_answers_and_what_handlers_may_do() -> None:
     handlers = {1: echo, 2: slow, 3: later, 4: refuses, 5: fails, 6: fails_later}
     async with serving(handlers) as (_, address):
         client = RemotingClient()
-        answers = [await client.invoke(address, REQUEST(code, {"a": "b"}, b"x"), 9_000)
+        answers = [await client.invoke(address, REQUEST(code, {"a": "b"}, b"x"), 60_000)
                    for code in range(1, 8)]  # fmt: skip
         assert answers[0].ext == {"a": "b"}
         assert answers[0].body == b"x"
@@ -118,7 +118,7 @@ def test_damage_costs_its_own_connection_and_nobody_elses(damage: bytes) -> None
             assert answer.opaque == 5
             assert await peer.command() is None  # and then the connection ends
             await peer.close()
-            assert (await client.invoke(address, REQUEST(1), 9_000)).code == 0
+            assert (await client.invoke(address, REQUEST(1), 60_000)).code == 0
             assert client.connection(address) is healthy
             assert len(server.connections) == 1
             await client.close()
@@ -133,9 +133,9 @@ async def test_a_frame_over_the_limit_closes_the_connection() -> None:
     async with serving({1: echo}, limits=limits) as (_, address):
         client = RemotingClient()
         room = 1000 - len(encode_command(REQUEST(1)))
-        assert (await client.invoke(address, REQUEST(1, body=b"b" * room), 9_000)).code == 0
+        assert (await client.invoke(address, REQUEST(1, body=b"b" * room), 60_000)).code == 0
         with pytest.raises(ConnectionLost) as caught:
-            await client.invoke(address, REQUEST(1, body=b"b" * (room + 1)), 9_000)
+            await client.invoke(address, REQUEST(1, body=b"b" * (room + 1)), 60_000)
         assert caught.value.outcome_unknown
         await client.close()
 
@@ -240,7 +240,7 @@ async def test_a_request_that_never_left_is_known_not_to_be_carried_out() -> Non
 @on_both_loops
 async def test_the_server_asks_its_client_on_the_same_connection() -> None:
     async def ask_back(connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        answer = await connection.invoke(REQUEST(307, {"clientId": "c"}), 9_000)
+        answer = await connection.invoke(REQUEST(307, {"clientId": "c"}), 60_000)
         connection.invoke_oneway(REQUEST(40, {"consumerGroup": "g"}))
         return RemotingCommand.response_to(request, 0, body=answer.body)
 
@@ -256,7 +256,7 @@ async def test_the_server_asks_its_client_on_the_same_connection() -> None:
         client = RemotingClient({307: info})
         client.register(40, notify)
         # Both sides count their opaques from 0: neither may take the other's for its own.
-        assert (await client.invoke(address, REQUEST(1), 9_000)).body == b"running"
+        assert (await client.invoke(address, REQUEST(1), 60_000)).body == b"running"
         await eventually(lambda: notified == [{"consumerGroup": "g"}])
         (accepted,) = server.connections
         connection = client.connection(address)
@@ -360,7 +360,7 @@ async def test_writes_of_one_iteration_leave_in_one_transport_write() -> None:
 
         counting = Counting()
         connection._transport = counting  # type: ignore[assignment]
-        waits = [connection.invoke(REQUEST(1, body=b"x" * i), 9_000) for i in range(20)]
+        waits = [connection.invoke(REQUEST(1, body=b"x" * i), 60_000) for i in range(20)]
         answers = await asyncio.gather(*waits)
         assert [len(a.body) for a in answers] == list(range(20))
         assert len(counting.sizes) == 1
@@ -398,7 +398,7 @@ async def test_idle_connections_are_closed_and_busy_ones_are_not() -> None:
         connection = await client.connect(address)
         await eventually(lambda: len(server.connections) == 2)
         while len(server.connections) == 2:
-            assert (await client.invoke(address, REQUEST(1), 9_000)).code == 0
+            assert (await client.invoke(address, REQUEST(1), 60_000)).code == 0
             await asyncio.sleep(0.005)
         assert connection.is_open
         with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
@@ -430,11 +430,11 @@ async def test_close_callbacks_run_once_with_the_reason() -> None:
 async def test_a_server_stops_in_order() -> None:
     async with serving({1: echo}) as (server, address):
         client = RemotingClient()
-        await client.invoke(address, REQUEST(1), 9_000)
+        await client.invoke(address, REQUEST(1), 60_000)
         await server.stop()
         await eventually(lambda: client.connection(address) is None)
         with pytest.raises(ConnectError) as caught:
-            await client.invoke(address, REQUEST(1), 9_000)
+            await client.invoke(address, REQUEST(1), 60_000)
         assert caught.value.retriable
         await client.close()
 

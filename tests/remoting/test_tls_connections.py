@@ -63,7 +63,7 @@ def world() -> World:
 
 async def refused(client: RemotingClient, address: str) -> str:
     with pytest.raises(ConnectError) as caught:
-        await client.invoke(address, REQUEST(1), 20_000)
+        await client.invoke(address, REQUEST(1), 60_000)
     await client.close()
     return str(caught.value)
 
@@ -84,7 +84,7 @@ async def test_requests_both_ways_large_ones_too() -> None:
         assert [len(one.body) for one in answers] == [len(body)] * 4 + [0]
         assert all(one.body == body for one in answers[:4])
         (connection,) = server.connections
-        asked = await connection.invoke(REQUEST(7, {"c": "d"}), 9_000)
+        asked = await connection.invoke(REQUEST(7, {"c": "d"}), 60_000)
         assert asked.ext == {"c": "d"}
         assert counts(server).tls == 1
         await client.close()
@@ -96,13 +96,13 @@ async def test_permissive_takes_both_and_enforcing_one() -> None:
     async with serving({1: echo}, tls=world().policy("permissive")) as (server, address):
         plain, secure = RemotingClient(), world().client()
         for client in (plain, secure):
-            assert (await client.invoke(address, REQUEST(1, body=b"x"), 20_000)).body == b"x"
+            assert (await client.invoke(address, REQUEST(1, body=b"x"), 60_000)).body == b"x"
             await client.close()
         assert (counts(server).tls, counts(server).plain, counts(server).plain_refused) == (1, 1, 0)
     async with serving({1: echo}, tls=world().policy("disabled")) as (server, address):
         assert server.arrivals is None
         plain = RemotingClient()
-        assert (await plain.invoke(address, REQUEST(1), 20_000)).code == 0
+        assert (await plain.invoke(address, REQUEST(1), 60_000)).code == 0
         await plain.close()
         words = await refused(world().client(), address)
         assert "closed" in words or "reset" in words
@@ -122,7 +122,7 @@ def test_plain_clients_are_closed_counted_and_logged_once(
             for _ in range(3):
                 client = RemotingClient()
                 with pytest.raises(RemotingError):
-                    await client.invoke(address, REQUEST(1), 20_000)
+                    await client.invoke(address, REQUEST(1), 60_000)
                 await client.close()
             assert counts(server).plain_refused == 3
             assert not server.connections
@@ -143,7 +143,7 @@ async def test_whom_a_client_believes() -> None:
             assert "the certificate is refused" in words
             await eventually(lambda: counts(server).failed == 1)
             blind = world().client(ClientTls(stranger.path, auth_server=False))
-            assert (await blind.invoke(address, REQUEST(1), 20_000)).code == 0
+            assert (await blind.invoke(address, REQUEST(1), 60_000)).code == 0
             await blind.close()
         elsewhere = world().ca.issue("elsewhere", "broker.example")
         policy = TlsPolicy(TlsMode.ENFORCING, Renewed(ServerTls(*elsewhere), "s"))
@@ -151,7 +151,7 @@ async def test_whom_a_client_believes() -> None:
             assert "IP address mismatch" in await refused(world().client(), address)
             nameless = ClientTls(world().ca.path, check_host_name=False)
             client = world().client(nameless)
-            assert (await client.invoke(address, REQUEST(1), 20_000)).code == 0
+            assert (await client.invoke(address, REQUEST(1), 60_000)).code == 0
             await client.close()
         expired = world().ca.issue("expired", expired=True)
         policy = TlsPolicy(TlsMode.ENFORCING, Renewed(ServerTls(*expired), "s"))
@@ -172,17 +172,17 @@ async def test_whom_a_server_believes() -> None:
             for number, identity in enumerate((("", ""), of_stranger, expired), start=1):
                 client = world().client(ClientTls(world().ca.path, *identity))
                 with pytest.raises(RemotingError):
-                    await client.invoke(address, REQUEST(1), 20_000)
+                    await client.invoke(address, REQUEST(1), 60_000)
                 await client.close()
                 await eventually(lambda want=number: counts(server).failed == want)
             client = world().client(ClientTls(world().ca.path, *own))
-            assert (await client.invoke(address, REQUEST(1), 20_000)).code == 0
+            assert (await client.invoke(address, REQUEST(1), 60_000)).code == 0
             await client.close()
         optional = ServerTls(world().cert, world().key, "", world().ca.path, ClientAuth.OPTIONAL)
         policy = TlsPolicy(TlsMode.ENFORCING, Renewed(optional, "s"))
         async with serving({1: echo}, tls=policy) as (_, address):
             client = world().client()
-            assert (await client.invoke(address, REQUEST(1), 20_000)).code == 0
+            assert (await client.invoke(address, REQUEST(1), 60_000)).code == 0
             await client.close()
 
 
@@ -193,20 +193,20 @@ async def test_a_renewed_certificate_is_for_new_connections() -> None:
         old_ca = here.ca.path
         async with serving({1: echo}, tls=here.policy()) as (server, address):
             before = here.client()
-            assert (await before.invoke(address, REQUEST(1), 20_000)).code == 0
+            assert (await before.invoke(address, REQUEST(1), 60_000)).code == 0
             spoil(here.cert)
             here.source.look()
             assert here.source.error
             still = here.client()
-            assert (await still.invoke(address, REQUEST(1), 20_000)).code == 0
+            assert (await still.invoke(address, REQUEST(1), 60_000)).code == 0
             new_ca = Authority(Path(name), "second")
             new_ca.issue("server")
             here.source.look()
             assert not here.source.error
             assert "refused" in await refused(here.client(ClientTls(old_ca)), address)
             after = here.client(ClientTls(new_ca.path))
-            assert (await after.invoke(address, REQUEST(1), 20_000)).code == 0
-            assert (await before.invoke(address, REQUEST(1), 20_000)).code == 0  # as it was
+            assert (await after.invoke(address, REQUEST(1), 60_000)).code == 0
+            assert (await before.invoke(address, REQUEST(1), 60_000)).code == 0  # as it was
             assert len(server.connections) == 3
             for client in (before, still, after):
                 await client.close()
@@ -236,7 +236,7 @@ async def test_at_the_limit_the_longest_silent_makes_room() -> None:
         for gone in silent[:2]:
             assert await gone.command() is None
         client = world().client()  # in spite of them
-        assert (await client.invoke(address, REQUEST(1), 20_000)).code == 0
+        assert (await client.invoke(address, REQUEST(1), 60_000)).code == 0
         assert counts(server).silent == 3
         for peer in silent:
             await peer.close()
@@ -280,9 +280,9 @@ async def test_more_connections_than_there_may_be() -> None:
     options = {"tls": world().policy(), "server_limits": limits}
     async with serving({1: echo}, **options) as (server, address):
         first, second = world().client(), world().client()
-        assert (await first.invoke(address, REQUEST(1), 20_000)).code == 0
+        assert (await first.invoke(address, REQUEST(1), 60_000)).code == 0
         with pytest.raises(RemotingError):
-            await second.invoke(address, REQUEST(1), 20_000)
+            await second.invoke(address, REQUEST(1), 60_000)
         assert server.refused_count == 1
         await first.close()
         await second.close()
@@ -318,7 +318,7 @@ async def test_a_stop_ends_whoever_is_arriving() -> None:
         for peer in half:
             peer.writer.write(HELLO)
         client = world().client()
-        asking = asyncio.ensure_future(client.invoke(address, REQUEST(1), 20_000))
+        asking = asyncio.ensure_future(client.invoke(address, REQUEST(1), 60_000))
         for _ in range(turns * turns):
             await asyncio.sleep(0)
         await server.stop()

@@ -361,7 +361,7 @@ async def test_name_servers_bring_slaves_and_masters_together(tmp_path):
         try:
             for pair in pairs:
                 await pair.followed()
-                pair.client = RemotingClient()
+                pair.client = RemotingClient(connect_timeout_ms=60_000)
                 assert await filled(pair, 1) == [OK]
                 assert pair.slave.roles.leader_address == pair.master.address
             addresses = {

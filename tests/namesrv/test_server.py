@@ -43,7 +43,7 @@ class Caller:
         self, code: int, ext: dict[str, str] | None = None, body: bytes = b""
     ) -> RemotingCommand:
         request = RemotingCommand.request(code, ext, body)
-        return await self.remoting.invoke(self.address, request, 30_000)
+        return await self.remoting.invoke(self.address, request, 120_000)
 
     async def register(
         self,

@@ -31,7 +31,7 @@ class GateFile:
         self.running += 1
         assert self.running == 1, "two fdatasyncs at once"
         self.begun.release()
-        assert self.permits.acquire(timeout=10)
+        assert self.permits.acquire(timeout=120)
         self.running -= 1
         if self.error is not None:
             raise self.error
@@ -70,7 +70,7 @@ class Rig:
     async def begun(self) -> None:
         """Until the pool is inside an fdatasync."""
         loop = asyncio.get_running_loop()
-        assert await loop.run_in_executor(None, lambda: self.file.begun.acquire(timeout=10))
+        assert await loop.run_in_executor(None, lambda: self.file.begun.acquire(timeout=120))
 
 
 @pytest.fixture

@@ -13,13 +13,13 @@ from dledger.slots import (
     SlotFile,
     SlotsDamaged,
 )
-from store.disk import OsDisk
+from tests.steadydisk import SteadyDisk
 
 PATH = "raft/hardstate"
 
 
 def opened(root: Path) -> HardStateFile:
-    return HardStateFile(OsDisk(str(root)), PATH)
+    return HardStateFile(SteadyDisk(str(root)), PATH)
 
 
 def load(root: Path) -> HardState:
@@ -121,7 +121,7 @@ def test_a_record_of_version_1_is_read_as_whole(tmp_path: Path, vote: str | None
     """As programs before this one wrote it: term, length, vote."""
     name = (vote or "").encode()
     content = (77).to_bytes(8, "big") + (len(name) if vote else 0xFFFF).to_bytes(2, "big") + name
-    slots = SlotFile(OsDisk(str(tmp_path)), PATH)
+    slots = SlotFile(SteadyDisk(str(tmp_path)), PATH)
     slots.save(content)
     slots.close()
     assert load(tmp_path) == HardState(77, vote)
@@ -131,7 +131,7 @@ def test_a_record_of_version_1_is_read_as_whole(tmp_path: Path, vote: str | None
     "content", [b"", b"\x02\x00", b"\x03" + bytes(11), b"\x02\x04" + bytes(10)]
 )
 def test_a_record_of_another_kind_is_damage(tmp_path: Path, content: bytes) -> None:
-    slots = SlotFile(OsDisk(str(tmp_path)), PATH)
+    slots = SlotFile(SteadyDisk(str(tmp_path)), PATH)
     slots.save(content)
     slots.close()
     with pytest.raises(HardStateDamaged):
@@ -158,7 +158,7 @@ def test_a_crashed_creation_leaves_a_new_replica(tmp_path: Path) -> None:
 
 
 def test_slots_take_content_up_to_their_limit(tmp_path: Path) -> None:
-    disk = OsDisk(str(tmp_path))
+    disk = SteadyDisk(str(tmp_path))
     slots = SlotFile(disk, "raft/x")
     slots.save(b"a" * CONTENT_SIZE_BYTES_MAX)
     slots.save(b"b" * CONTENT_SIZE_BYTES_MAX)
@@ -173,7 +173,7 @@ def test_slots_take_content_up_to_their_limit(tmp_path: Path) -> None:
 
 
 def test_a_slot_of_another_version_is_named(tmp_path: Path) -> None:
-    slots = SlotFile(OsDisk(str(tmp_path)), "raft/x")
+    slots = SlotFile(SteadyDisk(str(tmp_path)), "raft/x")
     slots.save(b"one")
     slots.close()
     data = bytearray((tmp_path / "raft/x").read_bytes())
@@ -184,4 +184,4 @@ def test_a_slot_of_another_version_is_named(tmp_path: Path) -> None:
         data[at + 19 : at + 23] = value(bytes(data[at : at + 19])).to_bytes(4, "big")
     (tmp_path / "raft/x").write_bytes(data)
     with pytest.raises(SlotsDamaged, match="version 9"):
-        SlotFile(OsDisk(str(tmp_path)), "raft/x").load()
+        SlotFile(SteadyDisk(str(tmp_path)), "raft/x").load()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -367,6 +368,7 @@ BODY_BYTES = 1_000
 SLOW_BYTES_A_SECOND = 500_000  # a resend of all in flight takes half a second
 DELAY_S = 0.1
 FLAPS_MAX = 12
+ATTEMPTS_MAX = 6
 FLAP_S = 2.5  # a resend, its acknowledgement, and what comes behind
 
 
@@ -403,16 +405,30 @@ class Load:
 async def test_slow_flapping_link_and_the_leader_killed(tmp_path, engine):
     """Only what TCP may do and a kill: one follower is cut off, the link to the other is slow and
     breaks now and then, and the leader is killed when that follower has less than what was
-    acknowledged, if that ever happens. The three then go on without faults."""
+    acknowledged, if that ever happens. The three then go on without faults.
+
+    It happens to SyncObj while it sends much again; where the machine does not let it, because it
+    stands still and another one is elected, all begins anew."""
+    for attempt in range(ATTEMPTS_MAX if engine == "pysyncobj" else 1):
+        behind, lost = await flapping(tmp_path / str(attempt), engine)
+        if lost:
+            break
+    assert behind is (engine == "pysyncobj")
+    assert bool(lost) is (engine == "pysyncobj")
+
+
+async def flapping(root: Path, engine: str) -> tuple[bool, set[bytes]]:
+    """Whether that follower had less, and what of the acknowledged messages is lost then."""
     settings = SETTINGS | {"engine": engine, "heartbeatIntervalMs": 20, "frameSizeMax": 32 << 10}
     settings |= {"electionTimeoutMinMs": 1_000, "electionTimeoutMaxMs": 2_000}
-    async with SlowGroup(tmp_path, 3, **settings) as group:
+    async with SlowGroup(root, 3, **settings) as group:
         name, broker = await leader_with_topic(group)
         lagging, away = [n for n in group.names if n != name]
         await all_applied(group)
         follower = group.brokers[lagging]
         load = Load(group, broker)
-        await until(lambda: len(load.acked) > SENDERS)
+        await until(lambda: len(load.acked) > SENDERS or not broker.roles.leading)
+        assert engine == "pysyncobj" or len(load.acked) > SENDERS
         group.cut(name, away)
         group.cut(lagging, away)
         for link in group.between(name, lagging):
@@ -423,14 +439,15 @@ async def test_slow_flapping_link_and_the_leader_killed(tmp_path, engine):
             link.reset()  # what is on its way dies with the leader
         await group.kill(name)
         await load.end()
-        assert behind is (engine == "pysyncobj")
+        if engine == "pysyncobj" and not behind:
+            return False, set()
         group.heal()
         survivor = group.brokers[await agreed_leader(group)]
         lost = load.acked - await bodies(group, survivor)
         await group.start(name)
         await all_applied(group)
         assert load.acked - await bodies(group, group.brokers[name]) == lost
-        assert bool(lost) is (engine == "pysyncobj")
+        return behind, lost
 
 
 async def has_less_than_was_acknowledged(
@@ -442,6 +459,8 @@ async def has_less_than_was_acknowledged(
     loop = asyncio.get_running_loop()
     flaps = FLAPS_MAX if broker.config.engine == "pysyncobj" else 1
     for _ in range(flaps):
+        if not broker.roles.leading:
+            return False
         for link in group.between(name, lagging):
             link.reset()
         end_s = loop.time() + FLAP_S

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from functools import partial
 
 import pytest
 
@@ -32,8 +33,15 @@ from client import (
 from remoting.codes import RequestCode
 from tests.client.fakes import FakeCluster, queue, until
 from tests.client.test_transaction import check_back
+from tests.steadyloop import SteadyLoop
 
 PATIENCE_MS = 120_000  # a bound against hanging: the clients' loops are not the servers'
+
+
+@pytest.fixture(autouse=True)
+def steady(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loops in threads, too, take no time for standing still with all of the process."""
+    monkeypatch.setattr(asyncio, "Runner", partial(asyncio.Runner, loop_factory=SteadyLoop))
 
 
 async def test_cluster_topics_and_route() -> None:

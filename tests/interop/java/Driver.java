@@ -9,7 +9,6 @@ import java.io.PrintStream;
 import java.lang.reflect.Method;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
-import java.util.Arrays;
 import java.util.Collections;
 import java.util.HashSet;
 import java.util.List;
@@ -231,30 +230,39 @@ public final class Driver {
     }
 
     private static Object sendAsync(DefaultMQProducer producer, List<Message> messages) throws Exception {
-        JSONObject[] results = new JSONObject[messages.size()];
+        // The client may call back twice for one message; what it says first is its outcome.
+        Map<Integer, JSONObject> results = new ConcurrentHashMap<>();
         CountDownLatch left = new CountDownLatch(messages.size());
-        for (int n = 0; n < results.length; n++) {
+        for (int n = 0; n < messages.size(); n++) {
             int index = n;
             producer.send(
                     messages.get(n),
                     new SendCallback() {
                         @Override
                         public void onSuccess(SendResult sent) {
-                            results[index] = result(() -> sent);
-                            left.countDown();
+                            told(result(() -> sent));
                         }
 
                         @Override
                         public void onException(Throwable error) {
-                            results[index] = failure(error);
-                            left.countDown();
+                            told(failure(error));
+                        }
+
+                        private void told(JSONObject outcome) {
+                            if (results.putIfAbsent(index, outcome) == null) {
+                                left.countDown();
+                            }
                         }
                     });
         }
         if (!left.await(CALLBACK_S, TimeUnit.SECONDS)) {
             throw new IllegalStateException("callbacks outstanding: " + left.getCount());
         }
-        return Arrays.asList(results);
+        List<JSONObject> inOrder = new ArrayList<>();
+        for (int n = 0; n < messages.size(); n++) {
+            inOrder.add(results.get(n));
+        }
+        return inOrder;
     }
 
     private interface Sending {

@@ -143,8 +143,9 @@ class RaftGroup:
                 return False
             async with Admin(self.namesrv) as admin:
                 brokers = (await admin.cluster_info()).brokers
-            return brokers[self.broker].leader == leader.address
-        except ClusterError:
+            found = brokers.get(self.broker)
+            return found is not None and found.leader == leader.address
+        except (ClusterError, ClientError):  # whoever was too busy is asked again
             return False
 
     def heal(self) -> None:

@@ -53,9 +53,7 @@ class Nemesis:
             await self._sleep_until(self._at(together[0].at_s), check_load)
             words = " + ".join(f"{planned.kind}:{planned.whom}" for planned in together)
             self._context.say(f"fault {number}: {words}")
-            async with asyncio.TaskGroup() as group:
-                for planned in together:
-                    group.create_task(self._one(planned, late_s, check_load))
+            await self._together(together, late_s, check_load)
             await self._make_whole(words)
         return self.result
 
@@ -67,12 +65,40 @@ class Nemesis:
             check_load()
             await asyncio.sleep(min(left_s, WATCH_S))
 
-    async def _one(self, planned: Planned, late_s: float, check_load: Callable[[], None]) -> None:
+    async def _together(
+        self, together: Sequence[Planned], late_s: float, check_load: Callable[[], None]
+    ) -> None:
+        """The first at its time, the others as long after it as is planned, counted from when it
+        was done: a machine on which that takes long has them no closer to each other."""
+        first, *others = together
+        done: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+
+        async def after_the_first(planned: Planned) -> None:
+            begin_s = await asyncio.shield(done)
+            await self._one(planned, begin_s + planned.at_s - first.at_s, check_load)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._one(first, self._at(first.at_s) + late_s, check_load, done))
+            for planned in others:
+                group.create_task(after_the_first(planned))
+
+    async def _one(
+        self,
+        planned: Planned,
+        when_s: float,
+        check_load: Callable[[], None],
+        done: asyncio.Future[float] | None = None,
+    ) -> None:
+        """Inject and heal one fault; `done` is told when it is injected, or cannot be."""
         fault: Fault | None = None
         try:
-            await self._sleep_until(self._at(planned.at_s) + late_s, check_load)
-            fault = make(planned, self._context)
-            await fault.inject()
+            await self._sleep_until(when_s, check_load)
+            try:
+                fault = make(planned, self._context)
+                await fault.inject()
+            finally:
+                if done is not None:
+                    done.set_result(time.monotonic())
             self.result.done += 1
             self._context.say(f"  {fault.describe()}")
             await self._sleep_until(time.monotonic() + planned.for_s, check_load)

@@ -42,6 +42,8 @@ Say = Callable[[str], None]
 Workloads = Callable[[], Sequence[Workload]]
 
 SETTLE_S = 1.0  # load before the first and after the last fault
+FLOW_TIMEOUT_S = 60.0
+FLOW_POLL_S = 0.02
 RUNNER = "runner"
 
 
@@ -130,6 +132,7 @@ async def _torment(
             await workload.start(stack)
         links = await _links(cluster, stack)
         context = Context(cluster, history, links, random.Random(rng.random()), say)
+        await _flows(workloads)
         begin_s = time.monotonic() + SETTLE_S
         nemesis = Nemesis(context, begin_s, config.whole_timeout_s)
         inflicted = await nemesis.inflict(plan, lambda: _raise_failure(workloads))
@@ -145,6 +148,15 @@ async def _torment(
             if not await workload.drain():
                 say(f"{workload.name}: not drained in time")
     return inflicted
+
+
+async def _flows(workloads: Sequence[Workload]) -> None:
+    """Return once something was acknowledged: a fault before that would hit nothing. A load that
+    does not get there in FLOW_TIMEOUT_S is tormented all the same."""
+    deadline = time.monotonic() + FLOW_TIMEOUT_S
+    while not any(workload.tally.ok for workload in workloads) and time.monotonic() < deadline:
+        _raise_failure(workloads)
+        await asyncio.sleep(FLOW_POLL_S)
 
 
 async def _watched(namesrv: str, pairs: Sequence[tuple[str, str]]) -> list[Watched]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -9,8 +11,9 @@ import pytest
 
 from chaos.cluster.cluster import Cluster
 from chaos.cluster.topology import Shape
-from chaos.faults.base import Context, Planned
+from chaos.faults.base import Context, Fault, Planned
 from chaos.history.files import HistoryWriter, read_history
+from chaos.run import nemesis
 from chaos.run.nemesis import Nemesis
 from client import Message, Producer, SendStatus
 from tests.chaos.doubles import AgreeingProbe, Programs
@@ -30,13 +33,13 @@ def planned(number: int, kind: str, whom: str, at_s: float = 0.0, for_s: float =
 
 
 async def test_what_cannot_be_done_is_noted_and_the_rest_goes_on(context: Context) -> None:
-    nemesis = Nemesis(context, 0.0)
+    inflicter = Nemesis(context, 0.0)
     plan = [
         planned(1, "kill", "n7"),  # there is no such node
         planned(2, "pause", "n1", 1.0),
         planned(3, "kill", "n2", 1.0),  # together with the second
     ]
-    result = await nemesis.inflict(plan, lambda: None)
+    result = await inflicter.inflict(plan, lambda: None)
     assert result.done == 2
     (failed,) = result.failed
     assert failed.startswith("kill:n7: ")
@@ -46,6 +49,56 @@ async def test_what_cannot_be_done_is_noted_and_the_rest_goes_on(context: Contex
     assert sorted(fault.kind for fault in faults) == ["kill", "pause"]
     assert all(fault.healed_ns > fault.done_ns for fault in faults)
     assert all(status.state == "running" for status in await context.cluster.status())
+
+
+class Slow(Fault):
+    """Takes as long to be injected as the test wants; notes when it was."""
+
+    def __init__(self, began: list[str], name: str, wait: asyncio.Event) -> None:
+        self._began, self._name, self._wait = began, name, wait
+
+    async def inject(self) -> None:
+        self._began.append(f"{self._name} begins")
+        await self._wait.wait()
+        self._began.append(f"{self._name} is done")
+
+    async def heal(self) -> None:
+        pass
+
+    def describe(self) -> str:
+        return self._name
+
+
+async def test_a_later_part_comes_after_the_first_however_long_that_takes(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began: list[str] = []
+    slow, soon = asyncio.Event(), asyncio.Event()
+    soon.set()
+
+    def made(planned: Planned, _: Context) -> Slow:
+        return Slow(began, planned.kind, slow if planned.kind == "first" else soon)
+
+    monkeypatch.setattr(nemesis, "make", made)
+    plan = [planned(1, "first", "n0", 0.0, 5.0), planned(2, "second", "n0", 0.1, 0.0)]
+    inflicting = asyncio.create_task(Nemesis(context, time.monotonic()).inflict(plan, lambda: None))
+    await asyncio.sleep(0.5)
+    assert began == ["first begins"]
+    slow.set()
+    async with asyncio.timeout(60):
+        while len(began) < 4:  # noqa: ASYNC110 (a list wakes nobody)
+            await asyncio.sleep(0.01)
+    assert began == ["first begins", "first is done", "second begins", "second is done"]
+    inflicting.cancel()
+    await asyncio.wait([inflicting])
+
+
+async def test_where_the_first_part_cannot_be_done_the_others_are(context: Context) -> None:
+    plan = [planned(1, "power-cut", "n0", 0.0, 5.0), planned(2, "pause", "n1", 0.1)]
+    result = await Nemesis(context, time.monotonic()).inflict(plan, lambda: None)
+    assert result.done == 1
+    (failed,) = result.failed
+    assert failed.startswith("power-cut:n0: ")
 
 
 async def test_a_load_that_breaks_ends_the_run_and_everything_is_healed(context: Context) -> None:
@@ -69,8 +122,8 @@ async def test_a_cluster_that_does_not_become_whole_is_said(context: Context) ->
     probe.silent = {"n1"}
     cluster = Cluster(context.cluster.directory, probe, Programs())
     lame = Context(cluster, context.history)
-    nemesis = Nemesis(lame, 0.0, whole_timeout_s=0.2)
-    result = await nemesis.inflict([planned(1, "kill", "n2")], lambda: None)
+    inflicter = Nemesis(lame, 0.0, whole_timeout_s=0.2)
+    result = await inflicter.inflict([planned(1, "kill", "n2")], lambda: None)
     (words,) = result.stuck
     assert words.startswith("after kill:n2: not whole after 0.2 s")
 

@@ -27,6 +27,7 @@ from dledger.flusher import FlushMode, LogFlusher
 from dledger.handover import Handover, hindrance_of
 from dledger.healer import Healer
 from dledger.health import DiskHealth
+from dledger.identity import GroupIdentity, file_of
 from dledger.install import InstallChunk, InstallMessage, InstallOffer, InstallRequest
 from dledger.installation import pending
 from dledger.installer import InstallationSource, Installer
@@ -53,7 +54,7 @@ from dledger.settings import MemberConfig
 from dledger.slots import SlotFile
 from dledger.state import Random
 from dledger.status import repairing_status, status_of
-from dledger.wire import PeerMessage, encode_message
+from dledger.wire import GroupAnnounced, PeerMessage, encode_message
 from dledger.writer import FrameWriter
 from store.commitlog import CommitLog
 from store.disk import Disk
@@ -130,8 +131,20 @@ class RaftMember(Performing):
         self._applier = Applier(
             self.log, application, self._proposals, self._on_applied, self._on_apply_failed
         )
+        self.identity = GroupIdentity(
+            file_of(disk, config.directory),
+            lambda: self._has_core and self.core.last_index == 0,
+            lambda reason, error: self._fail(reason, error, disk=True),
+        )
         self._links = PeerLinks(
-            config.node_id, config.group, config.peers, self, rng, config.links, listen_socket
+            config.node_id,
+            config.group,
+            config.peers,
+            self,
+            rng,
+            config.links,
+            listen_socket,
+            identity=self.identity,
         )
         self._roster = Roster(
             config, disk, lambda reason, error: self._fail(reason, error, disk=True)
@@ -171,6 +184,8 @@ class RaftMember(Performing):
         loop = asyncio.get_running_loop()
         self._housekeeper = ThreadPoolExecutor(1, thread_name_prefix="raft-housekeeping")
         await loop.run_in_executor(self._housekeeper, self._roster.load)
+        await loop.run_in_executor(self._housekeeper, self.identity.load)
+        self.identity.start(self._housekeeper)
         self._roster.before_the_core(self._links, self._healer)
         hard_state = await self._recover(self._housekeeper)
         configurations = await loop.run_in_executor(
@@ -251,6 +266,7 @@ class RaftMember(Performing):
         await self._healer.stop()
         await self._installer.stop()
         await self._roster.stop()
+        await self.identity.stop()
         await self._saver.stop()
         await self._flusher.stop()
         if self._preparing is not None:
@@ -408,7 +424,8 @@ class RaftMember(Performing):
         config = self.config
         if not self._has_core:
             healing = self._healer.status()
-            return repairing_status(config, self.log, self._links, self.failure, healing)
+            view = repairing_status(config, self.log, self._links, self.failure, healing)
+            return view | self._links.group_status()
         return status_of(
             self.config.group,
             self.config.flush.value,
@@ -423,7 +440,7 @@ class RaftMember(Performing):
             self._health,
             self._healer.status() | self._installer.status(),
             self._clock_ms(),
-        ) | {"preferred_standing": self._preference.standing}
+        ) | {"preferred_standing": self._preference.standing, **self._links.group_status()}
 
     def change_members(self, change: Change) -> asyncio.Future[int]:
         """Change the group; the future gives the frame's index once it is committed and applied
@@ -457,6 +474,8 @@ class RaftMember(Performing):
                     self._healer.on_message(message)
                 elif isinstance(message, InstallOffer | InstallRequest | InstallChunk):
                     self._installer.on_message(message)
+                elif isinstance(message, GroupAnnounced):
+                    self._links.on_announced(message)
                 else:
                     step(message, now_ms)
         except Exception as error:  # ring boundary: a broken promise stops the node
@@ -470,6 +489,8 @@ class RaftMember(Performing):
             for message in messages:
                 if isinstance(message, RepairRequest | RepairResponse):
                     self._healer.on_message(message)
+                elif isinstance(message, GroupAnnounced):
+                    self._links.on_announced(message)
         except Exception as error:  # ring boundary: a broken promise stops the node
             self._fail("a message broke an invariant", error)
 

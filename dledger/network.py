@@ -58,3 +58,23 @@ class PlainNetwork:
 
     def doubt(self, transport: asyncio.BaseTransport, host: str) -> str:
         return ""
+
+
+def tune(transport: asyncio.Transport, unacknowledged_ms_max: int) -> None:
+    """No Nagle; and TCP shall give up on a silent peer in seconds, not in minutes.
+
+    After a partition TCP waits for its own back-off (up to minutes) before it tries again; a new
+    connection is there in milliseconds."""
+    raw = transport.get_extra_info("socket")
+    raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    options = (  # Linux has all of them; elsewhere what is missing only costs promptness
+        ("TCP_USER_TIMEOUT", unacknowledged_ms_max),
+        ("TCP_KEEPIDLE", 2),
+        ("TCP_KEEPINTVL", 1),
+        ("TCP_KEEPCNT", 3),
+    )
+    for name, value in options:
+        option = getattr(socket, name, None)
+        if option is not None:
+            raw.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -3,7 +3,8 @@
 Each node dials every other member of its group; who these are may change (`set_peers`). The
 connection a node dialled carries its messages to that peer and nothing else but the answer to its
 hello; so a directed link is one TCP connection, and losing either direction is noticed at once on
-both ends. Names are resolved anew at each dial.
+both ends. Names are resolved anew at each dial. Replicas of two groups part, whatever these are
+called (identity.py).
 
 Limits: what waits for a peer that does not read is bounded in bytes (beyond it messages are
 dropped: Raft sends again); what a peer sends is bounded per message by `wire`; connections that
@@ -19,10 +20,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
+from dledger.identity import GroupIdentity, Meeting
 from dledger.messages import NodeId
-from dledger.network import Listening, Network, PlainNetwork
+from dledger.network import Listening, Network, PlainNetwork, tune
+from dledger.state import Random
 from dledger.wire import (
+    GROUP_ID_VERSION,
     MESSAGE_SIZE_BYTES_MAX,
+    GroupAnnounced,
     Hello,
     HelloAnswer,
     MessageReader,
@@ -30,8 +35,11 @@ from dledger.wire import (
     WireError,
     decode_answer,
     decode_hello,
+    decode_identity,
     encode_answer,
     encode_hello,
+    encode_identity,
+    encode_message,
     spoken,
 )
 
@@ -51,28 +59,6 @@ class PeerAddress:
     node_id: NodeId
     host: str
     port: int
-
-
-def parse_peers(text: str) -> dict[NodeId, PeerAddress]:
-    """`n0=host:port;n1=host:port`, or Apache's `n0-host:port;…`. Raises ValueError.
-
-    In Apache's form the id ends at the first dash, so that host names may have dashes. An IPv6
-    address stands in brackets.
-    """
-    peers: dict[NodeId, PeerAddress] = {}
-    for entry in filter(None, (part.strip() for part in text.replace(",", ";").split(";"))):
-        separator = "=" if "=" in entry else "-"
-        node_id, _, address = entry.partition(separator)
-        host, _, port = address.rpartition(":")
-        host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-        if not node_id or not host or not port.isdecimal() or not 0 < int(port) < 65536:
-            raise ValueError(f"not a peer: {entry!r}; it must read id=host:port")
-        if node_id in peers:
-            raise ValueError(f"peer {node_id!r} is given twice")
-        peers[node_id] = PeerAddress(node_id, host, int(port))
-    if not peers:
-        raise ValueError("no peers given")
-    return peers
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +90,6 @@ class LinkHandler(Protocol):
         """A bug ended the task that keeps a link up."""
 
 
-class Random(Protocol):
-    def random(self) -> float: ...
-
-
 class Reader(Protocol):
     """Cuts what one peer's connection brings into messages, as `wire.MessageReader` does."""
 
@@ -129,15 +111,19 @@ class PeerLinks:
         config: LinkConfig | None = None,
         listen_socket: socket.socket | None = None,
         make_reader: Callable[[NodeId, NodeId], Reader] = MessageReader,
+        identity: GroupIdentity | None = None,
     ) -> None:
         """`peers` includes this node itself: there it listens, unless a bound socket is given.
-        `make_reader(sender, this node)` reads what a peer sends behind its hello."""
+        `make_reader(sender, this node)` reads what a peer sends behind its hello. Without an
+        `identity` it is never known of which group this node is."""
         assert node_id in peers, (node_id, list(peers))
         self.node_id = node_id
         self.make_reader = make_reader
         self.group = group
         self.handler = handler
         self.config = config or LinkConfig()
+        self.identity = identity or GroupIdentity()
+        self.identity.known = self._group_known
         self._rng = rng
         self._listen_socket = listen_socket
         self._address = peers[node_id]
@@ -251,11 +237,81 @@ class PeerLinks:
         dialer = self._dialers.get(peer)
         return "" if dialer is None else dialer.error
 
+    def version(self, peer: NodeId) -> int:
+        """What `peer` and this node speak, as of their last connection; 0: there was none."""
+        dialer = self._dialers.get(peer)
+        return 0 if dialer is None else dialer.version
+
     @property
     def told_removed(self) -> bool:
         """Whether a peer refuses this node because it was removed. For operators: the core goes by
         its log alone."""
         return any(WAS_REMOVED in dialer.error for dialer in self._dialers.values())
+
+    # -- of which group (identity.py) --
+
+    def on_announced(self, message: GroupAnnounced) -> None:
+        """A peer that is connected already knows its group's id by now."""
+        accepted = self._incoming.get(message.sender)
+        if accepted is None:
+            return
+        accepted.group_id = message.group_id
+        if self.identity.group_id and self.judge(accepted, message.sender, False):
+            self._part(message.sender)
+
+    def _group_known(self) -> None:
+        """This node knows its group's id by now: who is of another one goes, the others hear it;
+        and whoever waited for it is dialled."""
+        if self._stopping:
+            return
+        for peer, accepted in list(self._incoming.items()):
+            if self.judge(accepted, peer, False):
+                self._part(peer)
+        for peer, dialer in self._dialers.items():
+            opened = dialer.connection if dialer.transport is not None else None
+            if opened is not None and self.judge(opened, peer, True):
+                self._part(peer)
+            elif opened is not None:
+                self.announce(opened, peer)
+            dialer.hurry()
+
+    def announce(self, connection: _Dialled, peer: NodeId) -> None:
+        """Tell a peer what was not known yet when it was greeted."""
+        known = self.identity.group_id
+        if connection.version >= GROUP_ID_VERSION and connection.said != known:
+            connection.said = known
+            message = GroupAnnounced(self.node_id, peer, known)
+            self.send(peer, encode_message(message), droppable=False)
+
+    def judge(self, connection: _Connection, peer: NodeId, dialled: bool) -> str:
+        """Why the two may not talk, for the groups they are of; empty if they may."""
+        own, dialer = self._address, self._dialers.get(peer)
+        where = connection.where
+        if dialled and dialer is not None:
+            where = f"{dialer.address.host}:{dialer.address.port}"
+        meeting = Meeting(
+            self.node_id,
+            f"{own.host}:{own.port}",
+            peer,
+            where,
+            connection.group_id,
+            dialled,
+            alone=not self._dialers,
+        )
+        reason = self.identity.judge(meeting, _now_ms())
+        if reason and not self.identity.group_id and dialer is not None:
+            dialer.hurry()  # what it says then is waited for
+        return reason
+
+    def group_status(self) -> dict[str, object]:
+        return self.identity.status(_now_ms())
+
+    def _part(self, peer: NodeId) -> None:
+        dialer, accepted = self._dialers.get(peer), self._incoming.get(peer)
+        if accepted is not None:
+            accepted.abort()
+        if dialer is not None and dialer.connection is not None:
+            dialer.connection.abort()
 
     # -- for the connections below --
 
@@ -307,10 +363,17 @@ class _Connection(asyncio.Protocol):
         self.links = links
         self.transport: asyncio.Transport | None = None
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.group_id = b""  # of the other end; empty: not known
+
+    @property
+    def where(self) -> str:
+        """The other end's address."""
+        name = self.transport and self.transport.get_extra_info("peername")
+        return f"{name[0]}:{name[1]}" if isinstance(name, tuple | list) else str(name)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
-        _tune(self.transport, self.links.config)
+        tune(self.transport, self.links.config.unacknowledged_ms_max)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.lost.done():
@@ -331,6 +394,7 @@ class _Accepted(_Connection):
     def __init__(self, links: PeerLinks) -> None:
         super().__init__(links)
         self.peer: NodeId | None = None
+        self._hello: Hello | None = None
         self._reader: Reader | None = None
         self._opening = b""
         self._timer: asyncio.TimerHandle | None = None
@@ -354,7 +418,7 @@ class _Accepted(_Connection):
                     self.links.handler.on_messages(messages)
         except WireError as error:
             self.links.refused += 1
-            log.warning("peer_refused from=%s reason=%s", self.peer or self._where(), error.reason)
+            log.warning("peer_refused from=%s reason=%s", self.peer or self.where, error.reason)
             self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -363,25 +427,47 @@ class _Accepted(_Connection):
         self.links.accepted_lost(self)
 
     def _receive_hello(self, data: bytes) -> bytes:
-        """Consume the hello; return what follows it. Raises WireError if it is not welcome."""
+        """Consume the hello, and who dials is of which group; return what follows that. Raises
+        WireError if it is not welcome."""
         self._opening += data
         assert self.transport is not None
-        decoded = decode_hello(self._opening)
-        if decoded is None:
-            if len(self._opening) > HELLO_SIZE_BYTES_MAX:
-                raise WireError("a hello that does not end")
+        if self._hello is None:
+            decoded = decode_hello(self._opening)
+            if decoded is None:
+                if len(self._opening) > HELLO_SIZE_BYTES_MAX:
+                    raise WireError("a hello that does not end")
+                return b""
+            hello, size = decoded
+            self._opening = self._opening[size:]
+            if not self._answer(hello, self.links.refusal(hello, self.transport)):
+                return b""
+            self._hello = hello
+            if spoken(hello) < GROUP_ID_VERSION:
+                return self._welcome(hello)
+            self.transport.write(encode_identity(self.links.identity.group_id))
+        said = decode_identity(self._opening)
+        if said is None:
             return b""
-        hello, size = decoded
-        reason = self.links.refusal(hello, self.transport)
+        self.group_id, size = said
+        self._opening = self._opening[size:]
+        if not self._answer(self._hello, self.links.judge(self, self._hello.sender, False)):
+            return b""
+        return self._welcome(self._hello)
+
+    def _answer(self, hello: Hello, reason: str) -> bool:
+        """Whether that is a welcome."""
+        assert self.transport is not None
         self.transport.write(encode_answer(HelloAnswer(reason, spoken(hello))))
         if reason:
             self.links.refused += 1
-            log.warning("peer_refused from=%s reason=%s", self._where(), reason)
+            if not self.group_id:  # else it was logged if that was due
+                log.warning("peer_refused from=%s reason=%s", self.where, reason)
             self.transport.close()  # not abort: the reason shall arrive
-            return b""
+        return not reason
+
+    def _welcome(self, hello: Hello) -> bytes:
         self._stop_timer()
-        rest = self._opening[size:]
-        self._opening = b""
+        rest, self._opening = self._opening, b""
         self.peer = hello.sender
         self._reader = self.links.make_reader(hello.sender, self.links.node_id)
         self.links.accepted_welcome(self, hello.sender)
@@ -392,17 +478,17 @@ class _Accepted(_Connection):
             self._timer.cancel()
             self._timer = None
 
-    def _where(self) -> str:
-        return str(self.transport and self.transport.get_extra_info("peername"))
-
 
 class _Dialled(_Connection):
-    """The connection to a peer: hello out, the answer in, then only out."""
+    """The connection to a peer: hello out, the answer in, of which group each is, then only out."""
 
     def __init__(self, links: PeerLinks, dialer: _Dialer) -> None:
         super().__init__(links)
         self._dialer = dialer
         self._opening = b""
+        self.version = 0  # that is spoken; 0: not answered yet
+        self.said: bytes | None = None  # of which group this end is; None: nothing yet
+        self._doubt = ""  # why this end does not want to talk
         self.welcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -417,13 +503,8 @@ class _Dialled(_Connection):
         try:
             if self.welcome.done():
                 raise WireError("the peer speaks on a connection that is ours to speak on")
-            decoded = decode_answer(self._opening)
-            if decoded is None:
+            if not self._receive_answers():
                 return
-            answer, size = decoded
-            if answer.reason:
-                raise WireError(f"refused: {answer.reason}")
-            self._opening = self._opening[size:]
             if self._opening:
                 raise WireError("the answer to the hello does not end")
         except WireError as error:
@@ -433,6 +514,39 @@ class _Dialled(_Connection):
             return
         self.welcome.set_result(None)
         self._dialer.opened(self)
+
+    def _receive_answers(self) -> bool:
+        """Whether all are there. Raises WireError if we, or they, are not welcome. They hear of
+        which group we are before we go, so that both sides say what is wrong."""
+        if not self.version:
+            answer = self._take_answer()
+            if answer is None:
+                return False
+            self.version = answer.version
+            if self.version < GROUP_ID_VERSION:
+                return True
+        if self.said is None:
+            theirs = decode_identity(self._opening)
+            if theirs is None:
+                return False
+            self.group_id, size = theirs
+            self._opening = self._opening[size:]
+            assert self.transport is not None
+            self.said = self.links.identity.group_id
+            self.transport.write(encode_identity(self.said))
+            self._doubt = self.links.judge(self, self._dialer.address.node_id, True)
+        return self._take_answer() is not None
+
+    def _take_answer(self) -> HelloAnswer | None:
+        """None while it is not whole. Raises WireError for a refusal."""
+        decoded = decode_answer(self._opening)
+        if decoded is None:
+            return None
+        answer, size = decoded
+        if answer.reason or self._doubt:
+            raise WireError(self._doubt or f"refused: {answer.reason}")
+        self._opening = self._opening[size:]
+        return answer
 
     def give_up(self) -> None:
         """Close it, and take it for lost at once: a dial that is cancelled while uvloop still tells
@@ -444,7 +558,8 @@ class _Dialled(_Connection):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         if not self.welcome.done():
-            self.welcome.set_exception(ConnectionError("closed before the answer to the hello"))
+            why = self._doubt or "closed before the answer to the hello"
+            self.welcome.set_exception(ConnectionError(why))
         self._dialer.closed(self)
 
 
@@ -457,6 +572,7 @@ class _Dialer:
         self.connection: _Dialled | None = None
         self.error = ""
         self.dropped = 0
+        self.version = 0
         self._links = links
         self._rng = rng
         self._task: asyncio.Task[None] | None = None
@@ -509,7 +625,9 @@ class _Dialer:
 
     def opened(self, connection: _Dialled) -> None:
         self.transport = connection.transport
+        self.version = connection.version
         self.error = ""
+        self._links.announce(connection, self.address.node_id)
         self._links.handler.on_opened(self.address.node_id)
 
     def closed(self, connection: _Dialled) -> None:
@@ -563,21 +681,5 @@ class _Dialer:
         self.error = text
 
 
-def _tune(transport: asyncio.Transport, config: LinkConfig) -> None:
-    """No Nagle; and TCP shall give up on a silent peer in seconds, not in minutes.
-
-    After a partition TCP waits for its own back-off (up to minutes) before it tries again; a new
-    connection is there in milliseconds."""
-    raw = transport.get_extra_info("socket")
-    raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    options = (  # Linux has all of them; elsewhere what is missing only costs promptness
-        ("TCP_USER_TIMEOUT", config.unacknowledged_ms_max),
-        ("TCP_KEEPIDLE", 2),
-        ("TCP_KEEPINTVL", 1),
-        ("TCP_KEEPCNT", 3),
-    )
-    for name, value in options:
-        option = getattr(socket, name, None)
-        if option is not None:
-            raw.setsockopt(socket.IPPROTO_TCP, option, value)
+def _now_ms() -> float:
+    return asyncio.get_running_loop().time() * 1000

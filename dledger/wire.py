@@ -14,10 +14,15 @@ one `HelloAnswer`), then messages in one direction only. All integers are big-en
                                                                  of a parcel (InstallChunk)
                 8+n 4    CRC-32C of bytes 0..8+n-1
     answer      magic "RMQA", version, code (0 welcome), reason length (2), reason (UTF-8)
+    identity    magic "RMQI", version, size (0 or 16), group id, CRC-32C of all before it
 
 A hello says the highest version that its sender speaks, the answer the one that is spoken: the
 lower of both sides' highest. Both look the same in every version, so that the replicas of a group
-can be upgraded one by one.
+can be upgraded one by one. From version 4 on both sides then say which group they are of, as far
+as they know (size 0: not yet), before any message is read: the acceptor right behind its answer,
+the dialler in return; and a second answer says what the acceptor makes of that. The messages are
+the same in versions 3 and 4, and so is the version that stands in them, but for the announcement
+of a group id, which only goes to who speaks 4.
 
 Sender and receiver of a message are those of its connection, so they are not repeated. The frames
 of an AppendRequest are the bytes that lie in the log, passed on as they are; both their checksums
@@ -57,8 +62,11 @@ from dledger.messages import (
 from dledger.repair import RESPONSE_BYTES_MAX, Outcome, RepairRequest, RepairResponse, Standing
 from store.frame import HEADER_SIZE_BYTES, PAYLOAD_SIZE_BYTES_MAX, Frame, FrameError, parse_frame
 
-VERSION = 3  # the highest that this program speaks
+VERSION = 4  # the highest that this program speaks
 VERSION_MIN = 3  # and the lowest
+GROUP_ID_VERSION = 4  # the first whose replicas know group ids (dledger.identity)
+MESSAGE_VERSION = 3  # stands in messages: the last version that changed any
+GROUP_ID_SIZE_BYTES = 16
 # The largest single frame and as much again, for what the core may put into one request.
 MESSAGE_SIZE_BYTES_MAX = 2 * (PAYLOAD_SIZE_BYTES_MAX + HEADER_SIZE_BYTES)
 FRAMES_PER_MESSAGE_MAX = 65_536
@@ -73,6 +81,7 @@ _APPEND_RESPONSE = 4
 _HEARTBEAT = 5
 _HEARTBEAT_RESPONSE = 6
 _TIMEOUT_NOW = 7
+_GROUP_ANNOUNCED = 8
 _REPAIR_REQUEST = 20
 _REPAIR_RESPONSE = 21
 _INSTALL_OFFER = 22
@@ -89,6 +98,7 @@ _KINDS: dict[int, struct.Struct] = {  # version and kind are part of it, for one
     # term, request_term, round, last_index, verified_index, match_index, recovering
     _HEARTBEAT_RESPONSE: struct.Struct(">iBBqqqqqqQ"),
     _TIMEOUT_NOW: struct.Struct(">iBBq"),  # term
+    _GROUP_ANNOUNCED: struct.Struct(">iBBQQ"),  # the group id's two halves
     _REPAIR_REQUEST: struct.Struct(">iBBqqqqi"),  # number, index, prev_term, term, offset
     # number, index, outcome, standing, commit_index, next_term, term
     _REPAIR_RESPONSE: struct.Struct(">iBBqqBBqqq"),
@@ -101,7 +111,6 @@ _LENGTH_MAX = {  # of the kinds that have bytes behind their head
     _REPAIR_RESPONSE: _KINDS[_REPAIR_RESPONSE].size + RESPONSE_BYTES_MAX,
     _INSTALL_CHUNK: _KINDS[_INSTALL_CHUNK].size + CHUNK_BYTES,
 }
-PeerMessage = Message | RepairRequest | RepairResponse | InstallMessage
 _APPEND = _KINDS[_APPEND_REQUEST]
 _RESPONSE = _KINDS[_APPEND_RESPONSE]
 _REPAIR = _KINDS[_REPAIR_RESPONSE]
@@ -111,6 +120,18 @@ _FLAG_TRANSFER = 2
 _FLAG_GRANTED = 2
 _FLAG_SUCCESS = 1
 _FLAG_RECOVERING = 2
+
+
+@dataclass(frozen=True, slots=True)
+class GroupAnnounced:
+    """Over a link that was made before its sender knew its group's id: this is it."""
+
+    sender: NodeId
+    to: NodeId
+    group_id: bytes
+
+
+PeerMessage = Message | RepairRequest | RepairResponse | InstallMessage | GroupAnnounced
 
 
 class WireError(Exception):
@@ -131,7 +152,14 @@ def encode_append(
         size += len(frame.data)
     assert size <= MESSAGE_SIZE_BYTES_MAX, size
     head = _APPEND.pack(
-        size, VERSION, _APPEND_REQUEST, term, prev_index, prev_term, commit_index, len(frames)
+        size,
+        MESSAGE_VERSION,
+        _APPEND_REQUEST,
+        term,
+        prev_index,
+        prev_term,
+        commit_index,
+        len(frames),
     )
     buffers = [head + _CRC.pack(crc32c(head))]
     for frame in frames:
@@ -152,7 +180,7 @@ def encode_message(message: PeerMessage) -> list[bytes]:
     kind, fields = _fields(message)
     shape = _KINDS[kind]
     data = message.data if isinstance(message, RepairResponse | InstallChunk) else b""
-    head = shape.pack(shape.size + len(data), VERSION, kind, *fields)
+    head = shape.pack(shape.size + len(data), MESSAGE_VERSION, kind, *fields)
     return [head + _CRC.pack(crc32c(head)), *([data] if data else [])]
 
 
@@ -212,6 +240,8 @@ def _fields(message: PeerMessage) -> tuple[int, tuple[int, ...]]:
         return _INSTALL_REQUEST, (m.term, m.number, m.offset)
     if isinstance(m, InstallChunk):
         return _INSTALL_CHUNK, (m.term, m.number, m.offset, m.size_bytes)
+    if isinstance(m, GroupAnnounced):
+        return _GROUP_ANNOUNCED, _GROUP_ID.unpack(m.group_id)
     assert isinstance(m, TimeoutNow), m
     return _TIMEOUT_NOW, (m.term,)
 
@@ -264,8 +294,8 @@ class MessageReader:
         if have < _HEAD.size:
             return _HEAD.size
         length, version, kind = _HEAD.unpack_from(data, at)
-        if version != VERSION:
-            raise WireError(f"protocol version {version}, this program knows {VERSION}")
+        if version != MESSAGE_VERSION:
+            raise WireError(f"message version {version}, this program knows {MESSAGE_VERSION}")
         shape = _KINDS.get(kind)
         if shape is None:
             raise WireError(f"unknown message kind {kind}")
@@ -310,6 +340,8 @@ class MessageReader:
             return self._parse_repair_response(f, data[at + _REPAIR.size + _CRC_SIZE : end])
         if kind in (_INSTALL_OFFER, _INSTALL_REQUEST, _INSTALL_CHUNK):
             return self._parse_install(kind, f, data[at + _CHUNK.size + _CRC_SIZE : end])
+        if kind == _GROUP_ANNOUNCED:
+            return GroupAnnounced(sender, to, _GROUP_ID.pack(*f))
         return TimeoutNow(sender, to, f[0])
 
     def _parse_repair_request(self, fields: tuple[int, ...]) -> RepairRequest:
@@ -379,6 +411,9 @@ _HELLO_MAGIC = b"RMQP"
 _ANSWER_MAGIC = b"RMQA"
 _HELLO = struct.Struct(">4sBBBB")
 _ANSWER = struct.Struct(">4sBBH")
+_IDENTITY_MAGIC = b"RMQI"
+_IDENTITY = struct.Struct(">4sBB")
+_GROUP_ID = struct.Struct(">QQ")
 WELCOME = 0
 REFUSED = 1
 REASON_SIZE_BYTES_MAX = 512
@@ -461,6 +496,30 @@ def decode_answer(data: bytes) -> tuple[HelloAnswer, int] | None:
         return None
     reason = data[_ANSWER.size : end].decode(errors="replace")
     return HelloAnswer(reason, version), end
+
+
+def encode_identity(group_id: bytes) -> bytes:
+    """`group_id`: empty when it is not known yet."""
+    assert len(group_id) in (0, GROUP_ID_SIZE_BYTES), group_id
+    data = _IDENTITY.pack(_IDENTITY_MAGIC, GROUP_ID_VERSION, len(group_id)) + group_id
+    return data + _CRC.pack(crc32c(data))
+
+
+def decode_identity(data: bytes) -> tuple[bytes, int] | None:
+    """The group id at the start of `data` (empty: not known) and the record's size; None while it
+    is not whole. Raises WireError."""
+    _check_opening(data, _IDENTITY_MAGIC, 255)
+    if len(data) < _IDENTITY.size:
+        return None
+    _, _, size = _IDENTITY.unpack_from(data)
+    if size not in (0, GROUP_ID_SIZE_BYTES):
+        raise WireError(f"a group id of {size} bytes")
+    end = _IDENTITY.size + size
+    if len(data) < end + _CRC_SIZE:
+        return None
+    if _CRC.unpack_from(data, end)[0] != crc32c(data[:end]):
+        raise WireError("checksum of the group id does not match")
+    return data[_IDENTITY.size : end], end + _CRC_SIZE
 
 
 def _check_opening(data: bytes, magic: bytes, version_max: int) -> None:

@@ -301,6 +301,7 @@ def _print_restored(manifest: Manifest, made: Restored, addresses: list[tuple[st
     until = datetime.fromtimestamp(made.time_ms / 1000, UTC).isoformat(timespec="milliseconds")
     click.echo(f"frames      {manifest.first_index} to {made.index}, the last of {until}")
     click.echo(f"members     {peers}: frame {made.configuration_index}, term {made.term}")
+    click.echo(f"group id    {made.group_id.hex()}: a new one")
     click.echo(f"log         ends at byte {made.end}, in every store alike")
     for key, value in notable(manifest.settings).items():
         click.echo(f"brokers     need {key}={value}")

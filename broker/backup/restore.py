@@ -9,10 +9,13 @@ when it starts: there is one way to apply frames.
 Who is in the group. The log may hold configurations of the old group, and those are in force from
 their append on (dledger.configuration). So one frame is added behind everything: a configuration
 with the new group's members, in a term that the old group did not reach when the backup was taken.
-It stands in every store alike, byte for byte, whoever makes it and wherever: all that goes into it
-comes from the manifest and the peers that are given. Every store's vote file says that it is whole,
-in that term, and voted for nobody: the replicas have the same log, so any majority of them elects
-somebody who has all of it, and what is in the log is committed with the new leader's first frame.
+And another group has another id (dledger.identity): it stands in a command behind that, for who
+gets the log, and in every store's file, so that no replica ever talks to one of the old group.
+Both frames stand in every store alike, byte for byte, whoever makes it and wherever: all that goes
+into them comes from the manifest and the peers that are given. Every store's vote file says that it
+is whole, in that term, and voted for nobody: the replicas have the same log, so any majority of
+them elects somebody who has all of it, and what is in the log is committed with the new leader's
+first frame.
 Nothing here may be done to one replica of a group that works.
 
 A store that is half made has the file `restoring` in it, and no broker starts with it.
@@ -20,10 +23,13 @@ A store that is half made has the file `restoring` in it, and no broker starts w
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+import orjson
 
 from broker.backup.chain import ChainBroken, FrameChain
 from broker.backup.directory import BackupDirectory, segment_name
@@ -31,6 +37,8 @@ from broker.backup.manifest import BackupDamaged, BackupError, Manifest, Part, S
 from broker.backup.settings import store_config_of
 from broker.backup.states import decode
 from broker.tables import snapshot
+from broker.tables.groupid import SIZE_BYTES as GROUP_ID_SIZE_BYTES
+from broker.tables.groupid import group_id
 from broker.tables.installation import (
     RAFT_DIRECTORY,
     RESTORING,
@@ -48,6 +56,7 @@ from dledger.configuration import (
 )
 from dledger.configurationfile import ConfigurationFile
 from dledger.hardstate import HardStateFile
+from dledger.identity import file_of
 from dledger.install import Installation
 from dledger.log import RaftLog
 from dledger.messages import HardState
@@ -72,13 +81,15 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """The last frame from the backup, the new group's configuration frame, where the log ends."""
+    """The last frame from the backup, the new group's configuration frame, where the log ends; and
+    the new group's id."""
 
     index: int
     configuration_index: int
     term: int
     end: int
     time_ms: int  # of the last frame from the backup
+    group_id: bytes
 
 
 def point_of(
@@ -199,6 +210,8 @@ def restore_one(
         if raft_log.last_index != point.index:
             raise BackupDamaged(f"the log ends with frame {raft_log.last_index}")
         added = _found(raft_log, members, manifest.current_term + 1, last_ms)
+        identity = _id_of(manifest, added)
+        end = _add(raft_log, added.term, last_ms, FrameKind.COMMAND, _naming(identity)).end
         _sync(raft_log)
         store.close()
     except BaseException:
@@ -206,11 +219,11 @@ def restore_one(
         raise
     finally:
         raft_log.close()
-    _promise(disk, added, members)
+    _promise(disk, added, members, identity)
     disk.sync_directory("")
     disk.remove(RESTORING)
     disk.sync_directory("")
-    return Restored(point.index, added.index, added.term, added.end, last_ms)
+    return Restored(point.index, added.index, added.term, end, last_ms, identity)
 
 
 def frames_of(
@@ -280,15 +293,23 @@ def _install(
 def _found(raft_log: RaftLog, members: Configuration, term: int, time_ms: int) -> Frame:
     """Add the new group's configuration."""
     payload = encode_configuration(members)
-    frame = seal_frame(
-        raft_log.last_index + 1,
-        term,
-        raft_log.place(len(payload)),
-        time_ms,
-        FrameKind.CONFIGURATION,
-        0,
-        payload,
-    )
+    return _add(raft_log, term, time_ms, FrameKind.CONFIGURATION, payload)
+
+
+def _id_of(manifest: Manifest, founded: Frame) -> bytes:
+    """Another one for other members, another point or another backup, and for nothing else: the
+    hosts that a group is restored on do not talk about it."""
+    made_of = orjson.dumps([manifest.group, manifest.current_term, manifest.taken_ms])
+    return hashlib.sha256(made_of + founded.data).digest()[:GROUP_ID_SIZE_BYTES]
+
+
+def _naming(identity: bytes) -> bytes:
+    return group_id(identity, if_absent=False)
+
+
+def _add(raft_log: RaftLog, term: int, time_ms: int, kind: FrameKind, payload: bytes) -> Frame:
+    index, position = raft_log.last_index + 1, raft_log.place(len(payload))
+    frame = seal_frame(index, term, position, time_ms, kind, 0, payload)
     raft_log.append((frame,))
     return frame
 
@@ -300,16 +321,20 @@ def _sync(raft_log: RaftLog) -> None:
         raft_log.finish_sync(ticket)
 
 
-def _promise(disk: Disk, founded: Frame, members: Configuration) -> None:
+def _promise(disk: Disk, founded: Frame, members: Configuration, identity: bytes) -> None:
     """What a replica of the new group knows, and what it has promised: nothing, in that term."""
+    group = file_of(disk, RAFT_DIRECTORY)
     file = ConfigurationFile(disk, RAFT_DIRECTORY)
     votes = HardStateFile(disk, f"{RAFT_DIRECTORY}/hardstate")
     try:
+        group.load()
+        group.save(identity)
         file.load()
         file.save(founded.index, members)
         votes.load()
         votes.save(HardState(founded.term, None, whole=True))
     finally:
+        group.close()
         file.close()
         votes.close()
     promises = Promises(disk, RAFT_DIRECTORY, unsynced=False)

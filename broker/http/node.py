@@ -179,6 +179,8 @@ def node_view(broker: Broker) -> NodeView:
         leader_http_address=broker.http.leader_address,
         leader_ready=roles.leading,
         preferred_leader=broker.operators.members.preferred.name,
+        group_id=_text(status.get("group_id")),
+        foreign=_texts(status.get("foreign")),
         voted_for=_text(status.get("voted_for")),
         whole=bool(status.get("whole", True)),
         recovering=_text(status.get("recovering")),
@@ -301,6 +303,10 @@ def _number(value: object) -> int | None:
 
 def _milliseconds(value: object) -> int | None:
     return round(value) if isinstance(value, int | float) else None
+
+
+def _texts(value: object) -> list[str]:
+    return list(map(str, value)) if isinstance(value, list) else []
 
 
 def _text(value: object) -> str | None:

@@ -145,7 +145,9 @@ class RatesView(View, frozen=True, kw_only=True):
 
 class NodeView(View, frozen=True, kw_only=True):
     """One replica's own view. What only Raft has is null in classic mode. `membership`: voter,
-    learner; none: removed from its group, or not added yet."""
+    learner; none: removed from its group, or not added yet. `group_id`: null while the group has
+    none. `foreign`: replicas of other groups that were refused in the last half minute, in
+    words."""
 
     name: str
     group: str
@@ -166,6 +168,8 @@ class NodeView(View, frozen=True, kw_only=True):
     leader_http_address: str
     leader_ready: bool
     preferred_leader: str | None
+    group_id: str | None
+    foreign: list[str]
     voted_for: str | None
     whole: bool
     recovering: str | None

@@ -373,6 +373,13 @@ class BrokerMetrics:
                 "raft_voters", "Members that count, as this one knows.", len(engine.core.voters)
             )
             families.gauge("raft_is_voter", "0 for a learner.", float(engine.core.is_voter))
+        foreign = status.get("foreign")
+        if isinstance(foreign, list):
+            families.gauge(
+                "raft_foreign_peers",
+                "Replicas of other groups that were refused in the last half minute.",
+                len(foreign),
+            )
         last = status.get("last_index")
         followers = [(name, p) for name, p in peers.items() if p.get("match") is not None]
         families.gauges(

@@ -78,6 +78,7 @@ def runtime_info(broker: Broker) -> dict[str, str]:
         "last_index": "raftLastIndex",
         "durable_index": "raftDurableIndex",
         "voted_for": "raftVotedFor",
+        "group_id": "raftGroupId",
         "whole": "raftWhole",
         "disk_state": "raftDiskState",
         "disk_reason": "raftDiskReason",

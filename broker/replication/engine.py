@@ -26,6 +26,7 @@ from dledger.preference import PreferenceLimits
 from dledger.pysync.application import RevocableApplication
 from dledger.settings import MemberConfig
 from dledger.state import CoreConfig
+from dledger.wire import GROUP_ID_VERSION
 from store.commitlog import CommitLog
 from store.disk import Disk
 
@@ -109,6 +110,15 @@ class RaftEngine(RaftMember):
     @property
     def durable_index(self) -> int:
         return self.log.durable_index
+
+    @property
+    def all_know_group_ids(self) -> bool:
+        """Whether every member has said, to this process, that it speaks a version which has
+        them."""
+        peers = self.core.peers if self._has_core else ()
+        return self._has_core and all(
+            self._links.version(peer) >= GROUP_ID_VERSION for peer in peers
+        )
 
     @property
     def preferred(self) -> str | None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from broker.consuming.queries import not_leader
 from broker.errors import Refused
 from broker.replication.engine import Place, RaftEngine
+from broker.replication.identity import GroupId
 from broker.replication.preferred import PreferredLeader
 from dledger.configuration import Change, ChangeKind, Configuration
 from remoting.codes import RequestCode, ResponseCode
@@ -40,6 +41,7 @@ class Members:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self.preferred = PreferredLeader(broker)
+        self.group_id = GroupId(broker)
         self._told: Place | None = None  # what was logged last
         self._settled: tuple[int, Configuration] | None = None  # and published
         broker.roles.place = self._place
@@ -86,6 +88,7 @@ class Members:
     def look(self) -> None:
         """A chore: whether the configuration in force has changed, here or for everybody; and
         whether somebody else should lead."""
+        self.group_id.look()
         self.preferred.look()
         engine = self._broker.engine
         place = self._place()

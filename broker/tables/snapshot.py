@@ -1,7 +1,7 @@
 """Snapshots of the replicated tables under config/, in Apache's JSON shape.
 
     config/topics.json  subscriptionGroup.json  consumerOffset.json  delayOffset.json
-           sentOnce.json plainAcl.json (ours)                           each with .bak
+           sentOnce.json plainAcl.json groupId.json (ours)              each with .bak
 
 Each file carries `raftAppliedIndex`, the Raft index its table reflects, and `raftChecksum`. They
 save replay and let retention delete old log; they are no second truth: without them the tables are
@@ -34,7 +34,9 @@ DIRECTORY = "config"
 INDEX_KEY = "raftAppliedIndex"
 CHECKSUM_KEY = "raftChecksum"
 log = logging.getLogger("broker.snapshot")
+GROUP_ID = "groupId.json"
 FILES = (
+    GROUP_ID,
     "topics.json",
     "subscriptionGroup.json",
     "consumerOffset.json",
@@ -42,7 +44,8 @@ FILES = (
     "sentOnce.json",
     "plainAcl.json",
 )
-RAFT_ONLY = ("plainAcl.json",)  # classic accounts have a file of their own (broker.accountbook)
+# Classic accounts have a file of their own (broker.accountbook), and classic groups no id.
+RAFT_ONLY = ("plainAcl.json", GROUP_ID)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +70,18 @@ def from_json(value: dict[str, Any]) -> Snapshot:
     state = BrokerState()
     tables = _files(state)
     for name, table in tables:
-        table.load(value[name], int(value[name][INDEX_KEY]))
+        if name != GROUP_ID or name in value:
+            table.load(value[name], int(value[name][INDEX_KEY]))
+    if GROUP_ID not in value:
+        _has_none(state)
     return Snapshot(tables)
+
+
+def _has_none(state: BrokerState) -> None:
+    """This is of a program that did not know group ids and would have stopped at one: no frame that
+    it applied gave one. So an upgrade replays no more than any other start. (The file is written
+    before all others: none of them is newer than the first one of this program.)"""
+    state.group.applied_index = min(t.applied_index for t in state.tables if t is not state.group)
 
 
 def _files(state: BrokerState) -> tuple[tuple[str, Table], ...]:
@@ -122,6 +135,9 @@ def load(disk: Disk, state: BrokerState, *, indexed: bool = True) -> int:
                 break
             if disk.exists(path):
                 state.damaged.append(path.rpartition("/")[2])
+    own = f"{DIRECTORY}/{GROUP_ID}"
+    if indexed and not disk.exists(own) and not disk.exists(f"{own}.bak"):
+        _has_none(state)
     return state.applied_index
 
 

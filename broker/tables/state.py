@@ -3,6 +3,7 @@
 A command frame's payload is one JSON object, and so is what a message frame may begin with: it is
 applied together with the frame's records becoming visible. `op` says which:
 
+    {"op":"group_id",…}                                see broker.tables.groupid
     {"op":"put_topic","topic":TopicConfig,"if_absent":bool}
     {"op":"delete_topic","topic":name}                 also forgets the topic's consumer offsets
     {"op":"put_group","group":SubscriptionGroupConfig,"if_absent":bool}
@@ -52,6 +53,7 @@ from broker.errors import Refused, StateError
 from broker.tables.acltable import PREFIX as ACL_PREFIX
 from broker.tables.acltable import AclTable
 from broker.tables.delayoffsets import DelayOffsets
+from broker.tables.groupid import GroupIdTable
 from broker.tables.groups import GroupTable, SubscriptionGroup, group_from_json, group_problem
 from broker.tables.locktable import OwnerChange, Renewals
 from broker.tables.offsets import Commit, OffsetTable
@@ -61,7 +63,7 @@ from broker.tables.versioned import Entry
 from remoting.codes import ResponseCode
 from web.versions import Condition, version_of
 
-Table = TopicTable | GroupTable | OffsetTable | DelayOffsets | SentOnce | AclTable
+Table = GroupIdTable | TopicTable | GroupTable | OffsetTable | DelayOffsets | SentOnce | AclTable
 UNMET_MAX = 1_000  # remembered; whoever proposed one asks right after it is applied
 
 
@@ -80,6 +82,7 @@ class BrokerState:
     """The tables and the one way to change them."""
 
     def __init__(self) -> None:
+        self.group = GroupIdTable()
         self.topics = TopicTable()
         self.groups = GroupTable()
         self.offsets = OffsetTable()
@@ -100,7 +103,15 @@ class BrokerState:
     @property
     def tables(self) -> tuple[Table, ...]:
         """In the order of broker.tables.snapshot's files."""
-        return self.topics, self.groups, self.offsets, self.delays, self.once, self.acl
+        return (
+            self.group,
+            self.topics,
+            self.groups,
+            self.offsets,
+            self.delays,
+            self.once,
+            self.acl,
+        )
 
     def clear(self) -> None:
         """As at the very beginning."""
@@ -162,6 +173,10 @@ class BrokerState:
         if op == "lock_queues":
             if offsets_due:
                 self.offsets.locks.apply(command)
+            return NOTHING
+        if op == "group_id":
+            if index > self.group.applied_index:
+                self.group.apply(command)
             return NOTHING
         if op == "announce":
             node = str(command["node"])

@@ -36,7 +36,6 @@ from dledger.index import LogIndex
 from dledger.installer import InstallationSource
 from dledger.log import RaftLog
 from dledger.messages import NodeId, Role, RoleEvent
-from dledger.peers import Random
 from dledger.proposals import Proposals
 from dledger.pysync.application import RevocableApplication
 from dledger.pysync.journal import FrameJournal, JournalError
@@ -46,6 +45,7 @@ from dledger.pysync.status import status_of
 from dledger.pysync.transport import LinkTransport
 from dledger.reads import Reads
 from dledger.settings import MemberConfig
+from dledger.state import Random
 from store.commitlog import CommitLog
 from store.disk import Disk
 from store.errors import StoreError

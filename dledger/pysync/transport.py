@@ -29,8 +29,9 @@ from pysyncobj.pickle import dumps, loads
 from pysyncobj.transport import Transport
 
 from dledger.messages import NodeId
-from dledger.peers import PeerLinks, Random
+from dledger.peers import PeerLinks
 from dledger.settings import MemberConfig
+from dledger.state import Random
 from dledger.wire import WireError
 
 log = logging.getLogger("dledger.pysync")

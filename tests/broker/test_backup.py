@@ -180,6 +180,9 @@ async def test_a_group_comes_back_as_another_group(tmp_path):
         assert_holds(await stored(group), found | after)
         assert len(after) == 8 and not set(after) & set(found)
         assert [member["node_id"] for member in leader.engine.members] == group.names
+        for broker in group.brokers.values():  # another group than the one that was backed up
+            await until(lambda b=broker: b.state.group.value == made.group_id)
+            assert broker.engine.identity.group_id == made.group_id
         assert leader.engine.core.configurations.index == made.configuration_index
         last = leader.engine.log_index.last_index
         await until(lambda: all(b.state.applied_index >= last for b in group.brokers.values()))
@@ -210,6 +213,7 @@ async def test_members_of_the_old_group_do_not_come_along(tmp_path):
         last = leader.engine.log_index.last_index
         await until(lambda: new.state.applied_index >= last)
         for broker in group.brokers.values():
+            assert broker.engine.identity.group_id == broker.state.group.value == made.group_id
             current = broker.engine.core.configurations.current
             assert sorted(current.voters) == ["rn0", "rn1", "rn2"]
             assert [member.broker_id for member in current.members] == [1, 2, 3]

@@ -23,10 +23,12 @@ from broker.cli import main
 from broker.config import Setting, build_config
 from broker.construction import store_config
 from broker.errors import StateError
+from broker.tables.groupid import group_id
 from broker.tables.state import commit_offsets, put_topic
 from broker.tables.topics import TopicConfig
 from dledger.configuration import decode_configuration, founding
 from dledger.hardstate import HardStateFile
+from dledger.identity import file_of
 from dledger.messages import HardState
 from store.disk import OsDisk
 from tests.broker import test_installation as replicas
@@ -131,11 +133,11 @@ def backup(store, place, **options):
     return asyncio.run(take(source, place, pause_s=0.0))
 
 
-def restored(place, *roots, **point):
+def restored(place, *roots, peers=PEERS, **point):
     manifest = place.required()
     at = point_of(place, manifest, **point)
     config = store_config(config_of("unused"))
-    return restore(place, manifest, at, [str(root) for root in roots], PEERS, config=config)
+    return restore(place, manifest, at, [str(root) for root in roots], peers, config=config)
 
 
 def run(*arguments):
@@ -393,15 +395,21 @@ def test_stores_are_alike_and_hold_everything(store, place, tmp_path):
     for one, two, three in zip(*map(segments, (a, b, tmp_path / "c")), strict=True):
         assert one.read_bytes() == two.read_bytes() == three.read_bytes()
     found = Store(a)
-    assert found.look() == (queues, tables, last + 1)
+    assert found.look() == (queues, tables, last + 2)  # whose the group is, and its id
     gaps = []
     for path in segments(a):
         data = memoryview(path.read_bytes())
         gaps += [gap.kind for gap in walk_range(data, int(path.name), 0, len(data)).gaps]
     assert gaps == [ItemKind.BLANK] * (len(gaps) - 1) + [ItemKind.END]
     replica = found.open()
-    (frame,) = replica.log.frames(last + 1, last + 1)
+    frame, named = replica.log.frames(last + 1, last + 2)
     members = decode_configuration(frame.payload)
+    assert (named.index, named.term, named.end) == (last + 2, made.term, made.end)
+    assert bytes(named.command) == group_id(made.group_id, if_absent=False)
+    for path in (a, b, tmp_path / "c"):
+        assert file_of(OsDisk(str(path)), "raft").load() == made.group_id
+    elsewhere = (("x", "127.0.0.1:1"), ("y", "127.0.0.1:3"))
+    assert restored(place, tmp_path / "d", peers=elsewhere).group_id != made.group_id
     assert [(m.node_id, m.address, m.broker_id) for m in members.members] == [
         ("x", "127.0.0.1:1", 1),
         ("y", "127.0.0.1:2", 2),
@@ -422,7 +430,7 @@ def test_a_log_without_its_beginning_goes_on_with_its_numbers(store, place, tmp_
     assert manifest.first_index > 1 and manifest.begin > 0
     made = restored(place, tmp_path / "new")
     new = Store(tmp_path / "new")
-    assert new.look() == (queues, tables, last + 1)
+    assert new.look() == (queues, tables, last + 2)
     _, after, *_ = new.write([], [batch(queue_id=1, count=1)], term=made.term + 1)
     assert after["T", 1][:2] == (48, 49)
     with pytest.raises(BackupError, match="is not in this backup"):
@@ -440,7 +448,7 @@ def test_a_point_in_time_has_the_tables_of_then(store, place, tmp_path):
         assert made.index == (index or manifest.commit_index)
         replica = Store(tmp_path / str(number)).open()
         assert replica.state.offsets.get("T", "g", 0) == offset
-        assert replica.log.last_index == made.configuration_index
+        assert replica.log.last_index == made.configuration_index + 1
         ends = [queue[1] for queue in replica.queues().values()]
         frames_before = (f for f in frames_in(place, manifest) if f.index <= made.index)
         assert sum(ends) == sum(f.record_count for f in frames_before)
@@ -528,7 +536,7 @@ def test_killed_at_any_operation_a_store_is_whole_or_nobody_starts_with_it(store
         else:
             outcomes.append("whole" if replica.log.last_index else "nothing")
             if replica.log.last_index:
-                assert replica.log.last_index == last + 1
+                assert replica.log.last_index == last + 2
                 assert (replica.queues(), replica.tables()) == (queues, tables)
         operations += 1 if operations < 5 else 3
     assert (outcomes[0], outcomes[-1]) == ("nothing", "whole")

@@ -13,7 +13,6 @@ from dledger.peers import (
     LinkConfig,
     PeerAddress,
     PeerLinks,
-    parse_peers,
 )
 from dledger.wire import (
     VERSION,
@@ -23,6 +22,7 @@ from dledger.wire import (
     encode_answer,
     encode_append,
     encode_hello,
+    encode_identity,
     encode_message,
 )
 from store.frame import FrameKind, seal_frame
@@ -119,32 +119,6 @@ def big_append(size: int) -> list[bytes]:
     return encode_append(1, 0, 0, 0, [frame])
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("n0=a:1;n1=b:2", [("n0", "a", 1), ("n1", "b", 2)]),
-        ("n0=a:1,n1=b:2,", [("n0", "a", 1), ("n1", "b", 2)]),
-        ("n0-127.0.0.1:40911;n1-h:2", [("n0", "127.0.0.1", 40911), ("n1", "h", 2)]),
-        ("n0-my-broker-0.svc:40911", [("n0", "my-broker-0.svc", 40911)]),
-        ("broker-a=my-host:1", [("broker-a", "my-host", 1)]),
-        ("n0=[::1]:7", [("n0", "::1", 7)]),
-    ],
-)
-def test_peer_lists(text: str, expected: list[tuple[str, str, int]]) -> None:
-    parsed = parse_peers(text)
-    assert [(p.node_id, p.host, p.port) for p in parsed.values()] == expected
-    assert list(parsed) == [name for name, _, _ in expected]
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", ";", "n0", "n0=host", "n0=:1", "=h:1", "n0=h:0", "n0=h:65536", "n0=h:x", "n0=a:1;n0=b:2"],
-)
-def test_wrong_peer_lists(text: str) -> None:
-    with pytest.raises(ValueError, match="peer"):
-        parse_peers(text)
-
-
 async def test_both_directions_open_and_carry_messages(net: Net) -> None:
     await net.start("n0")
     await net.start("n1")
@@ -222,8 +196,11 @@ async def test_a_newer_peer_is_welcome_and_told_what_is_spoken(net: Net) -> None
     await net.start("n0")
     reader, writer = await dial(net, "n0")
     writer.write(encode_hello(Hello("g", "n1", "n0", VERSION + 1)))
-    decoded = decode_answer(await reader.read(100))
+    decoded = decode_answer(await reader.readexactly(8))
     assert decoded is not None and decoded[0] == HelloAnswer("", VERSION)
+    assert await reader.readexactly(10) == encode_identity(b"")
+    writer.write(encode_identity(bytes(16)))
+    assert decode_answer(await reader.readexactly(8)) == decoded
     writer.close()
     await writer.wait_closed()
 
@@ -252,7 +229,8 @@ async def test_a_malformed_message_closes_the_link_of_its_sender(net: Net) -> No
     a = net.seen["n0"]
     _, writer = await dial(net, "n0")
     good = b"".join(encode_message(beat("n1", "n0")))
-    writer.write(encode_hello(Hello("g", "n1", "n0")) + good)  # in one go is legal
+    # In one go is legal.
+    writer.write(encode_hello(Hello("g", "n1", "n0")) + encode_identity(b"") + good)
     await a.until(lambda: len(a.messages) == 1)
     writer.write(good[:-1] + b"?")
     await a.until(lambda: a.closed == ["n1"])
@@ -263,7 +241,7 @@ async def test_a_malformed_message_closes_the_link_of_its_sender(net: Net) -> No
 async def test_a_newer_connection_of_the_same_peer_replaces_the_older(net: Net) -> None:
     await net.start("n0")
     a = net.seen["n0"]
-    hello = encode_hello(Hello("g", "n1", "n0"))
+    hello = encode_hello(Hello("g", "n1", "n0", 3))
     first_reader, first = await dial(net, "n0")
     first.write(hello)
     assert await first_reader.readexactly(8)
@@ -302,7 +280,7 @@ async def test_a_peer_that_does_not_read_cannot_fill_our_memory(net: Net) -> Non
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(10)
-        writer.write(encode_answer(HelloAnswer("")))
+        writer.write(encode_answer(HelloAnswer("", 3)))
         writer.transport.pause_reading()  # type: ignore[attr-defined]
         stalled.append(writer)
 

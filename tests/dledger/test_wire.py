@@ -19,6 +19,7 @@ from dledger.messages import (
 from dledger.repair import RESPONSE_BYTES_MAX, Outcome, RepairRequest, RepairResponse, Standing
 from dledger.wire import (
     VERSION,
+    GroupAnnounced,
     Hello,
     HelloAnswer,
     MessageReader,
@@ -26,8 +27,10 @@ from dledger.wire import (
     WireError,
     decode_answer,
     decode_hello,
+    decode_identity,
     encode_answer,
     encode_hello,
+    encode_identity,
     encode_message,
     spoken,
 )
@@ -58,6 +61,7 @@ MESSAGES: list[PeerMessage] = [
     HeartbeatResponse(A, B, 1, 2, 3, 4, 5, 6),
     HeartbeatResponse(A, B, 1, 2, 3, 4, 5, 6, 2**62),
     TimeoutNow(A, B, 9),
+    GroupAnnounced(A, B, bytes(range(240, 256))),
     RepairRequest(A, B, 1, 20, 3, 4, 1 << 20),
     RepairRequest(A, B, 2**62, 1, 0, 0, 0),
     RepairResponse(A, B, 1, 20, Outcome.FRAMES, Standing.LEADS, 30, 4, frame(20).data[5:], 7),
@@ -137,7 +141,7 @@ def test_frames_are_passed_on_not_rebuilt() -> None:
 def sealed(kind: int, *fields: int, tail: bytes = b"", length: int | None = None) -> bytes:
     shape = wire._KINDS[kind]
     size = shape.size + len(tail) if length is None else length
-    head = shape.pack(size, wire.VERSION, kind, *fields)
+    head = shape.pack(size, wire.MESSAGE_VERSION, kind, *fields)
     return head + struct.pack(">I", crc32c(head)) + tail
 
 
@@ -216,6 +220,39 @@ def test_hello_comes_back_cut_anywhere() -> None:
 def test_a_wrong_hello_is_refused(data: bytes, reason: str) -> None:
     with pytest.raises(WireError, match=reason):
         decode_hello(data)
+
+
+@pytest.mark.parametrize("group_id", [b"", bytes(range(16))])
+def test_of_which_group_one_is_comes_back_cut_anywhere(group_id: bytes) -> None:
+    data = encode_identity(group_id)
+    for size in range(len(data)):
+        assert decode_identity(data[:size]) is None
+    assert decode_identity(data + b"and more") == (group_id, len(data))
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"RMQA", "not the peer protocol"),
+        (b"RMQI\x02", "version 2"),
+        (b"RMQI\x04\x0f", "a group id of 15 bytes"),
+        (encode_identity(bytes(16))[:-1] + b"?", "checksum"),
+    ],
+)
+def test_a_wrong_group_id_is_refused(data: bytes, reason: str) -> None:
+    with pytest.raises(WireError, match=reason):
+        decode_identity(data)
+
+
+def test_the_frames_of_an_older_program_are_read_and_written_as_it_does() -> None:
+    """Version 3, as it stands in programs from before group ids."""
+    hello = b"RMQP\x03\x01\x02\x02gn0n1"
+    hello += struct.pack(">I", crc32c(hello))
+    assert decode_hello(hello) == (Hello("g", "n0", "n1", 3), len(hello))
+    assert spoken(Hello("g", "n0", "n1", 3)) == 3
+    assert encode_answer(HelloAnswer("", 3)) == b"RMQA\x03\x00\x00\x00"
+    head = b"\x00\x00\x00\x0e\x03\x07" + struct.pack(">q", 9)  # TimeoutNow, term 9
+    assert encoded(TimeoutNow(A, B, 9)) == head + struct.pack(">I", crc32c(head))
 
 
 def test_a_newer_program_is_answered_in_the_version_that_both_speak() -> None:

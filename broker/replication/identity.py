@@ -1,0 +1,67 @@
+"""The id of this broker's Raft group: proposed by a leader that finds none, and told to the links
+(dledger.identity), which refuse replicas of other groups by it.
+
+It is a command, and a program that does not know it stops there: so it is proposed when every
+member has said that it knows it. A founder or a member that was never seen up makes it wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from typing import TYPE_CHECKING
+
+from broker.replication.engine import RaftEngine
+from broker.tables.groupid import SIZE_BYTES, group_id
+from dledger.errors import RaftError
+
+if TYPE_CHECKING:
+    from broker.broker import Broker
+
+log = logging.getLogger("broker.members")
+
+RETRY_MS = 1_000  # between attempts to propose one
+
+
+class GroupId:
+    """`look` is part of the chore of broker.replication.members, which owns this."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._told = b""  # to the links
+        self._proposed: asyncio.Future[int] | None = None
+        self._due_ms = 0
+
+    def look(self) -> None:
+        """Some times a second, on every replica."""
+        engine = self._broker.engine
+        if not isinstance(engine, RaftEngine):
+            return
+        applied = self._broker.state.group.value
+        if applied != self._told:
+            log.info("group_id_applied id=%s", applied.hex() or "none")
+            before, self._told = self._told, applied
+            engine.identity.applied(before, applied)
+        if not applied and self._broker.roles.leading and engine.all_know_group_ids:
+            self._propose(engine)
+
+    def _propose(self, engine: RaftEngine) -> None:
+        now_ms = self._broker.clock_ms()
+        if self._proposed is not None or now_ms < self._due_ms:
+            return
+        self._due_ms = now_ms + RETRY_MS
+        # Founders that met one of a group took its id; so the group has it already.
+        wanted = engine.identity.group_id or secrets.token_bytes(SIZE_BYTES)
+        try:
+            self._proposed = engine.propose_command(group_id(wanted))
+        except RaftError as error:
+            log.info("group_id_not_proposed: %s", error)
+            return
+        self._proposed.add_done_callback(self._done)
+
+    def _done(self, done: asyncio.Future[int]) -> None:
+        self._proposed = None
+        error = None if done.cancelled() else done.exception()
+        if error is not None:  # whoever leads looks again
+            log.info("group_id_not_proposed: %s", error)

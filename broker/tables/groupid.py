@@ -1,0 +1,54 @@
+"""Which group this is (dledger.identity says what for): a table that every replica keeps. Pure.
+
+    {"op":"group_id","id":hex of 16 bytes,"if_absent":bool}
+
+The leader of a group that has none proposes one, if there is none when it is applied: of two
+leaders the first counts. Without `if_absent` it is a restore's, which made another group of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+SIZE_BYTES = 16
+
+
+class GroupIdTable:
+    """`value`: empty while there is none. `applied_index` as of every table."""
+
+    def __init__(self) -> None:
+        self.value = b""
+        self.applied_index = 0
+
+    def apply(self, command: Mapping[str, Any]) -> None:
+        """Raises KeyError, TypeError, ValueError."""
+        value = _value(command["id"])
+        if not self.value or not command["if_absent"]:
+            self.value = value
+
+    def own(self) -> None:
+        """Copies share nothing that changes."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {"groupId": self.value.hex()}
+
+    def load(self, value: Mapping[str, Any], applied_index: int) -> None:
+        """Become what a snapshot says; unchanged when that raises."""
+        said = value["groupId"]
+        self.value = _value(said) if said else b""
+        self.applied_index = applied_index
+
+
+def _value(said: str) -> bytes:
+    value = bytes.fromhex(said)
+    if len(value) != SIZE_BYTES:
+        raise ValueError(f"a group id of {len(value)} bytes")
+    return value
+
+
+def group_id(value: bytes, *, if_absent: bool = True) -> bytes:
+    assert len(value) == SIZE_BYTES, value
+    return orjson.dumps({"op": "group_id", "id": value.hex(), "if_absent": if_absent})

@@ -1,0 +1,186 @@
+"""Which group this replica is of. Two groups may have one name and the same ids: a copy beside its
+original, two clusters of tests on one machine, an address that was used before. Their logs must
+never meet.
+
+A group has an id, 16 random bytes, in its log: the application proposes it and tells what it
+applied (`applied`). What this replica goes by stands in the file `group` (a SlotFile), for it has
+to be known before the log is: links begin with it (wire). The rules, for two replicas that meet:
+
+- Both know an id, and they differ: they part, on both sides, whoever dialled.
+- One or both know none: they talk. A replica that has frames learns its id from them. If a link was
+  made before an id was known, the id is announced over it, and the first rule holds from then on.
+- This replica knows none and its log is empty: it is of the group of the first one that it *dials*
+  and that knows an id. That is durable in its file before any message passes between them, so it
+  never takes frames of two groups that have their ids. Whoever dials it with an id has to wait
+  until then: else a stray replica with a wrong address would decide. (One that dials nobody,
+  because it was told of nobody, believes whom it hears.)
+
+A file that is damaged says nothing; what is applied says it again. What is applied while the file
+says another id (the frames of a restored log, from before it was restored) changes nothing here.
+
+Not promised: anything between groups that have no ids yet, and between exact copies of one
+replica's files, which have one id. Shell: the file is saved in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+from dledger.messages import NodeId
+from dledger.slots import SlotFile, SlotsDamaged
+from dledger.wire import GROUP_ID_SIZE_BYTES
+from store.disk import Disk
+
+log = logging.getLogger("dledger.identity")
+
+FILE = "group"  # in the member's directory
+FOREIGN_MS = 30_000  # since it was refused last; diallers come back within half a second
+FOREIGN_MAX = 32  # remembered at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """Two replicas, each with where it is (host:port), and what the other one says it is of."""
+
+    own: NodeId
+    own_address: str
+    peer: NodeId
+    peer_address: str
+    theirs: bytes  # empty: it knows no id yet
+    dialled: bool  # by this one
+    alone: bool = False  # this one dials nobody
+
+
+class GroupIdentity:
+    """`load`, then `start`; `stop` in the end. Without a file nothing outlives it, and no id is
+    taken from anybody."""
+
+    def __init__(
+        self,
+        file: SlotFile | None = None,
+        is_empty: Callable[[], bool] = lambda: False,
+        on_failed: Callable[[str, BaseException], None] = lambda reason, error: None,
+    ) -> None:
+        """`is_empty`: the log has no frame, for certain. `on_failed`: the file cannot be saved."""
+        self.group_id = b""  # empty: not known yet
+        self.known: Callable[[], None] = lambda: None  # called when it is, or is another
+        self._file = file
+        self._is_empty = is_empty
+        self._on_failed = on_failed
+        self._taken = b""  # from a peer; counts when it is durable
+        self._saved = b""
+        self._saving: asyncio.Future[None] | None = None
+        self._pool: Executor | None = None
+        self._foreign: dict[tuple[NodeId, bytes, bool], tuple[float, str]] = {}
+
+    def load(self) -> None:
+        """Blocking. Raises OSError."""
+        assert self._file is not None
+        try:
+            content = self._file.load() or b""
+        except SlotsDamaged as error:
+            log.error("group_id_lost %s: what is applied will say it again", error)
+            return
+        assert len(content) in (0, GROUP_ID_SIZE_BYTES), content
+        self.group_id = self._saved = content
+        log.info("group_id id=%s", content.hex() or "none")
+
+    def start(self, pool: Executor) -> None:
+        self._pool = pool
+
+    async def stop(self) -> None:
+        while self._saving is not None:
+            await asyncio.wait([self._saving])
+        self._pool = None
+        if self._file is not None:
+            self._file.close()
+
+    def applied(self, before: bytes, now: bytes) -> None:
+        """The log says `now`, where it said `before` (empty: nothing)."""
+        if self.group_id in (b"", before) and now:
+            changed = self.group_id != now
+            self.group_id = now
+            self._save()
+            if changed:
+                self.known()
+        elif now != self.group_id:
+            log.warning(
+                "group_id_differs noted=%s applied=%s", self.group_id.hex(), now.hex() or "none"
+            )
+
+    def judge(self, meeting: Meeting, now_ms: float) -> str:
+        """Why the two may not talk; empty if they may. May begin to take the other's id."""
+        theirs = meeting.theirs
+        if not theirs:
+            return ""
+        if self.group_id:
+            return "" if theirs == self.group_id else self._part(meeting, now_ms)
+        if not self._is_empty() or self._file is None:
+            return ""
+        if not self._taken:
+            if not meeting.dialled and not meeting.alone:
+                return f"{meeting.own} is empty, and learns of which group it is from whom it dials"
+            log.info(
+                "group_id_taken node=%s id=%s peer=%s", meeting.own, theirs.hex(), meeting.peer
+            )
+            self._taken = theirs
+            self._save()
+        return f"{meeting.own} is empty, and first notes that it is of group id {self._taken.hex()}"
+
+    def foreign(self, now_ms: float) -> list[str]:
+        """Of whom this replica refused to be a peer lately, and why."""
+        for key, (seen_ms, _) in list(self._foreign.items()):
+            if now_ms - seen_ms > FOREIGN_MS:
+                del self._foreign[key]
+        return [text for _, text in self._foreign.values()]
+
+    def status(self, now_ms: float) -> dict[str, object]:
+        """`group_id` in hex (None: not known yet), and `foreign`."""
+        return {"group_id": self.group_id.hex() or None, "foreign": self.foreign(now_ms)}
+
+    def _part(self, meeting: Meeting, now_ms: float) -> str:
+        text = (
+            f"{meeting.peer} at {meeting.peer_address} is of group id {meeting.theirs.hex()},"
+            f" {meeting.own} at {meeting.own_address} is of group id {self.group_id.hex()}: these"
+            " are two groups of one name; correct the address in dLegerPeers, or empty the store of"
+            " the replica that shall join the other group"
+        )
+        self.foreign(now_ms)
+        key = meeting.peer, meeting.theirs, meeting.dialled
+        if key not in self._foreign:
+            log.error("foreign_group %s", text)  # once, and not at each of its attempts
+            if len(self._foreign) >= FOREIGN_MAX:
+                del self._foreign[next(iter(self._foreign))]
+        self._foreign[key] = now_ms, text
+        return text
+
+    def _save(self) -> None:
+        wanted = self.group_id or self._taken
+        if self._file is None or self._pool is None or self._saving is not None:
+            return
+        if wanted == self._saved:
+            return
+        loop = asyncio.get_running_loop()
+        self._saving = loop.run_in_executor(self._pool, self._file.save, wanted)
+        self._saving.add_done_callback(lambda done: self._saved_it(done, wanted))
+
+    def _saved_it(self, done: asyncio.Future[None], content: bytes) -> None:
+        self._saving = None
+        error = done.exception()
+        if error is not None:
+            self._on_failed("saving the group id failed", error)
+            return
+        self._saved = content
+        if not self.group_id:
+            self.group_id = content
+            self.known()
+        self._save()
+
+
+def file_of(disk: Disk, directory: str) -> SlotFile:
+    """Of the replica whose directory (dledger.settings) this is."""
+    return SlotFile(disk, f"{directory}/{FILE}")

@@ -1,0 +1,196 @@
+"""The id of a Raft group: who proposes it and when, that it stays, and that two groups which share
+all their names never mix."""
+
+import asyncio
+import logging
+
+import pytest
+
+from broker.broker import Broker
+from broker.errors import StateError
+from broker.replication.identity import GroupId
+from broker.tables import snapshot
+from broker.tables.groupid import group_id
+from broker.tables.state import BrokerState, announce
+from dledger.wire import HelloAnswer, encode_answer
+from remoting.codes import RequestCode, ResponseCode
+from remoting.fastjson import loads_object
+from store.disk import OsDisk
+from tests.broker.cluster import Group, until
+
+ONE, TWO = bytes(range(16)), bytes(range(16, 32))
+
+
+def id_of(broker):
+    """As its links and its tables have it, once both agree."""
+    identity = broker.engine.identity.group_id
+    return identity if identity == broker.state.group.value else b""
+
+
+async def agreed(brokers):
+    brokers = list(brokers)
+    await until(lambda: all(map(id_of, brokers)))
+    found = {id_of(broker) for broker in brokers}
+    assert len(found) == 1, found
+    return found.pop()
+
+
+async def runtime(group, broker):
+    answer = await group.ask(broker, RequestCode.GET_BROKER_RUNTIME_INFO)
+    return loads_object(answer.body)["table"]
+
+
+def applied(*payloads):
+    state = BrokerState()
+    for index, payload in enumerate(payloads, 1):
+        state.apply(index, 1_000, payload)
+    return state
+
+
+def test_the_first_id_counts_and_a_restore_makes_another():
+    assert applied(announce("n0", "h:1")).group.value == b""
+    assert applied(group_id(ONE), group_id(TWO)).group.value == ONE
+    assert applied(group_id(ONE), group_id(TWO, if_absent=False)).group.value == TWO
+    for wrong in (b'{"op":"group_id","id":"00","if_absent":true}', b'{"op":"group_id"}'):
+        with pytest.raises(StateError):
+            applied(wrong)
+
+
+def test_it_is_in_snapshots_and_nothing_is_replayed_for_it_after_an_upgrade(tmp_path):
+    disk = OsDisk(str(tmp_path))
+    state = applied(group_id(ONE), announce("n0", "h:1"))
+    copies = snapshot.capture(state)
+    again = snapshot.from_json(copies.to_json())
+    assert dict(again.tables)[snapshot.GROUP_ID].value == ONE
+    snapshot.write(disk, copies)
+    loaded = BrokerState()
+    assert snapshot.load(disk, loaded) == 2 and loaded.group.value == ONE
+    # What an older program wrote has no such file, and no such command before it.
+    disk.remove(f"{snapshot.DIRECTORY}/{snapshot.GROUP_ID}")
+    older = BrokerState()
+    assert snapshot.load(disk, older) == 2 and older.group.value == b""
+    parcel = {name: v for name, v in copies.to_json().items() if name != snapshot.GROUP_ID}
+    assert snapshot.from_json(parcel).applied_index == 2
+
+
+async def test_a_group_has_one_id_that_stays(tmp_path):
+    async with Group(tmp_path, 3) as group:
+        made = await agreed(group.brokers.values())
+        leader = await group.leading()
+        table = await runtime(group, leader)
+        assert table["raftGroupId"] == made.hex()
+        await group.kill(leader.config.dleger_self_id)
+        await group.leader()
+        assert await agreed(group.brokers.values()) == made
+        killed = await group.start(leader.config.dleger_self_id)
+        assert killed.engine.identity.group_id == made  # noted, before anything is applied
+        assert await agreed(group.brokers.values()) == made
+
+
+async def test_none_is_proposed_while_an_older_replica_is_there_and_then_by_who_leads(
+    tmp_path, monkeypatch
+):
+    """A group from before group ids, of which n2 is the last to be upgraded: it is played by what
+    answers hellos as an older program does. The first leader is gone before it proposes any."""
+    greeted = []
+
+    async def older(reader, writer):
+        try:
+            await reader.readuntil(b"n2")
+            writer.write(encode_answer(HelloAnswer("", 3)))
+            greeted.append(writer)
+            while await reader.read(1 << 16):
+                pass
+        except (ConnectionResetError, asyncio.IncompleteReadError):
+            pass  # that node went away
+        finally:
+            writer.close()
+
+    with monkeypatch.context() as before:
+        before.setattr(GroupId, "_propose", lambda self, engine: None)
+        group = Group(tmp_path, 3)
+        async with group:
+            await group.leader()
+            await group.kill("n2")
+            server = await asyncio.start_server(older, sock=group.listener("n2"))
+            both = list(group.brokers.values())
+            await until(lambda: all(b.engine._links.version("n2") == 3 for b in both))
+            before.undo()
+            first = await group.leading()
+            assert not first.engine.all_know_group_ids
+            await group.create_topic(first, "T")  # commands go through, and this one would have
+            ours = first.operators.members.group_id
+            looked, look = [], ours.look
+            ours.look = lambda: (look(), looked.append(1))
+            await until(lambda: len(looked) > 2)
+            assert first.state.group.value == first.engine.identity.group_id == b""
+            ours._propose = lambda engine: None
+            for writer in greeted:
+                writer.close()
+            server.close()
+            await group.start("n2")
+            await until(lambda: all(b.engine.all_know_group_ids for b in group.brokers.values()))
+            assert first.state.group.value == b""
+            gone = first.config.dleger_self_id
+            await group.kill(gone)
+            made = await agreed(group.brokers.values())
+            await group.start(gone)
+            assert await agreed(group.brokers.values()) == made
+
+
+class Astray(Group):
+    """Its n2 can be given the addresses of another group's replicas."""
+
+    astray: Group | None = None
+
+    def config(self, name):
+        own = self.ports
+        if self.astray is not None and name == "n2":
+            self.ports = {**self.astray.ports, name: own[name]}
+        try:
+            return super().config(name)
+        finally:
+            self.ports = own
+
+
+async def test_two_groups_of_one_name_and_the_same_ids_never_mix(tmp_path, caplog):
+    caplog.set_level(logging.ERROR, "dledger.identity")
+    async with Group(tmp_path / "one", 3) as one, Astray(tmp_path / "two", 3) as two:
+        first, second = await agreed(one.brokers.values()), await agreed(two.brokers.values())
+        assert first != second
+        for group, body in ((one, b"one"), (two, b"two")):
+            leader = await group.leading()
+            assert (await group.create_topic(leader, "T")).code == ResponseCode.SUCCESS
+            assert (await group.send(leader, "T", body)).code == ResponseCode.SUCCESS
+        await two.stop("n2")
+        two.astray = one
+        lost: Broker = await two.start("n2")
+        await until(lambda: len(lost.engine.status()["foreign"]) >= 2)
+        peers = lost.engine.status()["peers"]
+        for name in ("n0", "n1"):
+            assert not peers[name]["connected"]
+            for text in (first.hex(), second.hex(), f"127.0.0.1:{one.ports[name]}", "dLegerPeers"):
+                assert text in peers[name]["error"], peers[name]
+        for name in ("n0", "n1"):
+            told = one.brokers[name].engine.status()["foreign"]
+            assert told and second.hex() in told[0] and first.hex() in told[0]
+        # Both go on; the one with what it has left, a majority.
+        for group, body in ((one, b"one"), (two, b"two")):
+            leader = await group.leading()
+            assert (await group.send(leader, "T", body)).code == ResponseCode.SUCCESS
+        assert len(caplog.records) <= 6  # once for each pair and direction
+        await two.kill("n2")
+        two.astray = None
+        await two.start("n2")
+        for group in (one, two):
+            leader = await group.leading()
+            last = leader.engine.log_index.last_index
+            await until(
+                lambda group=group, last=last: all(
+                    b.engine.applied_index >= last for b in group.brokers.values()
+                )
+            )
+            bodies = {b.store.queues.queue("T", 0).max_offset for b in group.brokers.values()}
+            assert bodies == {2}
+        assert await agreed(one.brokers.values()) == first
+        assert await agreed(two.brokers.values()) == second

@@ -33,6 +33,7 @@ class Stage:
             "PYTHON": sys.executable,
             "DOCKER_HOST": f"unix://{self.socket}",
             "RAFTMQ_HEALTH_INTERVAL": "5s",  # the first look is an interval after the start
+            "RAFTMQ_HEALTH_TIMEOUT": "120s",  # Python may start slowly on a machine that is busy
         }
 
     def up(self) -> str:

@@ -52,7 +52,7 @@ class Environment:
     rng: random.Random
     say: Callable[[str], None] = lambda words: None
     join_timeout_s: float = 120.0
-    drain_timeout_s: float = 180.0
+    drain_timeout_s: float = 120.0
 
 
 class Workload(Protocol):

@@ -51,8 +51,8 @@ class RaftCore(Leading, Following):
     """One replica. Attributes for reading: `node_id`, `configurations`, `voters`, `is_voter`,
     `peers` (with whom it speaks), `config`, `role`, `term`, `voted_for`, `whole`, `incarnation`,
     `unfit`, `leader`, `leader_ready`, `commit_index`, `durable_index`, `last_index`,
-    `wants_noop`, `can_propose`, `transfer_target`, `next_deadline_ms`. Times are milliseconds of
-    one clock that never goes back."""
+    `wants_noop`, `can_propose`, `transfer_target`, `patience`, `next_deadline_ms`. Times are
+    milliseconds of one clock that never goes back (attention.py)."""
 
     __slots__ = ()
 
@@ -70,11 +70,15 @@ class RaftCore(Leading, Following):
             return
         if self._closed:
             self._closed.discard(message.sender)  # whoever speaks is connected
+        if self._given_up and message.sender in self._given_up:
+            self._speaks_after_all()
         kind = type(message)
         if message.term > self.term and kind is not VoteRequest:
             # A request of a higher term comes from that term's leader. (A vote request must
             # prove itself first: election.py.)
             leads = kind is AppendRequest or kind is Heartbeat or kind is TimeoutNow
+            if self.role is Role.LEADER and self.transfer_target is None:
+                self._patience.mistaken()  # deposed, and lives
             self._become_follower(
                 message.term, message.sender if leads else None, f"{message.sender} is ahead"
             )
@@ -126,6 +130,7 @@ class RaftCore(Leading, Following):
         if peer not in self.peers:
             return
         self._closed.add(peer)
+        self._given_up.discard(peer)
         if self.role is Role.LEADER:
             self._leader_peer_closed(peer)
         elif self.role is Role.FOLLOWER and peer == self.leader:
@@ -183,9 +188,15 @@ class RaftCore(Leading, Following):
         """What the leader knows of each follower (read only); empty on other replicas."""
         return self._progress
 
-    def silent_ms(self, peer: NodeId, now_ms: float) -> float | None:
+    @property
+    def patience(self) -> int:
+        """By what the configured election time-outs are multiplied now (patience.py)."""
+        return self._patience.factor
+
+    def silent_ms(self, peer: NodeId, now_ms: float | None = None) -> float | None:
         """How long ago `peer` was heard, as far as this replica keeps count: a leader does of its
-        followers, a follower of its leader."""
+        followers, a follower of its leader. Without `now_ms`: when the core was told the time."""
+        now_ms = self._now_ms if now_ms is None else now_ms
         if peer in self._progress:
             return max(0.0, now_ms - self._progress[peer].heard_ms)
         known = peer == self.leader and self._leader_contact_ms > NEVER_MS

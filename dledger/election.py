@@ -34,6 +34,10 @@ class Election(CoreState):
     def _start_pre_vote(self, reason: str) -> None:
         """Ask whether an election would be won, before disturbing anybody with a higher term."""
         assert self.role is not Role.LEADER
+        if self.role is Role.FOLLOWER:
+            self._give_up(() if self.leader is None else (self.leader,))
+        elif self.role is Role.CANDIDATE:
+            self._missed_term = self.term
         if self.role is not Role.PRE_CANDIDATE:
             self.role = Role.PRE_CANDIDATE
             self.leader = None
@@ -51,6 +55,7 @@ class Election(CoreState):
         self.role = Role.CANDIDATE
         self.leader = None
         self._transfer_campaign = transfer
+        self._asked_ms = self._now_ms
         self._tally = Tally(self.voters)
         self._reset_election_timer()
         self._role_changed(reason)
@@ -100,12 +105,19 @@ class Election(CoreState):
                 # would only be waiting for the dead.
                 soon = self.config.close_jitter_ms / 2 + self._close_jitter()
                 self._election_due_ms = self._now_ms + soon
+            elif self._now_ms - self._asked_ms < self.config.election_ms_min:
+                # They answer fast: no reason to be patient now, whatever was before.
+                patient_ms = self._election_due_ms - self._now_ms
+                self._election_due_ms = self._now_ms + patient_ms / self._patience.factor
 
     def _on_vote_response(self, response: VoteResponse) -> None:
         if response.pre_vote:
             current = self.role is Role.PRE_CANDIDATE and response.request_term == self.term + 1
         else:
             current = self.role is Role.CANDIDATE and response.request_term == self.term
+            if 0 < self._missed_term == response.request_term and not current:
+                self._missed_term = 0
+                self._patience.mistaken()  # the vote was on its way
         if not current or response.request_incarnation != self.incarnation:
             return  # an answer to an earlier candidacy
         assert self._tally is not None
@@ -144,6 +156,8 @@ class Election(CoreState):
                 # Thesis 4.2.3: a live leader is not deposed by somebody who does not hear it.
                 self._answer_vote(request, False)
                 return
+            if self.leader is not None and not request.transfer:
+                self._give_up((self.leader,))
             self._become_follower(request.term, None, f"{request.sender} asks for votes")
         granted = (
             request.term == self.term
@@ -171,7 +185,8 @@ class Election(CoreState):
             # Whoever asked first goes first: wait long enough for its election to be decided,
             # or two that saw the same close would split the vote. Only once: it may not hear us.
             self._yielded = True
-            later = self._now_ms + self.config.heartbeat_ms + self._close_jitter()
+            decided_ms = self.config.heartbeat_ms * self._patience.factor
+            later = self._now_ms + decided_ms + self._close_jitter()
             self._election_due_ms = max(self._election_due_ms, later)
         self._answer_vote(request, granted)
 

@@ -77,11 +77,8 @@ class LogFlusher:
             self._begin()
 
     def tick(self, now_ms: float) -> None:
-        """ASYNC mode: start what is due. Both: remember since when a sync has been under way."""
-        if self._busy is not None:
-            if self._begun_ms is None:
-                self._begun_ms = now_ms
-        elif now_ms >= self._due_ms:
+        """ASYNC mode: start what is due."""
+        if self._busy is None and now_ms >= self._due_ms:
             self._due_ms = now_ms + self._interval_ms
             self._begin()
 
@@ -95,8 +92,12 @@ class LogFlusher:
         )
 
     def stalled_ms(self, now_ms: float) -> float:
-        """For how long (to a tick) one fdatasync has been under way; 0 if none is."""
-        return 0.0 if self._begun_ms is None else now_ms - self._begun_ms
+        """For how long (to a call) one fdatasync has been under way; 0 if none is."""
+        if self._busy is None:
+            return 0.0
+        if self._begun_ms is None:
+            self._begun_ms = now_ms
+        return now_ms - self._begun_ms
 
     def _begin(self) -> bool:
         """Hand the next sync to the thread; False if there is nothing to sync."""

@@ -28,6 +28,8 @@ class Following(Standing):
     def _accept_leader(self, sender: NodeId) -> None:
         """`sender` leads the current term (Raft 5.2: there is no other)."""
         assert self.role is not Role.LEADER, (self.node_id, sender, self.term)
+        if self._patience.tried:
+            self._patience.heard(self._now_ms, self._now_ms - self._leader_contact_ms)
         if self.leader == sender and self.role is Role.FOLLOWER:
             self._reset_election_timer()
         else:

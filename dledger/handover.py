@@ -38,6 +38,7 @@ class Handover:
     told_leader: Callable[[], NodeId | None]  # who leads, as the application was told last
     working: Callable[[], bool]  # neither failed nor stopped
     now_ms: Callable[[], float]
+    core_ms: Callable[[], float]  # the time as the core is told it (attention.py)
 
     async def run(self, timeout_ms: float) -> NodeId | None:
         """Give leadership to the follower that has most. Returns who leads then; None if nobody
@@ -79,7 +80,7 @@ class Handover:
 
     def _begin(self) -> None:
         """Start a transfer if somebody is able now."""
-        able = able_successors(self.core, self.is_open, self.now_ms())
+        able = able_successors(self.core, self.is_open, self.core_ms())
         if not able:
             return
         best = max(able, key=lambda p: (p.match_index, p.heard_ms)).peer
@@ -115,7 +116,7 @@ def hindrance_of(
 def able_successors(
     core: RaftCore, is_open: Callable[[NodeId], bool], now_ms: float
 ) -> list[Progress]:
-    """Who could lead at once, of a leader's followers."""
+    """Who could lead at once, of a leader's followers. `now_ms` is the core's time."""
     heard_since_ms = now_ms - HEARD_HEARTBEATS * core.config.heartbeat_ms
     return [
         progress

@@ -134,9 +134,12 @@ class Installer:
 
     def refilled(self) -> list[NodeId]:
         """Followers that are being refilled: while there are some retention shall take nothing."""
-        core = self._core
-        peers = {p.peer: (p.match_index, p.heard_ms) for p in core.progress.values()}
-        return self._donor.still_refilled(peers, self._clock_ms())
+        core, now_ms = self._core, self._clock_ms()
+        peers = {
+            p.peer: (p.match_index, now_ms - (core.silent_ms(p.peer) or 0.0))
+            for p in core.progress.values()
+        }
+        return self._donor.still_refilled(peers, now_ms)
 
     # -- messages -------------------------------------------------------------------------------
 

@@ -264,7 +264,9 @@ class Leading(Election, Membership):
         now_ms = self._now_ms
         if self.transfer_target is not None and now_ms >= self._transfer_due_ms:
             self._abort_transfer("time-out")
-        if now_ms >= self._quorum_due_ms():
+        quorum_due_ms = self._quorum_due_ms()
+        if now_ms >= quorum_due_ms:
+            self._give_up([progress.peer for progress in self._voting])
             self._become_follower(self.term, None, "no majority answers")
             return
         if now_ms >= self._pace.due_ms:
@@ -275,15 +277,22 @@ class Leading(Election, Membership):
             if self._cannot_go_on():
                 self._become_follower(self.term, None, "too few replicas are whole")
                 return
+            if self._patience.tried:
+                self._patience.heard(now_ms, now_ms - quorum_due_ms + self._patience_ms)
             self._send_heartbeats()
             self._let_go()
 
     def _quorum_due_ms(self) -> float:
-        """CheckQuorum: when a majority has been silent for a whole election time-out."""
+        """CheckQuorum: when a majority has been silent for a whole election time-out, with the
+        same patience as elections."""
         heard = [progress.heard_ms for progress in self._voting]
         if self.is_voter:
             heard.append(self._now_ms)
-        return reached_by_majority(heard) + self.config.election_ms_max
+        return reached_by_majority(heard) + self._patience_ms
+
+    @property
+    def _patience_ms(self) -> float:
+        return self.config.election_ms_max * self._patience.factor
 
     # -- reads ------------------------------------------------------------------------------
 

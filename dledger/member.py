@@ -20,6 +20,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from dledger.applier import Application, Applier
+from dledger.attention import AttendedClock
 from dledger.configuration import Change
 from dledger.core import RaftCore
 from dledger.errors import NotLeader, StateTooOld
@@ -70,6 +71,8 @@ FRAMES_KEEP_BUSY = 2  # one being written by the peers, one on its way to them
 class RaftMember(Performing):
     """See the module. `start` before anything else; `stop` in the end, also after a failure."""
 
+    _patience = 1  # the core's, as the log has it
+
     def __init__(
         self,
         config: MemberConfig,
@@ -94,6 +97,7 @@ class RaftMember(Performing):
         self._commitlog = commitlog
         self._rng = rng
         self._clock_ms = clock_ms
+        self._core_ms = AttendedClock(clock_ms, config.core.heartbeat_ms)
         self._wall_ms = wall_ms
         self._on_fatal = on_fatal
         asynchronous = config.flush is FlushMode.ASYNC
@@ -208,7 +212,7 @@ class RaftMember(Performing):
             self.log.index,
             hard_state,
             self._rng,
-            self._clock_ms(),
+            self._core_ms(),
             self._applier.applied_index,
             incarnation=1 + secrets.randbelow(1 << 62),
         )
@@ -289,6 +293,7 @@ class RaftMember(Performing):
             lambda: self._told_leader,
             lambda: self._running,
             self._clock_ms,
+            self._core_ms,
         )
         self._leaving = True
         return await leaving.run(self.config.transfer_on_stop_ms)
@@ -338,7 +343,7 @@ class RaftMember(Performing):
         Raises NotLeader, UnknownTarget, Busy."""
         if not self._running:
             raise NotLeader(None)
-        self.core.transfer(target, self._clock_ms())
+        self.core.transfer(target, self._core_ms())
         self._pump()
 
     def preferred_successor(self) -> NodeId | None:
@@ -346,12 +351,12 @@ class RaftMember(Performing):
         None: to nobody. To be asked some times a second, on every replica (preference.py)."""
         if not self._running:
             return None
-        core, now_ms = self.core, self._clock_ms()
+        core = self.core
         preferred = core.configurations.current.preferred or ""
         ready = core.role is Role.LEADER and self._serving
         hindrance, at_hand = "", False
         if ready and preferred not in ("", core.node_id):
-            hindrance, at_hand = hindrance_of(preferred, core, self._links.is_open, now_ms)
+            hindrance, at_hand = hindrance_of(preferred, core, self._links.is_open, self._core_ms())
         seen = Seen(
             core.node_id,
             core.term,
@@ -363,7 +368,7 @@ class RaftMember(Performing):
             self._busy() if ready else "",
             at_hand,
         )
-        return self._preference.look(seen, now_ms)
+        return self._preference.look(seen, self._clock_ms())
 
     def _busy(self) -> str:
         """What goes on here that another leader would have to begin anew; "" for nothing."""
@@ -439,7 +444,7 @@ class RaftMember(Performing):
             self._promises.recovering,
             self._health,
             self._healer.status() | self._installer.status(),
-            self._clock_ms(),
+            self._core_ms(),
         ) | {"preferred_standing": self._preference.standing, **self._links.group_status()}
 
     def change_members(self, change: Change) -> asyncio.Future[int]:
@@ -466,7 +471,7 @@ class RaftMember(Performing):
             if self.failure is None:
                 self._on_early_messages(messages)
             return
-        now_ms = self._clock_ms()
+        now_ms = self._core_ms()
         step = self.core.step
         try:
             for message in messages:
@@ -522,7 +527,7 @@ class RaftMember(Performing):
 
     def on_closed(self, peer: NodeId) -> None:
         log.info("peer_closed node=%s peer=%s", self.config.node_id, peer)
-        self._drive(lambda: self.core.peer_closed(peer, self._clock_ms()))
+        self._drive(lambda: self.core.peer_closed(peer, self._core_ms()))
 
     def on_failed(self, error: BaseException) -> None:
         self._fail("a peer link's task ended", error)
@@ -532,22 +537,25 @@ class RaftMember(Performing):
         self._drive(self._do_what_is_due)
 
     def _do_what_is_due(self) -> None:
-        now_ms = self._clock_ms()
+        now_ms, core_ms = self._clock_ms(), self._core_ms.turn()
         core = self.core
         self._flusher.tick(now_ms)
-        self._look_at_disk(now_ms)
-        if now_ms >= core.next_deadline_ms:
-            core.tick(now_ms)
+        self._look_at_disk(core_ms)
+        if core_ms >= core.next_deadline_ms:
+            core.tick(core_ms)
+        if core.patience != self._patience:
+            self._tell_patience()
         if now_ms >= self._healing_due_ms:
             self._healing_due_ms = now_ms + HEALING_MS
-            self._healer.tick(now_ms, busy=self._flusher.stalled_ms(now_ms) > 2 * TICK_MS)
+            self._healer.tick(now_ms, busy=self._flusher.stalled_ms(core_ms) > 2 * TICK_MS)
             self._installer.tick(now_ms)
         if now_ms >= self._housekeeping_due_ms:
             self._housekeeping_due_ms = now_ms + HOUSEKEEPING_MS
             self._keep_house(now_ms)
 
     def _look_at_disk(self, now_ms: float) -> None:
-        """Give leadership up when an fdatasync hangs, and do not come back before it returns."""
+        """Give leadership up when an fdatasync hangs, and do not come back before it returns.
+        `now_ms` is the core's time: a sync does not hang that nobody could have seen return."""
         health = self._health
         under_way_ms = max(self._flusher.stalled_ms(now_ms), self._saver.stalled_ms(now_ms))
         if not health.synced(under_way_ms):
@@ -557,6 +565,10 @@ class RaftMember(Performing):
             self.core.disk_fails(health.reason)
         else:
             self.core.disk_works()
+
+    def _tell_patience(self) -> None:
+        self._patience = self.core.patience
+        log.warning("patience_changed node=%s factor=%d", self.config.node_id, self._patience)
 
     def _try_to_write(self) -> None:
         """The disk was full: is there room by now?"""

@@ -11,6 +11,7 @@ what was handed out <= last index; one leader a term; a frame at or below commit
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,6 +26,7 @@ from dledger.messages import (
     VoteRequest,
 )
 from dledger.pace import NEVER_DUE_MS, CatchUpPace
+from dledger.patience import FACTOR_MAX, Patience
 from dledger.progress import Progress
 from dledger.quorum import Tally
 from store.frame import Frame
@@ -40,7 +42,8 @@ class Random(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CoreConfig:
-    """Time-outs in milliseconds, limits in bytes or pieces."""
+    """Time-outs in milliseconds, limits in bytes or pieces. Those of elections are longer by a
+    factor where they prove too short (patience.py)."""
 
     heartbeat_ms: float = 75  # < election_ms_min / 4: three lost ones depose nobody
     election_ms_min: float = 350
@@ -78,6 +81,7 @@ class CoreState:
 
     __slots__ = (
         "_appends_due",
+        "_asked_ms",
         "_campaign_due_ms",
         "_closed",
         "_commit_end",
@@ -86,10 +90,13 @@ class CoreState:
         "_durable_ack_due",
         "_election_due_ms",
         "_electors",
+        "_given_up",
+        "_given_up_ms",
         "_handed_index",
         "_heartbeat_due_ms",
         "_leader_contact_ms",
         "_log",
+        "_missed_term",
         "_now_ms",
         "_out_append",
         "_out_commit",
@@ -102,6 +109,7 @@ class CoreState:
         "_out_truncate",
         "_own_first_index",
         "_pace",
+        "_patience",
         "_progress",
         "_provisional",
         "_reads",
@@ -182,6 +190,11 @@ class CoreState:
         self._leader_contact_ms = NEVER_MS
         self._closed: set[NodeId] = set()  # peers whose connection is known to be closed
         # Electing
+        self._patience = Patience(config.election_ms_min, config.election_ms_max)
+        self._given_up: set[NodeId] = set()  # for silence, though connected, since:
+        self._given_up_ms = 0.0
+        self._asked_ms = 0.0  # since when: the own candidacy
+        self._missed_term = 0  # of the own candidacy that ended without its votes; 0: none
         self._tally: Tally | None = None
         self._transfer_campaign = False
         self._campaign_due_ms = 0.0  # when unanswered vote requests are asked again
@@ -361,14 +374,28 @@ class CoreState:
 
     def _reset_election_timer(self) -> None:
         low, high = self.config.election_ms_min, self.config.election_ms_max
-        self._election_due_ms = self._now_ms + low + self._rng.random() * (high - low)
+        drawn_ms = low + self._rng.random() * (high - low)
+        self._election_due_ms = self._now_ms + drawn_ms * self._patience.factor
         self._yielded = False
+
+    def _give_up(self, peers: Iterable[NodeId]) -> None:
+        """They have been silent for too long, it seems. Should one of them, its connection never
+        having closed, speak while the longest patience would still have waited, it was not."""
+        self._patience.interrupted()
+        self._given_up = set(peers) - self._closed
+        self._given_up_ms = self._now_ms
+
+    def _speaks_after_all(self) -> None:
+        self._given_up.clear()
+        if self._now_ms - self._given_up_ms < FACTOR_MAX * self.config.election_ms_max:
+            self._patience.mistaken()
 
     def _close_jitter(self) -> float:
         return self._rng.random() * self.config.close_jitter_ms
 
     def _hears_leader(self) -> bool:
-        """Whether this replica has a reason to believe that the group is led."""
+        """Whether this replica has a reason to believe that the group is led. As configured,
+        whatever its own patience: it must not keep others from replacing a leader that is gone."""
         if self.role is Role.LEADER:
             return True
         return (

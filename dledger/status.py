@@ -31,7 +31,8 @@ def status_of(
     are None on a node that does not lead; `inflight` counts requests, and `contact_ms` is how long
     ago it was heard last (a follower knows that of its leader). `healing`: `repairing`, `damaged`,
     `damaged_count`, `mended`, `scrub`, as healer.py says; `installing`, `behind_bytes`, as
-    installer.py does. `preferred`: who should lead, if anybody."""
+    installer.py does. `preferred`: who should lead, if anybody.
+    `patience`: by what the configured election time-outs are multiplied (patience.py)."""
     peers: dict[str, dict[str, object]] = {}
     for peer in core.peers:
         progress = core.progress.get(peer)
@@ -61,6 +62,7 @@ def status_of(
         "last_index": core.last_index,
         "durable_index": log.durable_index,
         "voted_for": core.voted_for,
+        "patience": core.patience,
         "flush": flush,
         "failure": failure,
         "whole": core.whole,

@@ -182,6 +182,7 @@ def node_view(broker: Broker) -> NodeView:
         group_id=_text(status.get("group_id")),
         foreign=_texts(status.get("foreign")),
         voted_for=_text(status.get("voted_for")),
+        election_patience=_number(status.get("patience")),
         whole=bool(status.get("whole", True)),
         recovering=_text(status.get("recovering")),
         commit_index=_number(status.get("commit_index")),

@@ -145,9 +145,10 @@ class RatesView(View, frozen=True, kw_only=True):
 
 class NodeView(View, frozen=True, kw_only=True):
     """One replica's own view. What only Raft has is null in classic mode. `membership`: voter,
-    learner; none: removed from its group, or not added yet. `group_id`: null while the group has
-    none. `foreign`: replicas of other groups that were refused in the last half minute, in
-    words."""
+    learner; none: removed from its group, or not added yet. `election_patience`: by what the
+    configured election time-outs are multiplied just now; 1 unless the group is starved.
+    `group_id`: null while the group has none. `foreign`: replicas of other groups that were refused
+    in the last half minute, in words."""
 
     name: str
     group: str
@@ -171,6 +172,7 @@ class NodeView(View, frozen=True, kw_only=True):
     group_id: str | None
     foreign: list[str]
     voted_for: str | None
+    election_patience: int | None
     whole: bool
     recovering: str | None
     commit_index: int | None

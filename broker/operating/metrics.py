@@ -326,6 +326,7 @@ class BrokerMetrics:
             ("last_index", "raft_last_index", "The log's last frame."),
             ("durable_index", "raft_durable_index", "The last frame known to be durable here."),
             ("leader_ready", "raft_leader_ready", "1 if it leads and its no-op is applied."),
+            ("patience", "raft_election_patience", "Times the election time-outs are longer."),
             ("whole", "raft_whole", "0 while this replica may have lost promises."),
             ("commands_waiting", "raft_commands_waiting", "Commands that wait to be proposed."),
             ("damaged_count", "raft_log_damaged_frames", "Frames known to be damaged."),

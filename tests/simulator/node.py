@@ -121,7 +121,7 @@ class SimNode:
             self.log.index,
             hard_state,
             world.rng,
-            world.now_ms,
+            self.core_ms(),
             self.recovered_index(),
             incarnation=self.incarnation,
         )
@@ -266,6 +266,10 @@ class SimNode:
             if self.up:
                 getattr(self, kind)(what)
 
+    def core_ms(self) -> float:
+        """The time as the core is told it."""
+        return self.world.now_ms
+
     # -- events -----------------------------------------------------------------------------------
 
     @property
@@ -286,14 +290,14 @@ class SimNode:
         if not self.up:
             self.mender.hears(message.sender)
             return
-        self.core.step(message, self.world.now_ms)
+        self.core.step(message, self.core_ms())
         self._work()
 
     def peer_closed(self, peer: str) -> None:
         if self.paused:
             self._waiting.append(("peer_closed", peer))
             return
-        self.core.peer_closed(peer, self.world.now_ms)
+        self.core.peer_closed(peer, self.core_ms())
         self._work()
 
     def peer_opened(self, peer: str) -> None:
@@ -306,7 +310,7 @@ class SimNode:
     def transfer(self, target: str) -> None:
         if self.up and not self.paused and self.core.role is Role.LEADER:
             with suppress(Busy, UnknownTarget):  # another is under way; it is no voter
-                self.core.transfer(target, self.world.now_ms)
+                self.core.transfer(target, self.core_ms())
             self._work()
 
     def step_down(self) -> None:
@@ -315,7 +319,8 @@ class SimNode:
             self._work()
 
     def _schedule_tick(self) -> None:
-        due_ms = max(self.core.next_deadline_ms, self.world.now_ms)
+        now_ms = self.core_ms()
+        due_ms = max(self.core.next_deadline_ms, now_ms) + (self.world.now_ms - now_ms)
         if self._tick_at <= self.world.now_ms or due_ms < self._tick_at:
             self._tick_at = due_ms
             self.world.at(due_ms, self._tick_if_due, self.incarnation, due_ms)
@@ -326,7 +331,7 @@ class SimNode:
 
     def _tick(self) -> None:
         self._tick_at = 0.0
-        self.core.tick(self.world.now_ms)
+        self.core.tick(self.core_ms())
         self._work()
 
     # -- clients ----------------------------------------------------------------------------------

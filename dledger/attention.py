@@ -1,0 +1,38 @@
+"""The clock of a replica that may be kept from running. Pure.
+
+A process that gets no processor, or whose loop is held up, hears nobody meanwhile: what the others
+sent lies in its sockets. If such a time counted as their silence, it would give a leader up whose
+heartbeats are there to be read. So the core is driven by a clock that goes on by at most
+`step_ms_max` from one turn of the loop to the next, however long that took: between two turns
+everything that had arrived has been read. A time-out takes at least time-out / step_ms_max turns.
+
+It never goes back, and goes like the clock it is made from while no turn takes too long. It is for
+judging silence and progress only, not for anything that is promised in real time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+
+class AttendedClock:
+    """Call it for the time, and `turn` once in every turn of the loop."""
+
+    __slots__ = ("_at_turn_ms", "_clock_ms", "_step_ms_max", "_turned_ms")
+
+    def __init__(self, clock_ms: Callable[[], float], step_ms_max: float) -> None:
+        assert step_ms_max > 0
+        self._clock_ms = clock_ms
+        self._step_ms_max = step_ms_max
+        self._turned_ms = self._at_turn_ms = clock_ms()
+
+    def __call__(self) -> float:
+        passed_ms = self._clock_ms() - self._turned_ms
+        return self._at_turn_ms + min(passed_ms, self._step_ms_max)
+
+    def turn(self) -> float:
+        """The loop comes round. Returns the time."""
+        now_ms = self._clock_ms()
+        self._at_turn_ms += min(now_ms - self._turned_ms, self._step_ms_max)
+        self._turned_ms = now_ms
+        return self._at_turn_ms

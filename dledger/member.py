@@ -135,21 +135,8 @@ class RaftMember(Performing):
         self._applier = Applier(
             self.log, application, self._proposals, self._on_applied, self._on_apply_failed
         )
-        self.identity = GroupIdentity(
-            file_of(disk, config.directory),
-            lambda: self._has_core and self.core.last_index == 0,
-            lambda reason, error: self._fail(reason, error, disk=True),
-        )
-        self._links = PeerLinks(
-            config.node_id,
-            config.group,
-            config.peers,
-            self,
-            rng,
-            config.links,
-            listen_socket,
-            identity=self.identity,
-        )
+        self.identity = self._make_identity(disk)
+        self._links = self._make_links(listen_socket)
         self._roster = Roster(
             config, disk, lambda reason, error: self._fail(reason, error, disk=True)
         )
@@ -166,6 +153,26 @@ class RaftMember(Performing):
         self._housekeeping_due_ms = 0.0
         self._housekeeper: ThreadPoolExecutor | None = None
         self._preparing: asyncio.Future[None] | None = None
+
+    def _make_identity(self, disk: Disk) -> GroupIdentity:
+        return GroupIdentity(
+            file_of(disk, self.config.directory),
+            lambda: self._has_core and self.core.last_index == 0,
+            lambda reason, error: self._fail(reason, error, disk=True),
+        )
+
+    def _make_links(self, listen_socket: socket.socket | None) -> PeerLinks:
+        config = self.config
+        return PeerLinks(
+            config.node_id,
+            config.group,
+            config.peers,
+            self,
+            self._rng,
+            config.links,
+            listen_socket,
+            identity=self.identity,
+        )
 
     def _make_healer(self, disk: Disk) -> Healer:
         return Healer(

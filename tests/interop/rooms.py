@@ -37,7 +37,7 @@ from client import (
     allocate_averagely_by_circle,
 )
 from tests.interop.runs import PACE_S, PATIENCE_S, QUEUES, Consumer, Run
-from tests.interop.targets import OVER_S, SETTINGS, UP_S, Target, ask, name_server
+from tests.interop.targets import OVER_S, SETTINGS, UP_S, Target, ask, leader_of, name_server
 
 EAST, WEST = "east@broker-a", "west@broker-b"
 REPLICAS = {EAST: 3, WEST: 1}
@@ -250,7 +250,7 @@ class Sharing:
         topic, group = self.run.topic, self.run.group
 
         async def work(admin: Admin) -> tuple[str, ...]:
-            return await admin.consumers(group, (await admin.leaders_of(topic))[EAST])
+            return await admin.consumers(group, await leader_of(admin, topic, EAST))
 
         ids = ask(self.run.target.namesrv, work)
         known = {

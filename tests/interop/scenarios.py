@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tests.interop.driver import ClientError
 from tests.interop.rooms import shares
 from tests.interop.runs import PACE_S, PATIENCE_S, QUEUES, STEPS, Consumer, Delivery, Run
-from tests.interop.targets import ask
+from tests.interop.targets import ask, leader_of
 
 NEWER = ("java49", "java53")  # lite pull and requests came with 4.6
 JAVA = ("java43", *NEWER)
@@ -473,7 +473,7 @@ def resets(run: Run) -> None:
 
 
 async def _reset(admin, run: Run) -> None:
-    (address,) = (await admin.leaders_of(run.topic)).values()
+    address = await leader_of(admin, run.topic, run.target.broker)
     await admin.reset_offset(address, run.group, run.topic, 0)
 
 

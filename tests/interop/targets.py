@@ -16,7 +16,8 @@ from chaos.cluster.clusterfile import ClusterError
 from chaos.cluster.ports import HeldPorts
 from chaos.cluster.topology import Shape
 from chaos.cluster.whole import wait_whole
-from client import Admin, ClientError, MessageQueue
+from client import Admin, ClientError, MessageQueue, NoRoute
+from client.adminbodies import TopicOffset
 from namesrv.server import NameServer, NameServerConfig
 from tests.interop.apache import ApacheBroker
 
@@ -72,9 +73,26 @@ def make_topic(namesrv: str, topic: str, queues: int) -> None:
     ask(namesrv, work)
 
 
+async def leader_of(admin: Admin, topic: str, broker: str) -> str:
+    """Its address. Raises NoRoute while nobody leads."""
+    found = (await admin.leaders_of(topic)).get(broker)
+    if found is None:
+        raise NoRoute(topic, f"nobody leads {broker}")
+    return found
+
+
+async def _offsets(admin: Admin, topic: str) -> dict[MessageQueue, TopicOffset]:
+    """Of all its queues. Raises NoRoute while somewhere nobody leads: queues would be missing."""
+    wanted = {broker.broker_name for broker in (await admin.route(topic)).brokers}
+    found = await admin.topic_offsets(topic)
+    if not wanted or {queue.broker_name for queue in found} != wanted:
+        raise NoRoute(topic, f"not all of {sorted(wanted)} have a leader")
+    return found
+
+
 async def _committed(admin: Admin, group: str, topic: str) -> Offsets:
     found = {}
-    for queue in await admin.topic_offsets(topic):
+    for queue in await _offsets(admin, topic):
         offset = await admin.consumer_offset(group, queue)
         if offset is not None:
             found[queue] = offset
@@ -100,7 +118,7 @@ def ends(namesrv: str, topic: str) -> Offsets:
     """Where each queue ends."""
 
     async def work(admin: Admin) -> Offsets:
-        return {queue: o.max_offset for queue, o in (await admin.topic_offsets(topic)).items()}
+        return {queue: o.max_offset for queue, o in (await _offsets(admin, topic)).items()}
 
     return ask(namesrv, work)
 

@@ -63,7 +63,8 @@ class ApacheAdmin:
         return printed
 
     def together(self, *lines: str) -> str:
-        """Several sub-commands at a time; raises the first one's exception."""
+        """Several sub-commands at a time; raises the first one's exception. Some print that a
+        server was too busy, and go on: all are run again then, one at a time, but for sends."""
 
         def work() -> None:
             with ThreadPoolExecutor(8) as pool:
@@ -74,7 +75,16 @@ class ApacheAdmin:
                 for future in futures:
                     future.result()
 
+        def again() -> None:
+            for line in lines:
+                if not line.startswith("sendMessage"):
+                    self._execute(line)
+
         printed, complained = self._printed(work)
+        deadline = time.monotonic() + PATIENCE_S
+        while is_impatient(complained) and time.monotonic() < deadline:
+            more, complained = self._printed(again)
+            printed += more
         assert not complained, f"{lines}\n{printed}\n{complained}"
         return printed
 

@@ -21,6 +21,9 @@ from chaos.workloads.base import Workload
 from chaos.workloads.catalogue import make_workloads
 from chaos.workloads.messages import LOG
 
+# A cluster that is never whole again is waited for, its sends time out, and its drain is given up.
+pytestmark = pytest.mark.timeout(900)
+
 SETTINGS = {
     "mappedFileSizeCommitLog": str(16 * 1024 * 1024),
     "maxTransferCountOnMessageInMemory": "512",

@@ -2,8 +2,9 @@
 itself, reads cold data where the master sends it; a producer is told statuses, not errors."""
 
 import random
+from contextlib import closing
 
-from chaos.cluster.ports import choose_ports
+from chaos.cluster.ports import HeldPorts
 from client import (
     ConsumeFrom,
     ConsumerConfig,
@@ -58,37 +59,42 @@ async def send(producer, bodies):
 
 
 async def test_the_consumer_turns_to_the_slave_and_back(tmp_path):
+    with closing(HeldPorts("127.0.0.1")) as held:
+        async with NameServer(NameServerConfig(bind="127.0.0.1", port=0)) as server:
+            await turns_and_returns(tmp_path, server, held)
+
+
+async def turns_and_returns(tmp_path, server, held):
     seen = Seen()
-    async with NameServer(NameServerConfig(bind="127.0.0.1", port=0)) as server:
-        namesrv = f"127.0.0.1:{server.port}"
-        (port,) = choose_ports(1, "127.0.0.1", random.Random())
-        own = {"master": {"listenPort": port}}  # the master comes back at the same address
-        async with Classic(tmp_path, names=own, namesrvAddr=namesrv) as pair:
-            await pair.followed()
-            await pair.create_topic(pair.master, "T")
-            async with producer_of(namesrv) as producer:
-                first = [b"a%d" % n for n in range(20)]
-                assert await send(producer, first) == {SendStatus.OK}
-                consumer = consumer_of(namesrv, seen)
-                async with consumer:
-                    await until(lambda: set(seen.bodies) >= set(first))
-                    await until(lambda: pair.slave.state.groups.get("cg") is not None)
-                    await until(lambda: pair.slave.state.topics.get("%RETRY%cg") is not None)
-                    await pair.kill("master")
-                    pulls = pair.slave.pulls
-                    await until(
-                        lambda: pulls.holds.count == 5
-                    )  # every queue waits at the slave, the retry queue too
-                    await until(lambda: committed(pair.slave) == 20)
-                    await pair.start("master")
-                    second = [b"b%d" % n for n in range(20)]
-                    await until(lambda: pair.master.pulls.holds.count == 5)
-                    await pair.followed()
-                    await until(lambda: pulls.holds.count == 0)
-                    await send(producer, second)
-                    await until(lambda: set(seen.bodies) >= set(second))
-                    await until(lambda: committed(pair.master) == 40)
-                assert len(seen.bodies) == 40
+    namesrv = f"127.0.0.1:{server.port}"
+    (port,) = held.choose(1, random.Random())
+    own = {"master": {"listenPort": port}}  # the master comes back at the same address
+    async with Classic(tmp_path, names=own, namesrvAddr=namesrv) as pair:
+        await pair.followed()
+        await pair.create_topic(pair.master, "T")
+        async with producer_of(namesrv) as producer:
+            first = [b"a%d" % n for n in range(20)]
+            assert await send(producer, first) == {SendStatus.OK}
+            consumer = consumer_of(namesrv, seen)
+            async with consumer:
+                await until(lambda: set(seen.bodies) >= set(first))
+                await until(lambda: pair.slave.state.groups.get("cg") is not None)
+                await until(lambda: pair.slave.state.topics.get("%RETRY%cg") is not None)
+                await pair.kill("master")
+                pulls = pair.slave.pulls
+                await until(
+                    lambda: pulls.holds.count == 5
+                )  # every queue waits at the slave, the retry queue too
+                await until(lambda: committed(pair.slave) == 20)
+                await pair.start("master")
+                second = [b"b%d" % n for n in range(20)]
+                await until(lambda: pair.master.pulls.holds.count == 5)
+                await pair.followed()
+                await until(lambda: pulls.holds.count == 0)
+                await send(producer, second)
+                await until(lambda: set(seen.bodies) >= set(second))
+                await until(lambda: committed(pair.master) == 40)
+            assert len(seen.bodies) == 40
 
 
 async def test_what_only_the_slave_can_serve_is_consumed(tmp_path):

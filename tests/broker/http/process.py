@@ -1,5 +1,6 @@
 """One broker as a process of its own, with tokens, for tests that talk to it from outside."""
 
+import atexit
 import random
 import signal
 import subprocess
@@ -9,10 +10,12 @@ from contextlib import contextmanager
 
 import orjson
 
-from chaos.cluster.ports import choose_ports
+from chaos.cluster.ports import HeldPorts
 
 TOKENS = {role: f"{role}-token-{'0' * 16}" for role in ("viewer", "operator", "admin")}
 PATIENCE_S = 240.0
+_held = HeldPorts("127.0.0.1")  # until this process ends: nobody else is given them
+atexit.register(_held.close)
 
 
 def tokens_file(path, mode=0o600):
@@ -63,4 +66,4 @@ def _address(process, log):
 
 def _free_port():
     """Below what the system gives away by itself."""
-    return choose_ports(1, "127.0.0.1", random.Random())[0]
+    return _held.choose(1, random.Random())[0]

@@ -21,7 +21,7 @@ def test_the_examples_work(tmp_path):
             env={"TOKEN": TOKENS["admin"], "PATH": "/usr/bin:/bin", "no_proxy": "*"},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=400,
         )
     assert done.returncode == 0, done.stdout[-2_000:] + done.stderr
     answered = done.stdout

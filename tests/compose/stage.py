@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent.parent
 TOOL = ROOT / "tools" / "compose-offline.sh"
 UP_TIMEOUT_S = 600.0
-CALL_TIMEOUT_S = 400.0
+CALL_TIMEOUT_S = 900.0
 
 
 class Stage:

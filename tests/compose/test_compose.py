@@ -15,7 +15,7 @@ import pytest
 
 from tests.compose.stage import Stage
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1100)
 
 SERVICES = {
     "nameserver-0",

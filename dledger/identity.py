@@ -12,8 +12,9 @@ to be known before the log is: links begin with it (wire). The rules, for two re
 - This replica knows none and its log is empty: it is of the group of the first one that it *dials*
   and that knows an id. That is durable in its file before any message passes between them, so it
   never takes frames of two groups that have their ids. Whoever dials it with an id has to wait
-  until then: else a stray replica with a wrong address would decide. (One that dials nobody,
-  because it was told of nobody, believes whom it hears.)
+  until then: else a stray replica with a wrong address would decide. (Who is dialled before it
+  knows an id is dialled again when it dials with one. One that dials nobody, because it was told
+  of nobody, believes whom it hears.)
 
 A file that is damaged says nothing; what is applied says it again. What is applied while the file
 says another id (the frames of a restored log, from before it was restored) changes nothing here.

@@ -46,6 +46,7 @@ from dledger.wire import (
 log = logging.getLogger("dledger.peers")
 
 HELLO_SIZE_BYTES_MAX = 1024  # more than the longest hello: 8 + 3 * 255 + 4
+ASK_AGAIN_MS = 2_000  # at least between two new dials of one peer for its group's id
 HANDSHAKING_MAX = 64  # accepted connections that have not said hello
 # Room for votes and heartbeats behind a full buffer of frames and the one largest message.
 CONTROL_RESERVE_BYTES = MESSAGE_SIZE_BYTES_MAX + (1 << 20)
@@ -300,7 +301,7 @@ class PeerLinks:
         )
         reason = self.identity.judge(meeting, _now_ms())
         if reason and not self.identity.group_id and dialer is not None:
-            dialer.hurry()  # what it says then is waited for
+            dialer.ask_again()  # what it says then is waited for
         return reason
 
     def group_status(self) -> dict[str, object]:
@@ -577,6 +578,7 @@ class _Dialer:
         self._rng = rng
         self._task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
+        self._ask_again_ms = 0.0  # not before
 
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._run())
@@ -622,6 +624,17 @@ class _Dialer:
     def hurry(self) -> None:
         """Dial now if a back-off is being waited out."""
         self._wake.set()
+
+    def ask_again(self) -> None:
+        """The peer knows its group's id: if it did not when it was dialled, it is dialled anew, for
+        only then is it believed. Not at each dial of somebody else who goes by its name."""
+        now_ms = _now_ms()
+        connection = self.connection
+        if self.transport is None or connection is None or connection.group_id:
+            self.hurry()
+        elif now_ms >= self._ask_again_ms:
+            self._ask_again_ms = now_ms + ASK_AGAIN_MS
+            connection.abort()
 
     def opened(self, connection: _Dialled) -> None:
         self.transport = connection.transport

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import dledger.peers
 from dledger.identity import FOREIGN_MAX, FOREIGN_MS, GroupIdentity, Meeting, file_of
 from dledger.messages import Message
 from dledger.peers import PeerAddress, PeerLinks
@@ -199,6 +200,39 @@ async def test_whoever_dials_an_empty_one_decides_nothing(world: World) -> None:
     identity.applied(b"", ONE)
     await until(lambda: foreign(world.links["n1"]))
     assert world.links["n2"].is_open("n0")
+
+
+async def test_an_empty_one_that_dialled_before_there_was_an_id_dials_again(world: World) -> None:
+    """As a new replica does that was started before it was made a member: nobody dials it yet."""
+    identity = world.empty("n2")
+    seen = await world.begin("n2", identity, "n0")
+    first = await world.begin("n0", GroupIdentity())
+    await seen.until(lambda: seen.opened == ["n0"])
+    world.links["n0"].identity.applied(b"", ONE)
+    world.links["n0"].set_peers({name: world.peers[name] for name in ("n0", "n2")})
+    await first.until(lambda: first.opened == ["n2"])
+    assert identity.group_id == ONE
+    await until(lambda: world.links["n2"].is_open("n0"))
+    assert seen.closed == ["n0"]  # once
+
+
+async def test_a_stranger_of_a_peer_s_name_does_not_have_it_dialled_on_and_on(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dledger.peers, "_now_ms", lambda: 1.0)  # all of it within ASK_AGAIN_MS
+    identity = world.empty("n2")
+    seen = await world.begin("n2", identity, "n0")
+    await world.begin("n0", GroupIdentity(), "n2")  # has no id yet, and gets none
+    await seen.until(lambda: seen.opened == ["n0"])
+    refused = world.links["n2"].refused
+    for number in range(20):
+        _, writer = await dial(world, "n2")
+        writer.write(encode_hello(Hello("g", "n0", "n2")) + encode_identity(TWO))
+        await until(lambda number=number: world.links["n2"].refused > refused + number)  # type: ignore[misc]
+        writer.close()
+    await seen.until(lambda: seen.opened == ["n0", "n0"])
+    assert world.links["n2"].is_open("n0")
+    assert identity.group_id == b""
 
 
 async def test_one_that_dials_nobody_believes_whom_it_hears(world: World) -> None:

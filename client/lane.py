@@ -154,7 +154,8 @@ class Lane:
                 channel = await self._owner.open_channel(address)
             except BrokerUnreachable as error:
                 logger.debug("leader_search_unreachable address=%s error=%s", address, error)
-                self.waiting[0].reason = error.message
+                if self.waiting:  # else what waited has ended meanwhile
+                    self.waiting[0].reason = error.message
                 continue
             if await self._probe(channel):
                 self.channel = channel

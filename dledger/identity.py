@@ -34,11 +34,13 @@ from dataclasses import dataclass
 from dledger.messages import NodeId
 from dledger.slots import SlotFile, SlotsDamaged
 from dledger.wire import GROUP_ID_SIZE_BYTES
+from dledger.writer import FULL
 from store.disk import Disk
 
 log = logging.getLogger("dledger.identity")
 
 FILE = "group"  # in the member's directory
+FULL_RETRY_S = 1.0
 FOREIGN_MS = 30_000  # since it was refused last; diallers come back within half a second
 FOREIGN_MAX = 32  # remembered at a time
 
@@ -172,6 +174,12 @@ class GroupIdentity:
     def _saved_it(self, done: asyncio.Future[None], content: bytes) -> None:
         self._saving = None
         error = done.exception()
+        if isinstance(error, OSError) and error.errno in FULL:
+            # As with the log: whoever has a full disk waits for room. Until then what is applied
+            # says it, and nothing is taken from a peer.
+            log.warning("group_id_not_saved: %s", error)
+            asyncio.get_running_loop().call_later(FULL_RETRY_S, self._save)
+            return
         if error is not None:
             self._on_failed("saving the group id failed", error)
             return

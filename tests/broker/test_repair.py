@@ -59,7 +59,11 @@ def damage(path, at, data=b"\xff\xff\xff"):
 async def bodies(group, broker, count):
     """Everything in queue 0, pulled; refused pulls, and those of what is not applied yet, are tried
     again."""
-    later = (ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.PULL_NOT_FOUND)
+    later = (
+        ResponseCode.SERVICE_NOT_AVAILABLE,
+        ResponseCode.PULL_NOT_FOUND,
+        ResponseCode.TOPIC_NOT_EXIST,  # of a follower that has lost its tables: not applied yet
+    )
     found = []
     async with asyncio.timeout(120):
         while len(found) < count:

@@ -1,6 +1,7 @@
 """Of which group a replica is: who parts from whom, what is noted, and when."""
 
 import asyncio
+import errno
 import logging
 import random
 import threading
@@ -10,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
+import dledger.identity
 import dledger.peers
 from dledger.identity import FOREIGN_MAX, FOREIGN_MS, GroupIdentity, Meeting, file_of
 from dledger.messages import Message
 from dledger.peers import PeerAddress, PeerLinks
+from dledger.slots import SlotFile
 from dledger.wire import (
     GroupAnnounced,
     Hello,
@@ -281,6 +284,34 @@ async def test_nothing_is_taken_before_it_is_durable(world: World, tmp_path: Pat
     assert blocked.result() and asked == [1]
     assert identity.judge(meeting(ONE), 0) == ""
     assert "two groups of one name" in identity.judge(meeting(TWO), 0)
+    await identity.stop()
+
+
+async def test_a_full_disk_is_waited_for_and_another_error_ends_the_replica(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dledger.identity, "FULL_RETRY_S", 0.001)
+    failed: list[str] = []
+
+    class Trouble(SlotFile):
+        errors = [errno.ENOSPC, errno.EDQUOT]  # noqa: RUF012 (of this test)
+
+        def save(self, content: bytes) -> None:
+            if self.errors:
+                raise OSError(self.errors.pop(0), "as told")
+            super().save(content)
+
+    file = Trouble(OsDisk(str(world.root / "n0")), "raft/group")
+    identity = GroupIdentity(file, lambda: True, lambda reason, error: failed.append(reason))
+    identity.load()
+    identity.start(world.pool)
+    identity.applied(b"", ONE)
+    assert identity.group_id == ONE  # what is applied counts at once
+    await until(lambda: file_of(OsDisk(str(world.root / "n0")), "raft").load() == ONE)
+    assert failed == [] and file.errors == []
+    file.errors.append(errno.EIO)
+    identity.applied(ONE, TWO)
+    await until(lambda: failed)
     await identity.stop()
 
 

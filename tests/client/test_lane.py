@@ -1,0 +1,48 @@
+"""A search for the leader whose last waiting send ends while a replica is being dialled."""
+
+from client.errors import BrokerUnreachable
+from client.lane import Lane
+from client.message import MessageQueue
+from client.pending import Pending
+from client.route import ReplicaGroup
+from client.sendframe import OutgoingSend
+
+
+class Owner:
+    """The producer's engine, of whose sends one ends during the dial; nobody can be reached."""
+
+    def __init__(self):
+        self.dialled, self.ended, self.searches = [], [], 0
+
+    async def open_channel(self, address):
+        self.dialled.append(address)
+        self.lane.drop_expired(10.0)  # as the engine's own clock does meanwhile
+        raise BrokerUnreachable(f"{address}: refused")
+
+    def expire(self, pending, now):
+        if pending.deadline > now:
+            return False
+        pending.done = True
+        self.ended.append(pending)
+        return True
+
+    def ask_route(self):
+        """The name servers know nothing new."""
+
+    def spawn_search(self, lane):
+        self.searches += 1
+
+
+async def test_a_search_ends_when_nobody_waits_any_more():
+    group = ReplicaGroup("broker-a")
+    group.learn({0: "a:1", 1: "b:1"})
+    owner = Owner()
+    owner.lane = lane = Lane(group, owner, lambda: 0.0, 500)
+    item = object.__new__(OutgoingSend)
+    pending = Pending(item, MessageQueue("T", "broker-a", 0), False, 5.0, print)
+    lane.submit(pending)
+    await lane.search()
+    assert (owner.dialled, owner.ended) == (["a:1"], [pending])
+    assert not lane.searching
+    lane.submit(Pending(pending.item, pending.queue, False, 50.0, print))  # has its own search
+    assert owner.searches == 2

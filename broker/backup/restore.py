@@ -37,7 +37,6 @@ from broker.backup.manifest import BackupDamaged, BackupError, Manifest, Part, S
 from broker.backup.settings import store_config_of
 from broker.backup.states import decode
 from broker.tables import snapshot
-from broker.tables.groupid import SIZE_BYTES as GROUP_ID_SIZE_BYTES
 from broker.tables.groupid import group_id
 from broker.tables.installation import (
     RAFT_DIRECTORY,
@@ -62,6 +61,7 @@ from dledger.log import RaftLog
 from dledger.messages import HardState
 from dledger.promises import Promises
 from dledger.slots import SlotFile
+from dledger.wire import GROUP_ID_SIZE_BYTES
 from store.config import StoreConfig
 from store.disk import Disk, OsDisk
 from store.frame import Frame, FrameKind, seal_frame
@@ -211,7 +211,8 @@ def restore_one(
             raise BackupDamaged(f"the log ends with frame {raft_log.last_index}")
         added = _found(raft_log, members, manifest.current_term + 1, last_ms)
         identity = _id_of(manifest, added)
-        end = _add(raft_log, added.term, last_ms, FrameKind.COMMAND, _naming(identity)).end
+        naming = group_id(identity, if_absent=False)
+        end = _add(raft_log, added.term, last_ms, FrameKind.COMMAND, naming).end
         _sync(raft_log)
         store.close()
     except BaseException:
@@ -301,10 +302,6 @@ def _id_of(manifest: Manifest, founded: Frame) -> bytes:
     hosts that a group is restored on do not talk about it."""
     made_of = orjson.dumps([manifest.group, manifest.current_term, manifest.taken_ms])
     return hashlib.sha256(made_of + founded.data).digest()[:GROUP_ID_SIZE_BYTES]
-
-
-def _naming(identity: bytes) -> bytes:
-    return group_id(identity, if_absent=False)
 
 
 def _add(raft_log: RaftLog, term: int, time_ms: int, kind: FrameKind, payload: bytes) -> Frame:

@@ -13,8 +13,9 @@ import secrets
 from typing import TYPE_CHECKING
 
 from broker.replication.engine import RaftEngine
-from broker.tables.groupid import SIZE_BYTES, group_id
+from broker.tables.groupid import group_id
 from dledger.errors import RaftError
+from dledger.wire import GROUP_ID_SIZE_BYTES
 
 if TYPE_CHECKING:
     from broker.broker import Broker
@@ -52,7 +53,7 @@ class GroupId:
             return
         self._due_ms = now_ms + RETRY_MS
         # Founders that met one of a group took its id; so the group has it already.
-        wanted = engine.identity.group_id or secrets.token_bytes(SIZE_BYTES)
+        wanted = engine.identity.group_id or secrets.token_bytes(GROUP_ID_SIZE_BYTES)
         try:
             self._proposed = engine.propose_command(group_id(wanted))
         except RaftError as error:

@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-SIZE_BYTES = 16
+from dledger.wire import GROUP_ID_SIZE_BYTES
 
 
 class GroupIdTable:
@@ -44,11 +44,11 @@ class GroupIdTable:
 
 def _value(said: str) -> bytes:
     value = bytes.fromhex(said)
-    if len(value) != SIZE_BYTES:
+    if len(value) != GROUP_ID_SIZE_BYTES:
         raise ValueError(f"a group id of {len(value)} bytes")
     return value
 
 
 def group_id(value: bytes, *, if_absent: bool = True) -> bytes:
-    assert len(value) == SIZE_BYTES, value
+    assert len(value) == GROUP_ID_SIZE_BYTES, value
     return orjson.dumps({"op": "group_id", "id": value.hex(), "if_absent": if_absent})

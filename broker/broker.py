@@ -37,6 +37,7 @@ from broker.delivery.sendback import SendBack
 from broker.delivery.timers.recall import Recalls
 from broker.delivery.timers.service import timer_service
 from broker.delivery.transactions.service import Transactions
+from broker.diskroom import DiskRoom
 from broker.errors import EngineError, Refused
 from broker.guard import Guard
 from broker.housekeeping import Chore, Housekeeper
@@ -108,6 +109,7 @@ class Broker:
         self.wall_ms = wall_ms
         self.clock_ms = clock_ms
         self.retention = Retention(self.store, wall_ms, clock_ms)
+        self.disk_room = DiskRoom()
         self._started = False
         self.begins_anew = False  # it "failed" only to be started again at once
         self._recovered = False  # the log is open: only then is there anything to flush
@@ -665,11 +667,16 @@ class Broker:
         self.get_rates.sample(now_ms, self.pulls.get_count, today)
 
     def _look_at_disk(self) -> None:
-        total, available = self.disk.usage()
-        percent = 100 - available * 100 // total if total else 0
-        full = percent >= self.config.disk_space_warning_level_ratio
-        text = f"the disk is {percent} percent full; the message was not stored" if full else ""
+        room, config = self.disk_room, self.config
+        room.look(
+            self.disk.usage(),
+            config.disk_space_warning_level_ratio,
+            config.disk_space_warning_free_bytes,
+        )
+        text = ""
+        if room.full:
+            text = f"the disk is {room.percent} percent full; the message was not stored"
         if bool(text) != bool(self.sends.disk_full):
-            log.warning("disk_full=%s percent=%d", full, percent)
+            log.warning("disk_full=%s percent=%d", room.full, room.percent)
         self.sends.disk_full = text
         self.http.look_at_disk()

@@ -126,6 +126,10 @@ class BrokerConfig(PeerTlsOptions):
     disk_space_warning_level_ratio: int = option("store", "diskSpaceWarningLevelRatio", 90,
         "Disk use from which on sends are refused (`[DISK_FULL]`).", unit=PERCENT,
         low=10, high=100, live=True)
+    disk_space_warning_free_bytes: int = option("store", "diskSpaceWarningFreeBytes", 16 * GIB,
+        "Sends are refused only if less than this is free, too, so that a large disk is not called"
+        " full while there is room for many segments. 0: the percentage alone decides.",
+        unit=BYTES, low=0, live=True)
     message_index_enable: bool = option("store", "messageIndexEnable", True,
         "Keep the index for queries by key.")
     max_hash_slot_num: int = option("store", "maxHashSlotNum", 5_000_000,

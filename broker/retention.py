@@ -47,9 +47,8 @@ class Retention:
     @property
     def disk_is_full(self) -> bool:
         """So full that old segments go whatever their age. Raises OSError."""
-        total, available = self._store.disk.usage()
-        used = 1 - available / total if total else 0.0
-        return used >= self._store.config.retention.disk_ratio_force
+        used_ratio = self._store.disk.usage().used_ratio
+        return used_ratio >= self._store.config.retention.disk_ratio_force
 
     def info(self) -> dict[str, str]:
         """For the runtime info. clockJumpedMs: the last jump, 0 for none since the start."""

@@ -15,9 +15,33 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
+
+
+@dataclass(frozen=True, slots=True)
+class DiskUsage:
+    """How full a file system is, counted as df and Apache's brokers count it: what is reserved for
+    root is neither used nor available."""
+
+    used_bytes: int
+    available_bytes: int  # to this process
+
+    @property
+    def size_bytes(self) -> int:
+        return self.used_bytes + self.available_bytes
+
+    @property
+    def used_ratio(self) -> float:
+        return self.used_bytes / self.size_bytes if self.size_bytes else 0.0
+
+    @property
+    def used_percent(self) -> int:
+        """Rounded up, as df shows it."""
+        size_bytes = self.size_bytes
+        return -(-self.used_bytes * 100 // size_bytes) if size_bytes else 0
 
 
 class File(Protocol):
@@ -71,8 +95,8 @@ class Disk(Protocol):
         """Make creations, removals and renames in this directory durable."""
         ...
 
-    def usage(self) -> tuple[int, int]:
-        """(total bytes, bytes available to us) of the file system."""
+    def usage(self) -> DiskUsage:
+        """How full the file system is."""
         ...
 
     def boot_id(self) -> str:
@@ -187,6 +211,7 @@ class OsDisk:
         except FileNotFoundError:  # another system: it has to be taken for rebooted
             return ""
 
-    def usage(self) -> tuple[int, int]:
+    def usage(self) -> DiskUsage:
         stat = os.statvfs(self.root)
-        return stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize
+        used = stat.f_blocks - stat.f_bfree
+        return DiskUsage(used * stat.f_frsize, stat.f_bavail * stat.f_frsize)

@@ -27,7 +27,7 @@ from store.checkpoint import AbortFile, Checkpoint
 from store.commitlog import CommitLog
 from store.config import StoreConfig, StoreMode
 from store.consumequeue import ConsumeQueue, ConsumeQueueStore, FlushTicket
-from store.disk import Disk
+from store.disk import Disk, DiskUsage
 from store.dispatch import UNIT, UNIT_SIZE_BYTES, Dispatcher, QueueUnits
 from store.errors import Diverged, StoreDamaged
 from store.frame import FRAME_MAGIC, HEADER_SIZE_BYTES, Frame, FrameKind, parse_header
@@ -641,7 +641,7 @@ class MessageStore:
     def expired_before(
         self,
         now_ms: int,
-        usage: tuple[int, int] | None = None,
+        usage: DiskUsage | None = None,
         hour: int | None = None,
         by_age: bool = True,
     ) -> int:
@@ -649,7 +649,7 @@ class MessageStore:
 
         `usage` is Disk.usage(), `hour` the local hour; both are looked up if not given. Without
         `by_age` the time does not matter, only usage. Raises OSError."""
-        total, available = self.disk.usage() if usage is None else usage
+        usage = self.disk.usage() if usage is None else usage
         policy = self.config.retention
         infos = self.commitlog.segments()
         ages: list[SegmentAge] = []
@@ -671,7 +671,7 @@ class MessageStore:
             policy,
             now_ms=now_ms,
             hour=time.localtime(now_ms / 1000).tm_hour if hour is None else hour,
-            disk_used_ratio=1 - available / total if total else 0.0,
+            disk_used_ratio=usage.used_ratio,
             limit=limit,
             by_age=by_age,
         )

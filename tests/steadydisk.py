@@ -9,9 +9,9 @@ those of processes have the machine's.
 
 from __future__ import annotations
 
-from store.disk import OsDisk, OsFile
+from store.disk import DiskUsage, OsDisk, OsFile
 
-HALF_FULL = (1 << 40, 1 << 39)  # bytes in all, bytes free
+HALF_FULL = DiskUsage(used_bytes=1 << 39, available_bytes=1 << 39)
 
 
 class SteadyFile(OsFile):
@@ -22,7 +22,7 @@ class SteadyFile(OsFile):
 
 
 class SteadyDisk(OsDisk):
-    """`space` is how full it is: (bytes in all, bytes free)."""
+    """`space` is how full it is."""
 
     space = HALF_FULL
 
@@ -32,5 +32,5 @@ class SteadyDisk(OsDisk):
     def sync_directory(self, path: str) -> None:
         """There is no power cut."""
 
-    def usage(self) -> tuple[int, int]:
+    def usage(self) -> DiskUsage:
         return self.space

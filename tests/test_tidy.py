@@ -87,6 +87,7 @@ CORE = [
     "broker/backup/manifest.py",
     "broker/backup/protocol.py",
     "broker/delivery/delaylevels.py",
+    "broker/diskroom.py",
     "broker/tables/delayoffsets.py",
     "broker/replication/ha/acks.py",
     "broker/replication/ha/protocol.py",

@@ -34,7 +34,7 @@ from dledger.slots import SlotFile, SlotsDamaged
 from store.checkpoint import Checkpoint
 from store.commitlog import CommitLog
 from store.consumequeue import ConsumeQueueStore
-from store.disk import File, OsDisk, OsFile
+from store.disk import DiskUsage, File, OsDisk, OsFile
 from store.recovery import FrameHeader, FrameWalk
 
 
@@ -98,7 +98,7 @@ class UnwrittenDisk:
     def sync_directory(self, path: str) -> None:
         """Left undone."""
 
-    def usage(self) -> tuple[int, int]:
+    def usage(self) -> DiskUsage:
         return self._disk.usage()
 
     def boot_id(self) -> str:

@@ -209,8 +209,8 @@ def _disk(broker: Broker, status: dict[str, object]) -> DiskView:
     state, reason = str(status.get("disk_state") or "ok"), str(status.get("disk_reason") or "")
     total, free, ratio = -1, -1, -1.0
     try:
-        total, free = broker.disk.usage()
-        ratio = round(1 - free / total, 4) if total else 0.0
+        usage = broker.disk.usage()
+        total, free, ratio = usage.size_bytes, usage.available_bytes, round(usage.used_ratio, 4)
     except (OSError, StoreError) as error:
         reason = reason or str(error)
     if broker.sends.disk_full and state == "ok":

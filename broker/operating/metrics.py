@@ -274,11 +274,15 @@ class BrokerMetrics:
     def _disk(self, families: Families) -> None:
         broker = self._broker
         try:
-            total, available = broker.disk.usage()
+            usage = broker.disk.usage()
         except OSError:  # said by the absence of the figures, and by raft_disk_state
             return
-        families.gauge("rocketmq_disk_size_bytes", "The store's file system.", total)
-        families.gauge("rocketmq_disk_available_bytes", "Room left on it.", available)
+        families.gauge(
+            "rocketmq_disk_size_bytes",
+            "The store's file system, without what is reserved for root.",
+            usage.size_bytes,
+        )
+        families.gauge("rocketmq_disk_available_bytes", "Room left on it.", usage.available_bytes)
         families.gauge(
             "rocketmq_disk_full",
             "1 while sends are refused for want of room.",

@@ -112,11 +112,7 @@ def _from_disk(broker: Broker) -> dict[str, str]:
             bad.append(f"{what}: {error}")
             return "-1"
 
-    def used_ratio() -> str:
-        total, available = broker.disk.usage()
-        return f"{1 - available / total:.4f}" if total else "0"
-
-    used = read("usage", used_ratio)
+    used = read("usage", lambda: f"{broker.disk.usage().used_ratio:.4f}")
     earliest = read("earliestMessageTimeStamp", lambda: str(broker.store.log_start_time()))
     return {
         "commitLogDiskRatio": used,

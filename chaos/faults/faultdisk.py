@@ -23,6 +23,7 @@ import errno
 import os
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from chaos.faults.steering import (
@@ -37,7 +38,7 @@ from chaos.faults.steering import (
     Control,
 )
 from chaos.faults.undo import Pending, Record, RecordKind, decode
-from store.disk import OsDisk, OsFile
+from store.disk import DiskUsage, OsDisk, OsFile
 
 PENDING_BYTES_MAX = 256 << 20  # of records that are needed; then writes fail, loudly
 REWRITE_BYTES = 4 << 20  # a journal longer than this, and mostly struck out, is written anew
@@ -317,9 +318,9 @@ class FaultDisk(OsDisk):
                         gone.gone = True
                     os.remove(journal.grave / str(change.number))
 
-    def usage(self) -> tuple[int, int]:
-        total, available = super().usage()
-        return total, 0 if self.control.is_full() else available
+    def usage(self) -> DiskUsage:
+        usage = super().usage()
+        return replace(usage, available_bytes=0) if self.control.is_full() else usage
 
     def boot_id(self) -> str:
         """Another one after each power cut of ours, and after a real one."""

@@ -7,14 +7,14 @@ from broker.keeper import RaftKeeper
 from broker.retention import Retention
 from broker.tables.state import BrokerState
 from store.config import StoreConfig, StoreMode
-from store.disk import OsDisk
+from store.disk import DiskUsage, OsDisk
 from store.messagestore import MessageStore
 from store.retention import CLOCK_STEADY_MS, HOUR_MS, RetentionPolicy
 from tests.store.make import record
 
 NOW = 1_700_000_000_000
 MONTH = 30 * 24 * HOUR_MS
-HALF_FULL, FULL = (100, 50), (100, 10)
+HALF_FULL, FULL = DiskUsage(50, 50), DiskUsage(90, 10)
 
 
 class Clocks:

@@ -10,6 +10,7 @@ from broker.tables.snapshot import FILES
 from remoting.codes import RequestCode, ResponseCode
 from remoting.command import RemotingCommand
 from remoting.headers import PullResponseHeader, SendResponseHeader
+from store.disk import DiskUsage
 from store.errors import StoreError
 from store.record import decode_record, walk_records
 from tests.broker.cluster import Group, until
@@ -342,12 +343,12 @@ async def test_full_disk_refuses_sends_and_serves_reads(tmp_path):
         broker = await group.leading()
         await group.create_topic(broker, "T")
         await group.send(broker, "T")
-        broker.disk.usage = lambda: (100, 0)
+        broker.disk.usage = lambda: DiskUsage(100, 0)
         broker._look_at_disk()
         refused = await group.send(broker, "T")
         assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
         assert refused.remark.startswith("[DISK_FULL]")
         assert (await group.pull(broker, "T", 0)).code == 0
-        broker.disk.usage = lambda: (100, 50)
+        broker.disk.usage = lambda: DiskUsage(50, 50)
         broker._look_at_disk()
         assert (await group.send(broker, "T")).code == 0

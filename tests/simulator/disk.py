@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from random import Random
 
+from store.disk import DiskUsage
+
 WHOLE_BYTES = 8  # never torn: they lie in one sector
 CHECKPOINT_BYTES = 48  # nor are these, all of one checkpoint's
 ALLOCATED = -1  # stands for the offset of a pending change of size
@@ -295,6 +297,6 @@ class SimDisk:
     def boot_id(self) -> str:
         return f"boot {self.power_cuts}"
 
-    def usage(self) -> tuple[int, int]:
+    def usage(self) -> DiskUsage:
         used = sum(len(inode.data) for inode in self._names.values())
-        return 1 << 30, (1 << 30) - used
+        return DiskUsage(used, (1 << 30) - used)

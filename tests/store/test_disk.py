@@ -1,6 +1,7 @@
 import errno
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -33,8 +34,32 @@ def test_files(tmp_path: Path) -> None:
     disk.remove("a/b/g")
     assert disk.listdir("a/b") == []
     assert disk.listdir("nowhere") == []
-    total, available = disk.usage()
-    assert 0 < available <= total
+
+
+@pytest.mark.parametrize(
+    ("blocks", "free", "to_us", "expected"),
+    [
+        (1000, 290, 240, (71 * 4096 * 10, 240 * 4096, 75)),  # df: 75 %; 76 of 100 are not ours
+        (1000, 1000, 1000, (0, 1000 * 4096, 0)),
+        (1000, 50, 0, (950 * 4096, 0, 100)),  # what is left is root's
+        (1000, 999, 999, (4096, 999 * 4096, 1)),  # df rounds up
+        (0, 0, 0, (0, 0, 0)),  # a file system without blocks, as some of the kernel's
+    ],
+)
+def test_usage_is_counted_as_df_counts_it(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    blocks: int,
+    free: int,
+    to_us: int,
+    expected: tuple[int, int, int],
+) -> None:
+    stat = SimpleNamespace(f_blocks=blocks, f_bfree=free, f_bavail=to_us, f_frsize=4096)
+    monkeypatch.setattr(os, "statvfs", lambda _: stat)
+    usage = OsDisk(str(tmp_path)).usage()
+    assert (usage.used_bytes, usage.available_bytes, usage.used_percent) == expected
+    assert usage.size_bytes == usage.used_bytes + usage.available_bytes
+    assert usage.used_ratio * 100 == pytest.approx(usage.used_percent, abs=1)
 
 
 def test_a_full_disk_costs_no_descriptor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from store.config import StoreConfig, StoreMode, hot_span_bytes
-from store.disk import OsDisk
+from store.disk import DiskUsage, OsDisk
 from store.dispatch import DispatchError, index_payload
 from store.errors import RecordTooLarge, StoreDamaged
 from store.frame import FrameKind, seal_frame
@@ -15,6 +15,7 @@ from tests.store.make import FrameWriter, record, sync
 
 SEGMENT = 2048
 HOT = 1 << 40
+EMPTY = DiskUsage(0, 100)
 
 
 @pytest.fixture
@@ -316,21 +317,22 @@ def test_damage_below_what_was_durable_is_found(disk: OsDisk) -> None:
 # -- retention -----------------------------------------------------------------------------------
 
 
-def test_retention(disk: OsDisk) -> None:
+def test_retention(disk: OsDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = RetentionPolicy(reserved_hours=1, delete_when=frozenset({4}))
     store = raft_store(disk, retention=policy)
-    assert store.expired_before(0, (100, 100), 4) == 0
+    assert store.expired_before(0, EMPTY, 4) == 0
     fill(store, 40)
     later = 100 * HOUR_MS
     segments = store.commitlog.segments()
     assert len(segments) > 3
-    assert store.expired_before(later, (100, 100), 4) == 0  # nothing is confirmed durable yet
+    assert store.expired_before(later, EMPTY, 4) == 0  # nothing is confirmed durable yet
     store.flush()
-    assert store.expired_before(later, (100, 100), 3) == 0
-    assert store.expired_before(later, (100, 10), 3) == segments[-1].start
-    assert store.expired_before(later) in (0, segments[-1].start)  # looks at disk and clock
+    assert store.expired_before(later, EMPTY, 3) == 0
+    assert store.expired_before(later, DiskUsage(90, 10), 3) == segments[-1].start
+    monkeypatch.setattr(OsDisk, "usage", lambda _: DiskUsage(90, 10))
+    assert store.expired_before(later) == segments[-1].start  # looks at disk and clock
     young = HOUR_MS + 15_000  # frames 0..14 are older than an hour
-    offset = store.expired_before(young, (100, 100), 4)
+    offset = store.expired_before(young, EMPTY, 4)
     assert 0 < offset < segments[-1].start
     assert store.delete_before(offset) == offset // SEGMENT
     result = store.get_messages("T", 0, 0, 32, 9999)

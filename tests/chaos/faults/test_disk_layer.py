@@ -32,6 +32,7 @@ from chaos.faults.steering import (
     TooManyRules,
 )
 from chaos.faults.undo import KEEP_ALL, LOSE_ALL, SECTOR_BYTES, Record, RecordKind, Temper
+from store.disk import DiskUsage, OsDisk
 
 MIXED = Temper(0.3, 0.3)
 
@@ -426,15 +427,19 @@ def test_a_short_write_leaves_its_first_half(node: Node) -> None:
     assert node.read("f") == b"abcd"
 
 
-def test_a_full_disk_takes_no_new_block_but_all_else(node: Node) -> None:
+def test_a_full_disk_takes_no_new_block_but_all_else(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half_full = DiskUsage(50, 50)  # however full the machine's is
+    monkeypatch.setattr(OsDisk, "usage", lambda _: half_full)
     allocated = node.disk.open("log", allocate_bytes=1 << 16)
     sparse = node.disk.open("queue")
     sparse.truncate(1 << 20)
     sparse.pwrite(0, b"x" * 4096)
     sparse.sync()
-    assert node.disk.usage()[1] > 0
+    assert node.disk.usage() == half_full
     node.steering.put("1", [Rule(FULL, (WRITE, ALLOCATE))])
-    assert node.disk.usage()[1] == 0
+    assert node.disk.usage() == DiskUsage(50, 0)
     allocated.pwrite(5000, b"fits")
     sparse.pwrite(10, b"fits")
     for write in (
@@ -449,7 +454,7 @@ def test_a_full_disk_takes_no_new_block_but_all_else(node: Node) -> None:
     node.disk.remove("queue")
     node.steering.drop("1")
     sparse.pwrite(1 << 19, b"yes")
-    assert node.disk.usage()[1] > 0
+    assert node.disk.usage() == half_full
 
 
 def test_a_stalled_sync_returns_when_it_is_healed_and_not_before(node: Node) -> None:

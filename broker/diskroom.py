@@ -1,0 +1,39 @@
+"""Whether the store's disk has room for messages: a decision, pure.
+
+*Full*: sends are refused, or taken by another replica (broker.fulldisk). That is so from a share of
+the disk on (diskSpaceWarningLevelRatio), unless so much is free that the share says nothing
+(diskSpaceWarningFreeBytes). *Short of room*: it has been full, and is not well below that mark yet.
+A disk that goes up and down around the mark is short of room all the time, so that nobody hands
+leadership to and fro because of it.
+"""
+
+from __future__ import annotations
+
+from store.disk import DiskUsage
+
+MARGIN_PERCENT = 5  # more than the segments that retention removes in one pass of a small disk
+MARGIN_FREE = 1.25  # so many times the free bytes at which it was full
+
+
+class DiskRoom:
+    """What the last look found."""
+
+    __slots__ = ("full", "percent", "short")
+
+    def __init__(self) -> None:
+        self.full = False
+        self.short = False
+        self.percent = 0  # used, as df counts it
+
+    def look(self, usage: DiskUsage, percent_max: int, free_bytes_min: int) -> None:
+        """Judge by what the limits say now: they may be changed while the broker runs.
+        `free_bytes_min` 0: the percentage alone decides."""
+        self.percent = usage.used_percent
+        available = usage.available_bytes
+        self.full = self.percent >= percent_max and (
+            not free_bytes_min or available < free_bytes_min
+        )
+        roomy = self.percent < percent_max - MARGIN_PERCENT or (
+            0 < free_bytes_min * MARGIN_FREE <= available
+        )
+        self.short = self.full or (self.short and not roomy)

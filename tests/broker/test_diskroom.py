@@ -1,0 +1,62 @@
+"""When a disk counts as full, and when as having room again."""
+
+import pytest
+
+from broker.diskroom import DiskRoom
+from store.disk import DiskUsage
+
+GIB = 1 << 30
+
+
+def disk(size_gib, free_gib):
+    return DiskUsage(int((size_gib - free_gib) * GIB), int(free_gib * GIB))
+
+
+@pytest.mark.parametrize(
+    ("usage", "percent_max", "free_gib", "full"),
+    [
+        (disk(100, 50), 90, 16, False),
+        (disk(100, 10), 90, 16, True),
+        (disk(100, 10.5), 90, 16, True),  # 89.5 percent are 90, as df says
+        (disk(100, 11), 90, 16, False),
+        (disk(1000, 100), 90, 16, False),  # 90 percent, but 100 GiB are free
+        (disk(1000, 16), 90, 16, False),
+        (disk(1000, 15.9), 90, 16, True),
+        (disk(1000, 100), 90, 0, True),  # the percentage alone
+        (disk(10, 8), 90, 16, False),  # little is free, but the disk is small
+        (disk(100, 0), 100, 16, True),
+        (disk(100, 0.9), 100, 16, True),
+        (disk(100, 1), 100, 16, False),
+        (DiskUsage(0, 0), 90, 16, False),  # a file system that does not say
+    ],
+)
+def test_a_disk_is_full_by_percentage_and_free_bytes(usage, percent_max, free_gib, full):
+    room = DiskRoom()
+    room.look(usage, percent_max, free_gib * GIB)
+    assert (room.full, room.short) == (full, full)
+    assert room.percent == usage.used_percent
+
+
+@pytest.mark.parametrize(
+    ("size", "free_bytes_min", "steps"),
+    [  # (GiB free, full, short of room) one after the other
+        (100, 0, [(11, False, False), (10, True, True), (11, False, True), (15, False, True),
+                  (10, True, True), (16, False, False), (11, False, False)]),
+        (1000, 16, [(16, False, False), (15, True, True), (17, False, True), (19, False, True),
+                    (20, False, False), (17, False, False), (15, True, True)]),
+    ],
+)  # fmt: skip
+def test_a_disk_that_was_full_is_short_of_room_until_it_is_well_below(size, free_bytes_min, steps):
+    room = DiskRoom()
+    for free, full, short in steps:
+        room.look(disk(size, free), 90, free_bytes_min * GIB)
+        assert (free, room.full, room.short) == (free, full, short)
+
+
+def test_raising_the_limits_makes_room_at_once():
+    room = DiskRoom()
+    room.look(disk(100, 8), 90, 16 * GIB)
+    assert room.short
+    room.look(disk(100, 8), 98, 16 * GIB)
+    assert not room.full
+    assert not room.short

@@ -37,8 +37,8 @@ from broker.delivery.sendback import SendBack
 from broker.delivery.timers.recall import Recalls
 from broker.delivery.timers.service import timer_service
 from broker.delivery.transactions.service import Transactions
-from broker.diskroom import DiskRoom
 from broker.errors import EngineError, Refused
+from broker.fulldisk import FullDisk
 from broker.guard import Guard
 from broker.housekeeping import Chore, Housekeeper
 from broker.http.api import NodeApi
@@ -109,7 +109,7 @@ class Broker:
         self.wall_ms = wall_ms
         self.clock_ms = clock_ms
         self.retention = Retention(self.store, wall_ms, clock_ms)
-        self.disk_room = DiskRoom()
+        self.full_disk = FullDisk(self)
         self._started = False
         self.begins_anew = False  # it "failed" only to be started again at once
         self._recovered = False  # the log is open: only then is there anything to flush
@@ -499,11 +499,11 @@ class Broker:
             Chore("held_sends", 0, self.sends.release_overdue),
             Chore("delayed", 0, self.delays.tick),
             Chore("timers", 0, self.timers.tick),
-            Chore("disk_usage", 1_000, self._look_at_disk),
             Chore("rates", SAMPLE_MS, self._sample_rates),
             Chore("members", LOOK_MS, self.operators.members.look),
             Chore("transactions", 0, self.transactions.tick),
             Chore("group_rates", GROUP_SAMPLE_MS, self.operators.rates.sample),
+            *self.full_disk.chores(),
             *self.consuming.chores(),
             *self.access.chores(),
         ]
@@ -594,6 +594,8 @@ class Broker:
             self.timers.leadership_changed()
             self.transactions.leadership_changed()
             self.consuming.leadership_changed()
+        if leading and not was_leading:
+            self.full_disk.leads_now()
         awaited = self._leader_is_awaited(event)
         self.sends.leadership(event.term, leading, awaited)
         self.access.leadership(awaited)
@@ -665,18 +667,3 @@ class Broker:
         now_ms, today = self.clock_ms(), self._today()
         self.put_rates.sample(now_ms, self.sends.put_count, today)
         self.get_rates.sample(now_ms, self.pulls.get_count, today)
-
-    def _look_at_disk(self) -> None:
-        room, config = self.disk_room, self.config
-        room.look(
-            self.disk.usage(),
-            config.disk_space_warning_level_ratio,
-            config.disk_space_warning_free_bytes,
-        )
-        text = ""
-        if room.full:
-            text = f"the disk is {room.percent} percent full; the message was not stored"
-        if bool(text) != bool(self.sends.disk_full):
-            log.warning("disk_full=%s percent=%d", room.full, room.percent)
-        self.sends.disk_full = text
-        self.http.look_at_disk()

@@ -50,9 +50,9 @@ from dledger.state import NEVER_MS
 class RaftCore(Leading, Following):
     """One replica. Attributes for reading: `node_id`, `configurations`, `voters`, `is_voter`,
     `peers` (with whom it speaks), `config`, `role`, `term`, `voted_for`, `whole`, `incarnation`,
-    `unfit`, `leader`, `leader_ready`, `commit_index`, `durable_index`, `last_index`,
-    `wants_noop`, `can_propose`, `transfer_target`, `patience`, `next_deadline_ms`. Times are
-    milliseconds of one clock that never goes back (attention.py)."""
+    `unfit`, `has_room` (the shell sets it), `leader`, `leader_ready`, `commit_index`,
+    `durable_index`, `last_index`, `wants_noop`, `can_propose`, `transfer_target`, `patience`,
+    `next_deadline_ms`. Times are milliseconds of one clock that never goes back (attention.py)."""
 
     __slots__ = ()
 

@@ -3,6 +3,10 @@
 An election starts with PreVote: nobody's term rises before a majority has said that it would
 vote. Voters that have not answered are asked again every heartbeat, so a lost message costs that
 and not a whole time-out. A voter grants its vote again to the same candidate.
+
+A replica whose disk is short of room stands back: it lets one more time-out pass before it asks for
+votes, so that those that have room go first. If none of them can be elected it is, since somebody
+has to lead. It tells its leader so, too (following.py).
 """
 
 from __future__ import annotations
@@ -111,6 +115,9 @@ class Election(CoreState):
                 self._election_due_ms = self._now_ms + patient_ms / self._patience.factor
 
     def _on_vote_response(self, response: VoteResponse) -> None:
+        if not response.request_incarnation:
+            self._on_no_room(response)
+            return
         if response.pre_vote:
             current = self.role is Role.PRE_CANDIDATE and response.request_term == self.term + 1
         else:
@@ -123,6 +130,12 @@ class Election(CoreState):
         assert self._tally is not None
         self._tally.record(response.sender, response.granted, response.recovering)
         self._count_votes()
+
+    def _on_no_room(self, response: VoteResponse) -> None:
+        if self.role is Role.LEADER and response.request_term == self.term:
+            progress = self._progress.get(response.sender)
+            if progress is not None:
+                progress.no_room_told = True
 
     def _on_timeout_now(self, order: TimeoutNow) -> None:
         """Thesis 3.10: the leader hands over; no PreVote, for it knows that it is alive."""
@@ -137,6 +150,11 @@ class Election(CoreState):
                 self._become_follower(self.term, None, "no leader is heard")
         elif self._now_ms >= self._election_due_ms and self.unfit is not None:
             self._reset_election_timer()
+        elif self._now_ms >= self._election_due_ms and not self.has_room and not self._stood_back:
+            self._stood_back = True
+            self._election_due_ms = (
+                self._now_ms + self.config.election_ms_max * self._patience.factor
+            )
         elif self._now_ms >= self._election_due_ms:
             closed = self.leader is not None and self.leader in self._closed
             self._start_pre_vote(

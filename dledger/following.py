@@ -15,6 +15,7 @@ from dledger.messages import (
     HeartbeatResponse,
     NodeId,
     Role,
+    VoteResponse,
 )
 from dledger.standing import Standing
 from store.frame import FrameKind
@@ -154,6 +155,12 @@ class Following(Standing):
 
     # -- heartbeats -------------------------------------------------------------------------
 
+    def _tell_no_room(self, leader: NodeId) -> None:
+        """In front of a heartbeat response: this replica's disk is short of room. Said by a refused
+        PreVote that answers no candidate: every version can read that, and who knows nothing of
+        it drops it."""
+        self._send(VoteResponse(self.node_id, leader, self.term, self.term, True, False))
+
     def _on_heartbeat(self, heartbeat: Heartbeat) -> None:
         current = heartbeat.term == self.term
         if current:
@@ -167,6 +174,8 @@ class Following(Standing):
             if self._take_certificate(heartbeat.certified) and self._verified_index:
                 self._acknowledge(self._verified_index)  # now it counts
         verified_index = self._verified_index if current else 0
+        if current and not self.has_room:
+            self._tell_no_room(heartbeat.sender)
         self._send(
             HeartbeatResponse(
                 self.node_id,

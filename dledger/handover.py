@@ -83,7 +83,7 @@ class Handover:
         able = able_successors(self.core, self.is_open, self.core_ms())
         if not able:
             return
-        best = max(able, key=lambda p: (p.match_index, p.heard_ms)).peer
+        best = max(able, key=lambda p: (not p.no_room, p.match_index, p.heard_ms)).peer
         try:
             self.transfer(best)
         except RaftError as error:  # its standing changed just now: look again
@@ -110,7 +110,22 @@ def hindrance_of(
         words = f"{peer} is silent"
     elif lag_bytes > core.config.learner_lag_bytes_max:
         words = f"{peer} lacks {lag_bytes} bytes of the log"
+    elif progress.no_room:
+        words = f"{peer} is short of room on its disk"
     return words, core.last_index - progress.match_index <= LAG_FRAMES_MAX
+
+
+def with_room(core: RaftCore, is_open: Callable[[NodeId], bool]) -> list[NodeId]:
+    """Of a leader's followers: which voters may have room on their disks. Who has not been heard
+    yet may."""
+    return [
+        progress.peer
+        for progress in core.progress.values()
+        if progress.peer in core.voters
+        and not progress.recovering
+        and not progress.no_room
+        and is_open(progress.peer)
+    ]
 
 
 def able_successors(

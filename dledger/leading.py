@@ -217,6 +217,7 @@ class Leading(Election, Membership):
         if progress is None:
             return
         progress.heard_ms = self._now_ms
+        progress.no_room, progress.no_room_told = progress.no_room_told, False
         if response.round >= progress.round:
             self._note_standing(progress, response)
             if self.role is not Role.LEADER:
@@ -384,8 +385,13 @@ class Leading(Election, Membership):
         self._role_changed(f"transfer to {target} given up: {reason}")
 
     def _step_down(self, reason: str) -> None:
-        """Give leadership up for good reason, and let the follower that has most go first."""
-        best = max(self._voting, key=lambda p: (not p.recovering, p.match_index), default=None)
+        """Give leadership up for good reason, and let a follower go first: one with room on its
+        disk if there is one, and of those the one that has most."""
+        best = max(
+            self._voting,
+            key=lambda p: (not p.recovering, not p.no_room, p.match_index),
+            default=None,
+        )
         self._become_follower(self.term, None, reason)
         self._election_due_ms += self.config.election_ms_max  # everybody else goes first
         if best is not None:

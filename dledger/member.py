@@ -25,7 +25,7 @@ from dledger.configuration import Change
 from dledger.core import RaftCore
 from dledger.errors import NotLeader, StateTooOld
 from dledger.flusher import FlushMode, LogFlusher
-from dledger.handover import Handover, hindrance_of
+from dledger.handover import Handover, able_successors, hindrance_of, with_room
 from dledger.healer import Healer
 from dledger.health import DiskHealth
 from dledger.identity import GroupIdentity, file_of
@@ -43,11 +43,13 @@ from dledger.messages import (
 from dledger.peers import PeerLinks
 from dledger.performing import Performing
 from dledger.preference import Preference, Seen
+from dledger.progress import Progress
 from dledger.promises import Promises
 from dledger.proposals import Proposals
 from dledger.proposer import Proposer
 from dledger.reads import Reads
 from dledger.readtrial import ReadTrial
+from dledger.relief import Relief
 from dledger.repair import RepairRequest, RepairResponse, Standing, standing_of
 from dledger.roster import Roster, members_of
 from dledger.saver import HardStateSaver
@@ -103,9 +105,7 @@ class RaftMember(Performing):
         asynchronous = config.flush is FlushMode.ASYNC
         self._promises = Promises(disk, config.directory, asynchronous)
         self._saver = HardStateSaver(self._promises.hard_state)
-        self._unfinished: Ready | None = (
-            None  # performed but for what its hard state has to precede
-        )
+        self._unfinished: Ready | None = None  # performed but for what comes behind hard state
         self._health = DiskHealth(config.sync_stall_ms)
         trim = SlotFile(disk, f"{config.directory}/trim")
         self.log = RaftLog(commitlog, trim, config.log_cache_bytes_max)
@@ -141,6 +141,7 @@ class RaftMember(Performing):
             config, disk, lambda reason, error: self._fail(reason, error, disk=True)
         )
         self._preference = Preference(config.preference)
+        self._relief = Relief()
         self._linked = False  # listens and dials
         self._has_core = False  # the log is whole
         self._running = self._pumping = False
@@ -376,6 +377,39 @@ class RaftMember(Performing):
             at_hand,
         )
         return self._preference.look(seen, self._clock_ms())
+
+    def room_is(self, has_room: bool) -> None:
+        """Whether the disk has room for what a leader writes. A replica without leads only if
+        nobody else can, and tells its leader so."""
+        if self._running:
+            self.core.has_room = has_room
+
+    def successor_with_room(self, full: bool) -> NodeId | None:
+        """To whom this leader should `transfer` now because its own disk is `full`; None: to
+        nobody. To be asked some times a second, on every replica (relief.py)."""
+        if not self._running:
+            return None
+        core = self.core
+        roomy: list[NodeId] = []
+        able: list[Progress] = []
+        wanted = full and core.role is Role.LEADER and self._serving and not self._leaving
+        if wanted:
+            is_open = self._links.is_open
+            roomy = with_room(core, is_open)
+            able = [
+                progress
+                for progress in able_successors(core, is_open, self._core_ms())
+                if progress.recovering is not None and progress.peer in roomy
+            ]
+            able.sort(key=lambda progress: (-progress.match_index, -progress.heard_ms))
+        transferring = core.transfer_target is not None
+        best = [progress.peer for progress in able]
+        return self._relief.look(wanted, transferring, roomy, best, self._clock_ms())
+
+    @property
+    def hopes_for_room(self) -> bool:
+        """Whether somebody with room may take over in a moment, as the last look found."""
+        return self._relief.hoped
 
     def _busy(self) -> str:
         """What goes on here that another leader would have to begin anew; "" for nothing."""

@@ -53,6 +53,9 @@ class VoteRequest:
 
 @dataclass(frozen=True, slots=True)
 class VoteResponse:
+    """One that answers no request (`request_incarnation` 0, which no candidate has) is a follower's
+    word to its leader that its disk is short of room (following.py)."""
+
     sender: NodeId
     to: NodeId
     term: int  # the voter's own current term

@@ -43,6 +43,8 @@ class Progress:
         "match_round",
         "moved_ms",
         "next_index",
+        "no_room",
+        "no_room_told",
         "paused",
         "peer",
         "probe_last",
@@ -91,6 +93,8 @@ class Progress:
         self.reported_index = 0  # match_index of its newest heartbeat response
         self.barrier_index = 0  # a recovering one is whole once it has this frame (standing.py)
         self.certified = 0  # the incarnation that has been found to be whole again
+        self.no_room_told = False  # since its last heartbeat response, of which that is a part
+        self.no_room = False  # as of its last one: its disk is short of room
         self.regressions = 0  # times it lost frames that it had acknowledged (ASYNC_FLUSH only)
         self._messages_max = messages_max
         self._bytes_max = bytes_max

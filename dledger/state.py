@@ -117,6 +117,7 @@ class CoreState:
         "_reads_unready",
         "_rng",
         "_round",
+        "_stood_back",
         "_takes_frames",
         "_tally",
         "_transfer_campaign",
@@ -130,6 +131,7 @@ class CoreState:
         "config",
         "configurations",
         "durable_index",
+        "has_room",
         "incarnation",
         "is_voter",
         "leader",
@@ -165,6 +167,7 @@ class CoreState:
         self.whole = hard_state.whole
         self.unfit: str | None = None  # why this replica must not lead: its disk
         self._takes_frames = True
+        self.has_room = True  # on its disk; without, it leads only if nobody else can
         self.config = config
         self._rng = rng
         self._now_ms = now_ms
@@ -200,6 +203,7 @@ class CoreState:
         self._campaign_due_ms = 0.0  # when unanswered vote requests are asked again
         self._election_due_ms = 0.0
         self._yielded = False  # to another's PreVote, once per election time-out
+        self._stood_back = False  # for want of room, the same
         self._voted_incarnation = 0  # of the candidate voted for in this term; 0: not known
         self._reset_election_timer()
         # Leading
@@ -376,7 +380,7 @@ class CoreState:
         low, high = self.config.election_ms_min, self.config.election_ms_max
         drawn_ms = low + self._rng.random() * (high - low)
         self._election_due_ms = self._now_ms + drawn_ms * self._patience.factor
-        self._yielded = False
+        self._yielded = self._stood_back = False
 
     def _give_up(self, peers: Iterable[NodeId]) -> None:
         """They have been silent for too long, it seems. Should one of them, its connection never

@@ -27,9 +27,10 @@ def status_of(
 ) -> dict[str, object]:
     """`durable_index` is what fdatasync has proven, in ASYNC_FLUSH too. `whole` is False, and
     `recovering` says why, while this replica may have lost promises (standing.py). `match`,
-    `next`, `state`, `whole` and `behind_bytes` (of the log, so far as it is here still) of a peer
-    are None on a node that does not lead; `inflight` counts requests, and `contact_ms` is how long
-    ago it was heard last (a follower knows that of its leader). `healing`: `repairing`, `damaged`,
+    `next`, `state`, `whole`, `room` (on its disk) and `behind_bytes` (of the log, so far as it is
+    here still) of a peer are None on a node that does not lead; `inflight` counts requests, and
+    `contact_ms` is how long ago it was heard last (a follower knows that of its leader).
+    `healing`: `repairing`, `damaged`,
     `damaged_count`, `mended`, `scrub`, as healer.py says; `installing`, `behind_bytes`, as
     installer.py does. `preferred`: who should lead, if anybody.
     `patience`: by what the configured election time-outs are multiplied (patience.py)."""
@@ -44,6 +45,7 @@ def status_of(
             "next": progress.next_index if progress else None,
             "state": progress.state.value if progress else None,
             "whole": None if progress is None else not progress.recovering,
+            "room": None if progress is None else not progress.no_room,
             "inflight": len(progress.inflight) if progress else 0,
             "inflight_bytes": progress.inflight_bytes if progress else 0,
             "contact_ms": core.silent_ms(peer, now_ms),

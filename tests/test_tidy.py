@@ -77,6 +77,7 @@ CORE = [
     "dledger/health.py",
     "dledger/following.py",
     "dledger/leading.py",
+    "dledger/relief.py",
     "dledger/repair.py",
     "dledger/install.py",
     "dledger/attention.py",

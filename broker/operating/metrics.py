@@ -285,7 +285,7 @@ class BrokerMetrics:
         families.gauge("rocketmq_disk_available_bytes", "Room left on it.", usage.available_bytes)
         families.gauge(
             "rocketmq_disk_full",
-            "1 while sends are refused for want of room.",
+            "1 while this replica takes no sends for want of room.",
             float(bool(broker.sends.disk_full)),
         )
 

@@ -73,11 +73,13 @@ class RoleView:
 
 
 def most_advanced(status: dict[str, object]) -> str:
-    """Of a leader's status (dledger.status): the connected peer whose log matches furthest; "" if
-    none is connected."""
+    """Of a leader's status (dledger.status): the connected peer whose log matches furthest, of
+    those with room on their disks if there are any; "" if none is connected."""
     peers = status["peers"]
     assert isinstance(peers, dict)
     matches = {
-        str(name): int(peer["match"] or 0) for name, peer in peers.items() if peer["connected"]
+        str(name): (bool(peer.get("room", True)), int(peer["match"] or 0))
+        for name, peer in peers.items()
+        if peer["connected"]
     }
     return max(matches, key=lambda name: matches[name], default="")

@@ -49,6 +49,12 @@ def test_most_advanced(peers, best):
     assert most_advanced({"peers": table}) == best
 
 
+def test_the_most_advanced_with_room_goes_before_one_without():
+    table = {name: {"connected": True, "match": match, "room": match < 7} for name, match in
+             (("n1", 4), ("n2", 7), ("n3", 5))}  # fmt: skip
+    assert most_advanced({"peers": table}) == "n3"
+
+
 async def test_clients_are_told_the_advertised_port(tmp_path):
     async with Group(tmp_path, advertisedPort=12345) as one:
         broker = await one.leading()

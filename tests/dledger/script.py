@@ -20,6 +20,7 @@ they print. Lines beginning with # are kept. Commands:
     powercut a                     a dies without a word and loses what is not durable
     close a b / open a b           a sees the connection with b close / open
     transfer a b / stepdown a / full a / stall a / works a
+    short a / roomy a              a's disk is short of room / has some
     run ms                         time passes, what is sent arrives at once
     tick ms                        time passes, messages stay queued
     queue / state                  what is on the way / where everybody stands
@@ -37,6 +38,7 @@ from dledger.messages import (
     Message,
     TimeoutNow,
     VoteRequest,
+    VoteResponse,
 )
 from dledger.state import CoreConfig
 from tests.dledger.group import Group, Member
@@ -74,6 +76,8 @@ def describe(message: Message) -> str:
             return f"{link} alive {asked} round {message.round} {has}"
         case TimeoutNow():
             return f"{link} timeout-now term {message.term}"
+        case VoteResponse(request_incarnation=0):
+            return f"{link} no room term {message.term} for {message.request_term}"
         case _:
             kind = "pre-vote" if message.pre_vote else "vote"
             verdict = "granted" if message.granted else "refused"
@@ -255,6 +259,12 @@ class Script:
     def do_stall(self, name: str) -> None:
         self.group[name].holding = True
         self.group[name].core.disk_fails("its disk stalls")
+
+    def do_short(self, name: str) -> None:
+        self.group[name].core.has_room = False
+
+    def do_roomy(self, name: str) -> None:
+        self.group[name].core.has_room = True
 
     def do_works(self, name: str) -> None:
         member = self.group[name]

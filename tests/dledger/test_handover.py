@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dledger.handover import HEARD_HEARTBEATS, LAG_FRAMES_MAX, able_successors
+from dledger.handover import HEARD_HEARTBEATS, LAG_FRAMES_MAX, able_successors, with_room
 from dledger.state import CoreConfig
 
 NOW_MS = 10_000.0
@@ -41,3 +41,23 @@ def test_who_is_able(changes: dict[str, object], able: bool) -> None:
     )
     found = able_successors(core, lambda peer: peer != "away", NOW_MS)  # type: ignore[arg-type]
     assert found == ([other] if able else [])
+
+
+@pytest.mark.parametrize(
+    ("changes", "roomy"),
+    [
+        ({}, True),
+        ({"no_room": True}, False),
+        ({"recovering": None}, True),  # not heard yet
+        ({"recovering": 4711}, False),
+        ({"peer": "learner"}, False),
+        ({"peer": "away"}, False),
+    ],
+)
+def test_who_may_have_room(changes: dict[str, object], roomy: bool) -> None:
+    other = follower("n1", **({"no_room": False} | changes))
+    core = SimpleNamespace(
+        progress={other.peer: other}, voters=frozenset({"n0", "n1", "away"}), config=CONFIG
+    )
+    found = with_room(core, lambda peer: peer != "away")  # type: ignore[arg-type]
+    assert found == ([other.peer] if roomy else [])

@@ -178,12 +178,13 @@ NOW_MS = 10_000.0
         ({"heard_ms": NOW_MS - CoreConfig().election_ms_min}, "", True),
         ({"heard_ms": NOW_MS - CoreConfig().election_ms_min - 1}, "n1 is silent", True),
         ({"open": False}, "n1 is not connected", True),
+        ({"no_room": True}, "n1 is short of room on its disk", True),
     ],
 )
 def test_what_hinders_a_replica(changes: dict[str, object], words: str, at_hand: bool) -> None:
     good: dict[str, object] = {
         "peer": "n1", "recovering": 0, "heard_ms": NOW_MS, "match_index": 100, "lag_bytes": 0,
-        "open": True,
+        "open": True, "no_room": False,
     }  # fmt: skip
     other = SimpleNamespace(**(good | changes))
     configuration = founding([("n0", "h:1"), ("n1", "h:2")])

@@ -1,0 +1,201 @@
+"""A leader whose disk is full: leadership goes to a replica with room, sends go on."""
+
+import asyncio
+
+import pytest
+
+from dledger.configuration import Change, ChangeKind
+from dledger.following import Following
+from remoting.codes import ResponseCode
+from store.disk import DiskUsage
+from store.record import decode_record, walk_records
+from tests.broker.cluster import Group, until
+
+FULL, HIGH, ROOMY = DiskUsage(92, 8), DiskUsage(87, 13), DiskUsage(60, 40)
+
+
+@pytest.fixture
+async def group(tmp_path):
+    async with Group(tmp_path, count=3, diskSpaceWarningLevelRatio=90) as three:
+        leader = await three.leader()
+        assert (await three.create_topic(three.brokers[leader], "T", 1)).code == 0
+        await followers_known(three)
+        yield three
+
+
+def core(group, name):
+    return group.brokers[name].engine.core
+
+
+async def followers_known(group):
+    """The leader has heard of all others, as after a moment of work."""
+    leader = await group.leader()
+    await until(lambda: all(p.recovering == 0 for p in core(group, leader).progress.values()))
+
+
+async def fill(group, usages):
+    """As the next looks find it; and the leader hears of it."""
+    for name, usage in usages.items():
+        group.brokers[name].disk.space = usage
+        group.brokers[name].full_disk.look()
+
+    def heard():
+        leaders = [name for name, broker in group.brokers.items() if broker.roles.leading]
+        return leaders and all(
+            progress.no_room == (not core(group, peer).has_room)
+            for peer, progress in core(group, leaders[0]).progress.items()
+        )
+
+    await until(heard)
+
+
+class Sender:
+    """Sends one message after the other to whoever leads, and notes every answer."""
+
+    def __init__(self, group):
+        self.group = group
+        self.stored = []
+        self.remarks = []
+
+    async def one(self):
+        """Until it is stored, or refused otherwise than by who does not lead."""
+        body = b"%d" % len(self.stored)
+        while True:
+            leaders = [b for b in self.group.brokers.values() if b.roles.leading]
+            if not leaders:
+                await asyncio.sleep(0.005)
+                continue
+            answer = await self.group.send(leaders[0], "T", body)
+            if answer.code == ResponseCode.SUCCESS:
+                self.stored.append(body)
+                return answer
+            self.remarks.append(answer.remark)
+            if not answer.remark.startswith("[NOT_LEADER]"):
+                return answer
+
+    async def until(self, condition):
+        while not condition():
+            await self.one()
+
+
+def others(group, name):
+    return [other for other in group.names if other != name]
+
+
+async def test_leadership_goes_to_the_one_with_room_and_no_send_fails(group):
+    old = await group.leader()
+    full, roomy = others(group, old)
+    await fill(group, {full: FULL})
+    sender = Sender(group)
+    for _ in range(20):
+        await sender.one()
+    await fill(group, {old: FULL})
+    await sender.until(lambda: group.brokers[roomy].roles.leading)
+    for _ in range(20):
+        await sender.one()
+    assert not [remark for remark in sender.remarks if not remark.startswith("[NOT_LEADER]")]
+    assert not group.brokers[roomy].sends.disk_full
+    # The full ones know why they do not lead, and go on taking the log.
+    await until(lambda: group.brokers[old].sends.disk_full)
+    await until(lambda: len({core(group, name).commit_index for name in group.names}) == 1)
+    pulled = await group.pull(group.brokers[roomy], "T", 0)
+    found = [decode_record(pulled.body, at).body for at, _ in walk_records(pulled.body)]
+    assert found == sender.stored[: len(found)] and len(found) > 20
+
+
+async def test_when_nobody_has_room_sends_are_refused_and_leadership_stays(group):
+    old = await group.leader()
+    term = core(group, old).term
+    await fill(group, dict.fromkeys(others(group, old), FULL))
+    await fill(group, {old: FULL})
+    for _ in range(30):  # as its chores do, ten times a second
+        for broker in group.brokers.values():
+            broker.full_disk.tick()
+        await asyncio.sleep(0.005)
+    refused = await group.send(group.brokers[old], "T")
+    assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert refused.remark == "[DISK_FULL] the disk is 92 percent full; the message was not stored"
+    assert (await group.pull(group.brokers[old], "T", 0, flags=0, wait_ms=0)).code != 0
+    assert (await group.leader(), core(group, old).term) == (old, term)
+    # One of them has room again: leadership goes there, and sends are taken.
+    roomy = others(group, old)[0]
+    await fill(group, {roomy: ROOMY})
+    await until(lambda: group.brokers[roomy].roles.leading)
+    assert (await group.send(group.brokers[roomy], "T")).code == 0
+    # So does the old leader: nothing changes.
+    await fill(group, {old: ROOMY})
+    assert await group.leader() == roomy
+
+
+async def test_the_leader_itself_has_room_again(group):
+    old = await group.leader()
+    await fill(group, dict.fromkeys(others(group, old), FULL))
+    await fill(group, {old: FULL})
+    await until(lambda: group.brokers[old].sends.disk_full)
+    await fill(group, {old: HIGH})  # below the mark, if not well below it
+    assert (await group.send(group.brokers[old], "T")).code == 0
+    assert await group.leader() == old
+
+
+async def test_a_disk_around_the_mark_gets_leadership_back_only_well_below_it(group):
+    first = await group.leader()
+    second, third = others(group, first)
+    await fill(group, {third: FULL})
+    await fill(group, {first: FULL})
+    await until(lambda: group.brokers[second].roles.leading)
+    await followers_known(group)
+    await fill(group, {first: HIGH})
+    await fill(group, {second: FULL})  # and the first has been full a moment ago
+    await until(lambda: group.brokers[second].sends.disk_full)
+    term = core(group, second).term
+    for _ in range(20):
+        for usage in (HIGH, FULL):
+            for name in (first, second):
+                group.brokers[name].disk.space = usage
+                group.brokers[name].full_disk.look()
+        await asyncio.sleep(0.005)
+    assert (await group.leader(), core(group, second).term) == (second, term)
+    await fill(group, {first: ROOMY})
+    await until(lambda: group.brokers[first].roles.leading)
+    assert (await group.send(group.brokers[first], "T")).code == 0
+
+
+async def test_a_preferred_leader_without_room_is_not_given_leadership_back(tmp_path):
+    settings = {"preferredLeaderAfterMs": 100, "diskSpaceWarningLevelRatio": 90}
+    async with Group(tmp_path, count=3, **settings) as group:
+        first = await group.leader()
+        assert (await group.create_topic(group.brokers[first], "T", 1)).code == 0
+        await followers_known(group)
+        await group.brokers[first].operators.members.make(Change(ChangeKind.PREFER, first))
+        await fill(group, {first: FULL})
+        await until(lambda: not group.brokers[first].roles.leading)
+        second = await group.leader()
+        engine = group.brokers[second].engine
+        await until(
+            lambda: engine.status()["preferred_standing"] == f"{first} is short of room on its disk"
+        )
+        assert await group.leader() == second
+        await fill(group, {first: ROOMY})  # and it leads again when preference.py says so
+        await until(lambda: "short of room" not in engine.status()["preferred_standing"])
+
+
+async def test_a_follower_of_before_says_nothing_and_is_taken_for_roomy(group, monkeypatch):
+    """As 70644ff: it neither tells of its room nor hands over for want of it. Leadership goes there
+    once; there sends are refused, as that version has it, and it does not come back and forth."""
+    monkeypatch.setattr(Following, "_tell_no_room", lambda *_: None)
+    old = await group.leader()
+    for name in others(group, old):
+        monkeypatch.setattr(group.brokers[name].engine, "successor_with_room", lambda _: None)
+        monkeypatch.setattr(group.brokers[name].engine, "room_is", lambda _: None)
+    await fill(group, dict.fromkeys(others(group, old), FULL))
+    await fill(group, {old: FULL})
+    await until(lambda: not group.brokers[old].roles.leading)
+    new = await group.leader()
+    term = core(group, new).term
+    group.brokers[new].full_disk.tick()
+    refused = await group.send(group.brokers[new], "T")
+    assert refused.remark.startswith("[DISK_FULL]")
+    for _ in range(20):
+        group.brokers[old].full_disk.look()
+        await asyncio.sleep(0.005)
+    assert (await group.leader(), core(group, new).term) == (new, term)

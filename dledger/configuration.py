@@ -221,6 +221,22 @@ def decode_configuration(payload: bytes | memoryview) -> Configuration:
     return configuration
 
 
+def check_proposed(payload: bytes | memoryview) -> None:
+    """Whether a group can go by a configuration that its leader proposes: somebody votes, it is no
+    larger than what can be noted, addresses are addresses. Raises ConfigurationError."""
+    if len(payload) > SIZE_BYTES_MAX:
+        raise ConfigurationError(f"{len(payload)} bytes, more than {SIZE_BYTES_MAX}")
+    proposed = decode_configuration(payload)
+    if not proposed.voters:
+        raise ConfigurationError("nobody votes in it")
+    for member in proposed.members:
+        try:
+            if member.address:  # cores that are driven by hand have none
+                _check_address(member.address)
+        except ChangeRefused as error:
+            raise ConfigurationError(str(error)) from error
+
+
 def _decode(data: bytes) -> tuple[Configuration, int]:
     version, count, removed_count, broker_id_next = _HEAD.unpack_from(data)
     if version not in (_VERSION, _VERSION_PREFERRING):

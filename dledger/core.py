@@ -16,7 +16,8 @@ else can be proposed before it. It opens a leader's term (only when it is commit
 
 `incarnation` is a number above 0 that no earlier process of this node has used. A replica whose
 hard state is not whole says so; make it durable before the first message (the core asks for it
-if it was loaded so, the shell must if it decided so).
+if it was loaded so, the shell must if it decided so). `segment_end(position)` says where the log's
+segment ends that holds it: where a leader's frames may stand. Without, they stand anywhere.
 
 The log index handed in must describe frames that are all durable: `RaftLog.open` syncs what it
 recovered. The core keeps its own copy. `commit_index` is what the shell has applied durably, if
@@ -63,7 +64,10 @@ class RaftCore(Leading, Following):
 
         Strangers' requests are not: a leader or candidate may be a member that this replica has
         not heard of yet (thesis 4.1). Who was removed is kept off by PreVote, and by nobody
-        voting while a leader is heard."""
+        voting while a leader is heard. Neither may a stranger order an election.
+
+        Raises MessageRefused for what only somebody says who breaks Raft's rules: it was not
+        acted on, but for its term."""
         if now_ms > self._now_ms:
             self._now_ms = now_ms
         if message.to != self.node_id or message.sender == self.node_id:
@@ -73,6 +77,8 @@ class RaftCore(Leading, Following):
         if self._given_up and message.sender in self._given_up:
             self._speaks_after_all()
         kind = type(message)
+        if kind is TimeoutNow and message.sender not in self.peers:
+            return
         if message.term > self.term and kind is not VoteRequest:
             # A request of a higher term comes from that term's leader. (A vote request must
             # prove itself first: election.py.)

@@ -11,7 +11,7 @@ has to lead. It tells its leader so, too (following.py).
 
 from __future__ import annotations
 
-from dledger.messages import Role, TimeoutNow, VoteRequest, VoteResponse
+from dledger.messages import TERM_MAX, Role, TimeoutNow, VoteRequest, VoteResponse
 from dledger.quorum import Outcome, Tally
 from dledger.state import CoreState
 
@@ -30,7 +30,10 @@ class Election(CoreState):
     def _may_campaign(self) -> bool:
         """Voters; and a replica whose removal is not committed yet: it may be the only one that
         can bring that about (thesis 4.2.2). It does not count itself. Not one that reads the log
-        from its beginning with an empty disk: what it meets there are configurations long past."""
+        from its beginning with an empty disk: what it meets there are configurations long past.
+        And not beyond the last term there is."""
+        if self.term >= TERM_MAX:
+            return False
         if not self.whole and self.configurations.index and not self._vouched:
             return False
         return self.is_voter or self.configurations.ever_voter(self.node_id)
@@ -170,11 +173,13 @@ class Election(CoreState):
             self._on_pre_vote_request(request)
             return
         if request.term > self.term:
-            if self._hears_leader() and not request.transfer:
-                # Thesis 4.2.3: a live leader is not deposed by somebody who does not hear it.
+            transfer = request.transfer and request.sender in self.peers
+            if self._hears_leader() and not transfer:
+                # Thesis 4.2.3: a live leader is not deposed by somebody who does not hear it, nor
+                # by a stranger: leadership goes to no replica that its voters have not heard of.
                 self._answer_vote(request, False)
                 return
-            if self.leader is not None and not request.transfer:
+            if self.leader is not None and not transfer:
                 self._give_up((self.leader,))
             self._become_follower(request.term, None, f"{request.sender} asks for votes")
         granted = (

@@ -81,6 +81,16 @@ class StateTooOld(RaftError):
     retriable = False
 
 
+class MessageRefused(Exception):
+    """A peer's message cannot be true of a replica that keeps Raft's rules, and was not acted on:
+    the connection that it came over should end. Nothing is wrong with this replica."""
+
+    def __init__(self, sender: NodeId, reason: str) -> None:
+        super().__init__(f"{sender}: {reason}")
+        self.sender = sender
+        self.reason = reason
+
+
 class FrameDamaged(StoreDamaged):
     """Frame `index`, whose term and place are known, is not what was written. It is fetched again
     from a peer; until then whoever needs it has to wait."""

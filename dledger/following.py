@@ -3,11 +3,16 @@
 Invariants: only a frame whose term differs from the request's frame of the same index cuts the
 log, and never at or below commit; nothing else removes a frame: not an old, repeated or empty
 request, not a heartbeat. An acknowledgement names min(durable, proven to match), nothing beyond.
+
+What a leader says is looked at before any of it is done (MessageRefused): a second leader of one
+term, a frame in the place of one that is committed or that this term's leader has sent, frames
+that do not stand one behind the other. An honest leader says none of these.
 """
 
 from __future__ import annotations
 
-from dledger.configuration import decode_configuration
+from dledger.configuration import ConfigurationError, check_proposed, decode_configuration
+from dledger.errors import MessageRefused
 from dledger.messages import (
     AppendRequest,
     AppendResponse,
@@ -18,7 +23,8 @@ from dledger.messages import (
     VoteResponse,
 )
 from dledger.standing import Standing
-from store.frame import FrameKind
+from store.frame import Frame, FrameKind
+from store.record import BLANK_SIZE_BYTES
 
 
 class Following(Standing):
@@ -27,14 +33,15 @@ class Following(Standing):
     __slots__ = ()
 
     def _accept_leader(self, sender: NodeId) -> None:
-        """`sender` leads the current term (Raft 5.2: there is no other)."""
+        """`sender` leads the current term (Raft 5.2: there is no other). Raises MessageRefused."""
+        if self.leader not in (None, sender):
+            raise MessageRefused(sender, f"leads term {self.term}, as {self.leader} does")
         assert self.role is not Role.LEADER, (self.node_id, sender, self.term)
         if self._patience.tried:
             self._patience.heard(self._now_ms, self._now_ms - self._leader_contact_ms)
         if self.leader == sender and self.role is Role.FOLLOWER:
             self._reset_election_timer()
         else:
-            assert self.leader in (None, sender), (self.leader, sender, self.term)
             self._become_follower(self.term, sender, f"{sender} leads")
         self._leader_contact_ms = self._now_ms
 
@@ -50,7 +57,9 @@ class Following(Standing):
         if not self._fits(request):
             self._refuse_append(request)
             return
-        self._take_frames(request)
+        if request.frames:
+            self._check_frames(request)
+            self._take_frames(request)
         verified = request.prev_index + len(request.frames)
         if verified > self._verified_index:
             self._verified_index = verified
@@ -70,11 +79,56 @@ class Following(Standing):
         if prev_index <= self.commit_index:
             # Committed frames are the leader's, by leader completeness (Raft 5.4.3).
             if prev_index >= self._log.first_index - 1:
-                assert self._log.term_at(prev_index) == request.prev_term, request
+                own = self._log.term_at(prev_index)
+                if own != request.prev_term:
+                    what = f"frame {prev_index} of term {request.prev_term}, committed with {own}"
+                    raise MessageRefused(request.sender, what)
             return True
         if prev_index > self._log.last_index:
             return False
         return self._log.term_at(prev_index) == request.prev_term
+
+    def _check_frames(self, request: AppendRequest) -> None:
+        """Whether these frames can follow each other, and this log, as far as it keeps what it
+        has of them. Raises MessageRefused; nothing has changed then."""
+        log, index, term = self._log, request.prev_index, request.prev_term
+        end = -1  # where the frame before the next one ends, from the first new one on
+        for frame in request.frames:
+            index += 1
+            if frame.index != index or not term <= frame.term <= request.term:
+                what = f"{frame!r} behind {index - 1}@{term}, in term {request.term}"
+                raise MessageRefused(request.sender, what)
+            term = frame.term
+            if index < log.first_index:
+                continue
+            if end < 0:
+                if index <= log.last_index and log.term_at(index) == term:
+                    continue
+                if index <= max(self.commit_index, self._verified_index):
+                    what = f"{frame!r} in the place of {index}@{log.term_at(index)}"
+                    raise MessageRefused(request.sender, what)
+                end = log.end_of(index - 1)
+                if term < log.term_at(index - 1):
+                    what = f"{frame!r} behind a frame of term {log.term_at(index - 1)}"
+                    raise MessageRefused(request.sender, what)
+            self._check_frame(request.sender, frame, end)
+            end = frame.end
+
+    def _check_frame(self, sender: NodeId, frame: Frame, end: int) -> None:
+        """Whether a new frame can stand behind one that ends at `end`, and says what it should."""
+        segment_end = self._segment_end
+        if segment_end is None:
+            fits = frame.position >= end
+        else:
+            fits = frame.position in (end, segment_end(end))
+            fits = fits and frame.end + BLANK_SIZE_BYTES <= segment_end(frame.position)
+        if not fits:
+            raise MessageRefused(sender, f"{frame!r} behind a frame that ends at {end}")
+        if frame.kind == FrameKind.CONFIGURATION:
+            try:
+                check_proposed(frame.payload)
+            except ConfigurationError as error:
+                raise MessageRefused(sender, f"{frame!r}: {error}") from error
 
     def _take_frames(self, request: AppendRequest) -> None:
         """Skip what is here already, cut at a conflict, append what is new."""
@@ -82,8 +136,6 @@ class Following(Standing):
         index = request.prev_index
         for frame in request.frames:
             index += 1
-            assert frame.index == index, (frame, index)
-            assert frame.term <= request.term, (frame, request.term)
             if index < log.first_index:
                 continue  # committed, and taken by retention since
             if index <= log.last_index:

@@ -12,14 +12,15 @@ A `SlotFile` whose content is, big-endian,
 Version 1 had neither version nor flags (its first byte, the term's highest, is 0): read as whole.
 
 A lost vote lets one replica vote twice in a term, and two leaders in a term lose messages. So a
-missing or damaged file is never read as 'no vote': the replica is not whole then.
+missing or damaged file is never read as 'no vote': the replica is not whole then. A file that says
+a term above TERM_MAX counts as damaged: nobody can be elected beyond it.
 """
 
 from __future__ import annotations
 
 import struct
 
-from dledger.messages import HardState
+from dledger.messages import TERM_MAX, HardState
 from dledger.slots import SlotFile, SlotsDamaged
 from store.disk import Disk
 
@@ -59,7 +60,7 @@ class HardStateFile:
 
     def save(self, state: HardState) -> None:
         """Returns once term and vote are durable. Raises OSError: then no message may leave."""
-        assert state.term >= 0, state
+        assert 0 <= state.term <= TERM_MAX, state
         flags = 0 if state.whole else _NOT_WHOLE
         if state.voted_for is None:
             content = _HEAD.pack(_VERSION, flags, state.term, _NOBODY)
@@ -85,7 +86,8 @@ class HardStateFile:
             raise HardStateDamaged(
                 f"{self._path}: record {content[:1].hex()}, {len(content)} bytes"
             )
-        if term < 0 or flags & ~_NOT_WHOLE or len(vote) != (0 if length == _NOBODY else length):
+        vote_size = 0 if length == _NOBODY else length
+        if not 0 <= term <= TERM_MAX or flags & ~_NOT_WHOLE or len(vote) != vote_size:
             raise HardStateDamaged(f"{self._path}: term {term}, vote of {len(vote)} bytes")
         try:
             voted_for = None if length == _NOBODY else vote.decode()

@@ -53,7 +53,7 @@ from google_crc32c import value as crc32c
 
 from dledger.configuration import Configuration, encode_configuration
 from dledger.index import LogIndex
-from dledger.messages import NodeId
+from dledger.messages import TERM_MAX, NodeId
 
 CHUNK_BYTES = 256 << 10
 INSTALLATION_BYTES_MAX = 256 << 20  # a million topics; in memory, once, on either side
@@ -116,6 +116,8 @@ def decode_installation(data: bytes) -> Installation:
         raise InstallationDamaged(f"{len(data)} bytes with parts of {configured} and {size}")
     if first < 1 or applied < first - 1 or segment <= 0 or position < 0 or position % segment:
         raise InstallationDamaged(f"frame {first} at {position}, state of frame {applied}")
+    if not 0 <= term <= TERM_MAX:
+        raise InstallationDamaged(f"frame {first} behind one of term {term}")
     return Installation(first, term, position, applied, segment, data[_HEAD.size : at], data[at:-4])
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dledger.configuration import decode_configuration
 from dledger.election import Election
-from dledger.errors import Busy, NotLeader, UnknownTarget
+from dledger.errors import Busy, MessageRefused, NotLeader, UnknownTarget
 from dledger.membership import Membership
 from dledger.messages import (
     AppendOrder,
@@ -140,6 +140,11 @@ class Leading(Election, Membership):
         progress = self._progress.get(response.sender)
         if progress is None:
             return  # no member of this group
+        if response.success:
+            self._check_match(progress, response.match_index)
+        elif response.conflict_index > response.prev_index:
+            what = f"refuses frames behind {response.prev_index} for {response.conflict_index}"
+            raise MessageRefused(response.sender, what)
         progress.heard_ms = self._now_ms
         if response.success:
             if progress.believes(response.recovering):
@@ -152,6 +157,12 @@ class Leading(Election, Membership):
                     self._hurry(progress, response.match_index)
         elif progress.rejected(response.prev_index):
             self._back_off(progress, response)
+
+    def _check_match(self, progress: Progress, match_index: int) -> None:
+        """Nobody has more of this leader's frames than it has itself. Raises MessageRefused."""
+        if match_index > self._log.last_index:
+            what = f"acknowledges frame {match_index} of a log that ends at {self._log.last_index}"
+            raise MessageRefused(progress.peer, what)
 
     def _take_match(self, progress: Progress, match_index: int) -> None:
         log = self._log
@@ -216,6 +227,9 @@ class Leading(Election, Membership):
         progress = self._progress.get(response.sender)
         if progress is None:
             return
+        self._check_match(progress, response.match_index)
+        if response.round > self._round:
+            raise MessageRefused(response.sender, f"answers round {response.round}, not begun yet")
         progress.heard_ms = self._now_ms
         progress.no_room, progress.no_room_told = progress.no_room_told, False
         if response.round >= progress.round:

@@ -23,7 +23,7 @@ from dledger.applier import Application, Applier
 from dledger.attention import AttendedClock
 from dledger.configuration import Change
 from dledger.core import RaftCore
-from dledger.errors import NotLeader, StateTooOld
+from dledger.errors import MessageRefused, NotLeader, StateTooOld
 from dledger.flusher import FlushMode, LogFlusher
 from dledger.handover import Handover, able_successors, hindrance_of, with_room
 from dledger.healer import Healer
@@ -34,6 +34,7 @@ from dledger.installation import pending
 from dledger.installer import InstallationSource, Installer
 from dledger.log import RaftLog
 from dledger.messages import (
+    TERM_MAX,
     HardState,
     NodeId,
     Ready,
@@ -61,6 +62,7 @@ from dledger.wire import GroupAnnounced, PeerMessage, encode_message
 from dledger.writer import FrameWriter
 from store.commitlog import CommitLog
 from store.disk import Disk
+from store.errors import StoreDamaged
 
 log = logging.getLogger("dledger.member")
 
@@ -207,6 +209,8 @@ class RaftMember(Performing):
             log.warning("recovering node=%s reason=%s", self.config.node_id, self.recovering)
         await loop.run_in_executor(self._housekeeper, self._applier.start)
         first_index = self.log.index.first_index
+        if self.log.index.last_term > TERM_MAX:
+            raise StoreDamaged(self.log.index.end_position, f"a term above {TERM_MAX} in the log")
         if self._applier.applied_index < first_index - 1:
             raise StateTooOld(
                 f"the state ends at frame {self._applier.applied_index}, "
@@ -223,6 +227,7 @@ class RaftMember(Performing):
             self._core_ms(),
             self._applier.applied_index,
             incarnation=1 + secrets.randbelow(1 << 62),
+            segment_end=self.log.segment_end,
         )
         self._proposer = Proposer(
             self.core,
@@ -524,6 +529,8 @@ class RaftMember(Performing):
                     self._links.on_announced(message)
                 else:
                     step(message, now_ms)
+        except MessageRefused as refused:
+            self._links.refuse(refused.sender, refused.reason)
         except Exception as error:  # ring boundary: a broken promise stops the node
             self._fail("a message broke an invariant", error)
             return

@@ -19,6 +19,11 @@ from store.frame import Frame
 
 NodeId = str
 
+# No replica enters, sends or takes a higher term. At a thousand elections a second it is reached
+# after nine thousand years; so whoever names a higher one is wrong, and believing it would leave
+# the group without a term to elect a leader in.
+TERM_MAX = (1 << 48) - 1
+
 
 class Role(Enum):
     FOLLOWER = "follower"

@@ -17,86 +17,39 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
 
+from dledger.connections import (
+    Accepted,
+    Connection,
+    Dialer,
+    Dialled,
+    LinkConfig,
+    LinkHandler,
+    PeerAddress,
+    Reader,
+    now_ms,
+)
 from dledger.identity import GroupIdentity, Meeting
 from dledger.messages import NodeId
-from dledger.network import Listening, Network, PlainNetwork, tune
+from dledger.network import Listening
 from dledger.state import Random
 from dledger.wire import (
     GROUP_ID_VERSION,
     MESSAGE_SIZE_BYTES_MAX,
     GroupAnnounced,
     Hello,
-    HelloAnswer,
     MessageReader,
-    PeerMessage,
-    WireError,
-    decode_answer,
-    decode_hello,
-    decode_identity,
-    encode_answer,
-    encode_hello,
-    encode_identity,
     encode_message,
-    spoken,
 )
+
+__all__ = ["LinkConfig", "LinkHandler", "PeerAddress", "PeerLinks", "Reader"]
 
 log = logging.getLogger("dledger.peers")
 
-HELLO_SIZE_BYTES_MAX = 1024  # more than the longest hello: 8 + 3 * 255 + 4
-ASK_AGAIN_MS = 2_000  # at least between two new dials of one peer for its group's id
 HANDSHAKING_MAX = 64  # accepted connections that have not said hello
 # Room for votes and heartbeats behind a full buffer of frames and the one largest message.
 CONTROL_RESERVE_BYTES = MESSAGE_SIZE_BYTES_MAX + (1 << 20)
 WAS_REMOVED = "was removed from group"  # in the refusal that whoever was removed gets
-
-
-@dataclass(frozen=True, slots=True)
-class PeerAddress:
-    """Where a replica listens for its peers. `host` is a name or an address, not resolved here."""
-
-    node_id: NodeId
-    host: str
-    port: int
-
-
-@dataclass(frozen=True, slots=True)
-class LinkConfig:
-    """Time-outs in milliseconds, limits in bytes."""
-
-    backoff_ms_min: int = 20
-    backoff_ms_max: int = 500
-    connect_timeout_ms: int = 1_000  # resolve, connect and hello together
-    unacknowledged_ms_max: int = 2_000  # after that TCP gives up: its own back-off is far longer
-    send_buffer_bytes_max: int = 32 << 20  # 4 times what the core keeps in flight to a peer
-    listen_host: str | None = None  # None: the host of this node's own entry among the peers
-    network: Network = field(default_factory=PlainNetwork)
-
-
-class LinkHandler(Protocol):
-    """What the links report. Called on the loop, directly from the connection's callbacks."""
-
-    def on_messages(self, messages: list[PeerMessage]) -> None:
-        """All messages that one read brought, in order, all from one peer."""
-
-    def on_opened(self, peer: NodeId) -> None:
-        """Messages to `peer` go out from now on."""
-
-    def on_closed(self, peer: NodeId) -> None:
-        """An established connection to or from `peer` was lost."""
-
-    def on_failed(self, error: BaseException) -> None:
-        """A bug ended the task that keeps a link up."""
-
-
-class Reader(Protocol):
-    """Cuts what one peer's connection brings into messages, as `wire.MessageReader` does."""
-
-    def receive_data(self, data: bytes) -> list[Any]:
-        """All messages that are whole with `data`. Raises WireError: the connection is closed."""
-        ...
 
 
 class PeerLinks:
@@ -129,21 +82,21 @@ class PeerLinks:
         self._listen_socket = listen_socket
         self._address = peers[node_id]
         self._dialers = {
-            peer: _Dialer(self, address, rng) for peer, address in peers.items() if peer != node_id
+            peer: Dialer(self, address, rng) for peer, address in peers.items() if peer != node_id
         }
-        self._retired: list[_Dialer] = []
+        self._retired: list[Dialer] = []
         self._removed: frozenset[NodeId] = frozenset()
         self._started = False
         self._server: Listening | None = None
-        self._accepted: set[_Accepted] = set()
-        self._incoming: dict[NodeId, _Accepted] = {}
+        self._accepted: set[Accepted] = set()
+        self._incoming: dict[NodeId, Accepted] = {}
         self._stopping = False
         self.refused = 0  # connections refused or closed for what they sent
 
     async def start(self) -> None:
         """Listen, then dial. Raises OSError if the port is taken."""
         self._server = await self.config.network.listen(
-            lambda: _Accepted(self),
+            lambda: Accepted(self),
             self.config.listen_host or self._address.host,
             self._address.port,
             self._listen_socket,
@@ -166,7 +119,7 @@ class PeerLinks:
                 del self._dialers[peer]
         for peer, address in peers.items():
             if peer != self.node_id and peer not in self._dialers:
-                dialer = self._dialers[peer] = _Dialer(self, address, self._rng)
+                dialer = self._dialers[peer] = Dialer(self, address, self._rng)
                 if self._started and not self._stopping:
                     dialer.start()
         for peer in self._removed & self._incoming.keys():
@@ -180,7 +133,7 @@ class PeerLinks:
         dialers = [*self._dialers.values(), *self._retired]
         for dialer in dialers:
             await dialer.stop()
-        connections: list[_Connection] = list(self._accepted)
+        connections: list[Connection] = list(self._accepted)
         connections += [d.connection for d in dialers if d.connection is not None]
         for connection in connections:
             connection.close()
@@ -243,6 +196,16 @@ class PeerLinks:
         dialer = self._dialers.get(peer)
         return 0 if dialer is None else dialer.version
 
+    def refuse(self, peer: NodeId, reason: str) -> None:
+        """Close the connection over which `peer` said what breaks Raft's rules. It may dial again,
+        and say something better."""
+        self.refused += 1
+        if self.refused & (self.refused - 1) == 0:  # 1, 2, 4, 8, ...: no flood
+            log.error("peer_breaks_rules peer=%s total=%d %s", peer, self.refused, reason)
+        accepted = self._incoming.get(peer)
+        if accepted is not None:
+            accepted.abort()
+
     @property
     def told_removed(self) -> bool:
         """Whether a peer refuses this node because it was removed. For operators: the core goes by
@@ -276,7 +239,7 @@ class PeerLinks:
                 self.announce(opened, peer)
             dialer.hurry()
 
-    def announce(self, connection: _Dialled, peer: NodeId) -> None:
+    def announce(self, connection: Dialled, peer: NodeId) -> None:
         """Tell a peer what was not known yet when it was greeted."""
         known = self.identity.group_id
         if connection.version >= GROUP_ID_VERSION and connection.said != known:
@@ -284,7 +247,7 @@ class PeerLinks:
             message = GroupAnnounced(self.node_id, peer, known)
             self.send(peer, encode_message(message), droppable=False)
 
-    def judge(self, connection: _Connection, peer: NodeId, dialled: bool) -> str:
+    def judge(self, connection: Connection, peer: NodeId, dialled: bool) -> str:
         """Why the two may not talk, for the groups they are of; empty if they may."""
         own, dialer = self._address, self._dialers.get(peer)
         where = connection.where
@@ -299,13 +262,13 @@ class PeerLinks:
             dialled,
             alone=not self._dialers,
         )
-        reason = self.identity.judge(meeting, _now_ms())
+        reason = self.identity.judge(meeting, now_ms())
         if reason and not self.identity.group_id and dialer is not None:
             dialer.ask_again()  # what it says then is waited for
         return reason
 
     def group_status(self) -> dict[str, object]:
-        return self.identity.status(_now_ms())
+        return self.identity.status(now_ms())
 
     def _part(self, peer: NodeId) -> None:
         dialer, accepted = self._dialers.get(peer), self._incoming.get(peer)
@@ -330,13 +293,13 @@ class PeerLinks:
         dialer = self._dialers.get(hello.sender)
         return self.config.network.doubt(transport, dialer.address.host) if dialer else ""
 
-    def accepted_opened(self, connection: _Accepted) -> bool:
+    def accepted_opened(self, connection: Accepted) -> bool:
         """Count a new connection; False if too many have not said hello, or it comes too late."""
         self._accepted.add(connection)
         silent = len(self._accepted) - len(self._incoming)
         return silent <= HANDSHAKING_MAX and not self._stopping
 
-    def accepted_welcome(self, connection: _Accepted, peer: NodeId) -> None:
+    def accepted_welcome(self, connection: Accepted, peer: NodeId) -> None:
         old = self._incoming.get(peer)
         self._incoming[peer] = connection
         if old is not None:
@@ -345,7 +308,7 @@ class PeerLinks:
         if dialer is not None:
             dialer.hurry()  # it lives: no need to wait out the back-off
 
-    def accepted_lost(self, connection: _Accepted) -> None:
+    def accepted_lost(self, connection: Accepted) -> None:
         self._accepted.discard(connection)
         peer = connection.peer
         if peer is not None and self._incoming.get(peer) is connection:
@@ -355,344 +318,3 @@ class PeerLinks:
     def report_closed(self, peer: NodeId) -> None:
         if not self._stopping:
             self.handler.on_closed(peer)
-
-
-class _Connection(asyncio.Protocol):
-    """What both ends share: the transport, and a future that is done when it is closed."""
-
-    def __init__(self, links: PeerLinks) -> None:
-        self.links = links
-        self.transport: asyncio.Transport | None = None
-        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.group_id = b""  # of the other end; empty: not known
-
-    @property
-    def where(self) -> str:
-        """The other end's address."""
-        name = self.transport and self.transport.get_extra_info("peername")
-        return f"{name[0]}:{name[1]}" if isinstance(name, tuple | list) else str(name)
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)
-        tune(self.transport, self.links.config.unacknowledged_ms_max)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if not self.lost.done():
-            self.lost.set_result(None)
-
-    def close(self) -> None:
-        if self.transport is not None:
-            self.transport.close()
-
-    def abort(self) -> None:
-        if self.transport is not None:
-            self.transport.abort()
-
-
-class _Accepted(_Connection):
-    """A connection a peer dialled: its hello, then its messages."""
-
-    def __init__(self, links: PeerLinks) -> None:
-        super().__init__(links)
-        self.peer: NodeId | None = None
-        self._hello: Hello | None = None
-        self._reader: Reader | None = None
-        self._opening = b""
-        self._timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        if not self.links.accepted_opened(self):
-            self.links.refused += 1
-            self.abort()
-            return
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self.links.config.connect_timeout_ms / 1000, self.abort)
-
-    def data_received(self, data: bytes) -> None:
-        try:
-            if self._reader is None:
-                data = self._receive_hello(data)
-            if self._reader is not None and data:
-                messages = self._reader.receive_data(data)
-                if messages:
-                    self.links.handler.on_messages(messages)
-        except WireError as error:
-            self.links.refused += 1
-            log.warning("peer_refused from=%s reason=%s", self.peer or self.where, error.reason)
-            self.abort()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        self._stop_timer()
-        self.links.accepted_lost(self)
-
-    def _receive_hello(self, data: bytes) -> bytes:
-        """Consume the hello, and who dials is of which group; return what follows that. Raises
-        WireError if it is not welcome."""
-        self._opening += data
-        assert self.transport is not None
-        if self._hello is None:
-            decoded = decode_hello(self._opening)
-            if decoded is None:
-                if len(self._opening) > HELLO_SIZE_BYTES_MAX:
-                    raise WireError("a hello that does not end")
-                return b""
-            hello, size = decoded
-            self._opening = self._opening[size:]
-            if not self._answer(hello, self.links.refusal(hello, self.transport)):
-                return b""
-            self._hello = hello
-            if spoken(hello) < GROUP_ID_VERSION:
-                return self._welcome(hello)
-            self.transport.write(encode_identity(self.links.identity.group_id))
-        said = decode_identity(self._opening)
-        if said is None:
-            return b""
-        self.group_id, size = said
-        self._opening = self._opening[size:]
-        if not self._answer(self._hello, self.links.judge(self, self._hello.sender, False)):
-            return b""
-        return self._welcome(self._hello)
-
-    def _answer(self, hello: Hello, reason: str) -> bool:
-        """Whether that is a welcome."""
-        assert self.transport is not None
-        self.transport.write(encode_answer(HelloAnswer(reason, spoken(hello))))
-        if reason:
-            self.links.refused += 1
-            if not self.group_id:  # else it was logged if that was due
-                log.warning("peer_refused from=%s reason=%s", self.where, reason)
-            self.transport.close()  # not abort: the reason shall arrive
-        return not reason
-
-    def _welcome(self, hello: Hello) -> bytes:
-        self._stop_timer()
-        rest, self._opening = self._opening, b""
-        self.peer = hello.sender
-        self._reader = self.links.make_reader(hello.sender, self.links.node_id)
-        self.links.accepted_welcome(self, hello.sender)
-        return rest
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-
-class _Dialled(_Connection):
-    """The connection to a peer: hello out, the answer in, of which group each is, then only out."""
-
-    def __init__(self, links: PeerLinks, dialer: _Dialer) -> None:
-        super().__init__(links)
-        self._dialer = dialer
-        self._opening = b""
-        self.version = 0  # that is spoken; 0: not answered yet
-        self.said: bytes | None = None  # of which group this end is; None: nothing yet
-        self._doubt = ""  # why this end does not want to talk
-        self.welcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        assert self.transport is not None
-        self._dialer.connection = self
-        hello = Hello(self.links.group, self.links.node_id, self._dialer.address.node_id)
-        self.transport.write(encode_hello(hello))
-
-    def data_received(self, data: bytes) -> None:
-        self._opening += data
-        try:
-            if self.welcome.done():
-                raise WireError("the peer speaks on a connection that is ours to speak on")
-            if not self._receive_answers():
-                return
-            if self._opening:
-                raise WireError("the answer to the hello does not end")
-        except WireError as error:
-            if not self.welcome.done():
-                self.welcome.set_exception(error)
-            self.abort()
-            return
-        self.welcome.set_result(None)
-        self._dialer.opened(self)
-
-    def _receive_answers(self) -> bool:
-        """Whether all are there. Raises WireError if we, or they, are not welcome. They hear of
-        which group we are before we go, so that both sides say what is wrong."""
-        if not self.version:
-            answer = self._take_answer()
-            if answer is None:
-                return False
-            self.version = answer.version
-            if self.version < GROUP_ID_VERSION:
-                return True
-        if self.said is None:
-            theirs = decode_identity(self._opening)
-            if theirs is None:
-                return False
-            self.group_id, size = theirs
-            self._opening = self._opening[size:]
-            assert self.transport is not None
-            self.said = self.links.identity.group_id
-            self.transport.write(encode_identity(self.said))
-            self._doubt = self.links.judge(self, self._dialer.address.node_id, True)
-        return self._take_answer() is not None
-
-    def _take_answer(self) -> HelloAnswer | None:
-        """None while it is not whole. Raises WireError for a refusal."""
-        decoded = decode_answer(self._opening)
-        if decoded is None:
-            return None
-        answer, size = decoded
-        if answer.reason or self._doubt:
-            raise WireError(self._doubt or f"refused: {answer.reason}")
-        self._opening = self._opening[size:]
-        return answer
-
-    def give_up(self) -> None:
-        """Close it, and take it for lost at once: a dial that is cancelled while uvloop still tells
-        of the connection has its transport closed, and `connection_lost` is never called."""
-        self.welcome.cancel()
-        self.abort()
-        self.connection_lost(None)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        if not self.welcome.done():
-            why = self._doubt or "closed before the answer to the hello"
-            self.welcome.set_exception(ConnectionError(why))
-        self._dialer.closed(self)
-
-
-class _Dialer:
-    """Keeps one connection to one peer up; owns the task that does."""
-
-    def __init__(self, links: PeerLinks, address: PeerAddress, rng: Random) -> None:
-        self.address = address
-        self.transport: asyncio.Transport | None = None  # set while messages may go out
-        self.connection: _Dialled | None = None
-        self.error = ""
-        self.dropped = 0
-        self.version = 0
-        self._links = links
-        self._rng = rng
-        self._task: asyncio.Task[None] | None = None
-        self._wake = asyncio.Event()
-        self._ask_again_ms = 0.0  # not before
-
-    def start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._run())
-        self._task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        """The task ends by cancellation only; anything else is a bug and must be heard."""
-        if not task.cancelled():
-            error = task.exception()
-            assert error is not None, "a dialler never returns"
-            self._links.handler.on_failed(error)
-
-    async def stop(self) -> None:
-        """End the task; the open connection, if any, is the caller's to close."""
-        self.transport = None
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-            self._task = None
-
-    def cut(self) -> None:
-        """Abort the connection and dial no more."""
-        self.transport = None
-        if self._task is not None:
-            self._task.cancel()
-        if self.connection is not None:
-            self.connection.abort()
-
-    def retire(self) -> None:
-        """Dial no more, and close the connection when what waits has been sent. Reports nothing
-        any more."""
-        self.transport = None
-        if self._task is not None:
-            self._task.cancel()
-        if self.connection is not None:
-            self.connection.close()
-
-    @property
-    def is_over(self) -> bool:
-        """Whether a retired one has nothing left to be waited for."""
-        return self.connection is None and (self._task is None or self._task.done())
-
-    def hurry(self) -> None:
-        """Dial now if a back-off is being waited out."""
-        self._wake.set()
-
-    def ask_again(self) -> None:
-        """The peer knows its group's id: if it did not when it was dialled, it is dialled anew, for
-        only then is it believed. Not at each dial of somebody else who goes by its name."""
-        now_ms = _now_ms()
-        connection = self.connection
-        if self.transport is None or connection is None or connection.group_id:
-            self.hurry()
-        elif now_ms >= self._ask_again_ms:
-            self._ask_again_ms = now_ms + ASK_AGAIN_MS
-            connection.abort()
-
-    def opened(self, connection: _Dialled) -> None:
-        self.transport = connection.transport
-        self.version = connection.version
-        self.error = ""
-        self._links.announce(connection, self.address.node_id)
-        self._links.handler.on_opened(self.address.node_id)
-
-    def closed(self, connection: _Dialled) -> None:
-        was_open = self.transport is not None and self.transport is connection.transport
-        if self.connection is connection:
-            self.connection = None
-        if was_open:
-            self.transport = None
-            self._links.report_closed(self.address.node_id)
-
-    async def _run(self) -> None:
-        config = self._links.config
-        backoff_ms = config.backoff_ms_min
-        while True:
-            try:
-                connection = await self._connect()
-            except (OSError, WireError) as error:  # TimeoutError is an OSError
-                self._failed(error)
-            else:
-                backoff_ms = config.backoff_ms_min
-                await connection.lost
-            self._wake.clear()
-            delay_s = backoff_ms / 1000 * (0.5 + self._rng.random() / 2)
-            backoff_ms = min(2 * backoff_ms, config.backoff_ms_max)
-            try:
-                async with asyncio.timeout(delay_s):
-                    await self._wake.wait()
-            except TimeoutError:
-                pass  # the back-off is over: the usual case
-
-    async def _connect(self) -> _Dialled:
-        """Resolve, connect and be welcome, all within the time-out."""
-        network = self._links.config.network
-        try:
-            async with asyncio.timeout(self._links.config.connect_timeout_ms / 1000):
-                connection = await network.dial(
-                    lambda: _Dialled(self._links, self), self.address.host, self.address.port
-                )
-                assert isinstance(connection, _Dialled), connection
-                await connection.welcome
-                return connection
-        except BaseException:
-            if self.connection is not None:
-                self.connection.give_up()
-            raise
-
-    def _failed(self, error: OSError | WireError) -> None:
-        text = str(error) or type(error).__name__
-        if text != self.error:  # once per reason, not once per attempt
-            log.warning("peer_unreachable peer=%s reason=%s", self.address.node_id, text)
-        self.error = text
-
-
-def _now_ms() -> float:
-    return asyncio.get_running_loop().time() * 1000

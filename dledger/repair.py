@@ -46,7 +46,7 @@ from enum import IntEnum
 from typing import Protocol
 
 from dledger.index import LogIndex
-from dledger.messages import NodeId, Role
+from dledger.messages import TERM_MAX, NodeId, Role
 from dledger.quorum import majority
 from store.errors import StoreDamaged
 from store.frame import (
@@ -259,7 +259,7 @@ def checked_frames(
             frame = parse_frame(data, at)
         except FrameError as error:
             raise BadPatch(f"{error.reason} at byte {at}") from error
-        if frame.index != index or frame.term < term:
+        if frame.index != index or not term <= frame.term <= TERM_MAX:
             raise BadPatch(f"{frame!r} where {index} behind term {term} belongs")
         ends = segment_end(position)
         if frame.position == ends:

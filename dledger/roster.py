@@ -64,7 +64,7 @@ class Roster:
     def follow(self, core: RaftCore, links: PeerLinks, healer: Healer) -> None:
         """Another configuration is in force, or the one in force is committed."""
         current = core.configurations.current
-        for member in current.members:
+        for member in filter(lambda one: one.address, current.members):
             self._addresses[member.node_id] = self._address(member)
         # One that is to join, and knows of no configuration yet, dials whom it was told to.
         ids = core.peers if current.members else tuple(self._addresses)

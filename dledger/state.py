@@ -11,7 +11,7 @@ what was handed out <= last index; one leader a term; a frame at or below commit
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -117,6 +117,7 @@ class CoreState:
         "_reads_unready",
         "_rng",
         "_round",
+        "_segment_end",
         "_stood_back",
         "_takes_frames",
         "_tally",
@@ -160,8 +161,10 @@ class CoreState:
         commit_index: int = 0,
         *,
         incarnation: int,
+        segment_end: Callable[[int], int] | None = None,
     ) -> None:
         assert incarnation > 0, incarnation
+        self._segment_end = segment_end
         self.node_id = node_id
         self.incarnation = incarnation
         self.whole = hard_state.whole
@@ -226,8 +229,7 @@ class CoreState:
         self._configure()
         self._out_configuration = False
         if self.term != hard_state.term:
-            self._out_hard_state = True
-            self._dirty = True
+            self._out_hard_state = self._dirty = True
 
     def _configure(self) -> None:
         """Go by the configuration in force: the one place that says who votes."""

@@ -29,7 +29,9 @@ of an AppendRequest are the bytes that lie in the log, passed on as they are; bo
 are verified here before anybody sees them. The bytes of a RepairResponse may be a part of a frame,
 those of an InstallChunk are a part of a parcel: whoever puts the parts together verifies them
 (dledger.repair, dledger.install). Anything malformed raises
-WireError: the connection it came from is useless from then on, and nothing else is.
+WireError: the connection it came from is useless from then on, and nothing else is. So does a term
+above TERM_MAX, of a message or of a frame in it, and an index, offset or round that is negative or
+above NUMBER_MAX: none of them goes further than this module.
 """
 
 from __future__ import annotations
@@ -49,6 +51,7 @@ from dledger.install import (
     InstallRequest,
 )
 from dledger.messages import (
+    TERM_MAX,
     AppendRequest,
     AppendResponse,
     Heartbeat,
@@ -70,6 +73,10 @@ GROUP_ID_SIZE_BYTES = 16
 # The largest single frame and as much again, for what the core may put into one request.
 MESSAGE_SIZE_BYTES_MAX = 2 * (PAYLOAD_SIZE_BYTES_MAX + HEADER_SIZE_BYTES)
 FRAMES_PER_MESSAGE_MAX = 65_536
+# Of indexes, offsets, rounds and the numbers of questions: what is computed with them fits 64 bits.
+NUMBER_MAX = (1 << 62) - 1
+_TERM_BITS = TERM_MAX.bit_length()
+_NUMBER_BITS = NUMBER_MAX.bit_length()
 _HEAD = struct.Struct(">iBB")
 _CRC = struct.Struct(">I")
 _CRC_SIZE = _CRC.size
@@ -319,6 +326,7 @@ class MessageReader:
         if kind == _APPEND_REQUEST:
             return self._parse_append(data, at, end)
         f = _KINDS[kind].unpack_from(data, at)[3:]
+        _check_fields(kind, f)
         if kind == _APPEND_RESPONSE:
             success, recovering = _two_flags(f[2])
             return AppendResponse(
@@ -345,8 +353,7 @@ class MessageReader:
         return TimeoutNow(sender, to, f[0])
 
     def _parse_repair_request(self, fields: tuple[int, ...]) -> RepairRequest:
-        _, index, prev_term, term, offset = fields
-        if index < 1 or min(prev_term, term, offset) < 0:
+        if fields[1] < 1:
             raise WireError(f"a repair request of {fields}")
         return RepairRequest(self._sender, self._to, *fields)
 
@@ -364,8 +371,6 @@ class MessageReader:
 
     def _parse_install(self, kind: int, fields: tuple[int, ...], data: bytes) -> InstallMessage:
         """`data` is a chunk's; a shorter kind has none."""
-        if min(fields) < 0:
-            raise WireError(f"message kind {kind} of {fields}")
         if kind == _INSTALL_OFFER:
             if fields[1] < 1:
                 raise WireError(f"a log that begins with frame {fields[1]}")
@@ -379,6 +384,9 @@ class MessageReader:
 
     def _parse_append(self, data: bytes, at: int, end: int) -> AppendRequest:
         _, _, _, term, prev_index, prev_term, commit, count = _APPEND.unpack_from(data, at)
+        if (term | prev_term) >> _TERM_BITS or (prev_index | commit) >> _NUMBER_BITS:
+            fields = (term, prev_index, prev_term, commit)
+            raise WireError(f"message kind {_APPEND_REQUEST} of {fields}")
         if not 0 <= count <= FRAMES_PER_MESSAGE_MAX:
             raise WireError(f"{count} frames in one message")
         frames = []
@@ -388,6 +396,8 @@ class MessageReader:
                 frame = parse_frame(data, position)
                 if frame.index != index:
                     raise WireError(f"frame {frame.index} where {index} belongs")
+                if frame.term >> _TERM_BITS or frame.position >> _NUMBER_BITS:
+                    raise WireError(f"frame {index} of term {frame.term} at {frame.position}")
                 frames.append(frame)
                 position += len(frame.data)
         except FrameError as error:
@@ -397,6 +407,50 @@ class MessageReader:
         return AppendRequest(
             self._sender, self._to, term, prev_index, prev_term, commit, tuple(frames)
         )
+
+
+# Of each kind but AppendRequest: which of its fields are terms, and which are counted otherwise.
+# Flags and incarnations are neither.
+_TERMS: dict[int, tuple[int, ...]] = {
+    _VOTE_REQUEST: (0, 2),
+    _VOTE_RESPONSE: (0, 1),
+    _APPEND_RESPONSE: (0, 1, 6),
+    _HEARTBEAT: (0,),
+    _HEARTBEAT_RESPONSE: (0, 1),
+    _TIMEOUT_NOW: (0,),
+    _GROUP_ANNOUNCED: (),
+    _REPAIR_REQUEST: (2, 3),
+    _REPAIR_RESPONSE: (5, 6),
+    _INSTALL_OFFER: (0, 2),
+    _INSTALL_REQUEST: (0,),
+    _INSTALL_CHUNK: (0,),
+}
+_NUMBERS: dict[int, tuple[int, ...]] = {
+    _VOTE_REQUEST: (1,),
+    _VOTE_RESPONSE: (),
+    _APPEND_RESPONSE: (3, 4, 5, 7),
+    _HEARTBEAT: (1, 2),
+    _HEARTBEAT_RESPONSE: (2, 3, 4, 5),
+    _TIMEOUT_NOW: (),
+    _GROUP_ANNOUNCED: (),
+    _REPAIR_REQUEST: (0, 1, 4),
+    _REPAIR_RESPONSE: (0, 1, 4),
+    _INSTALL_OFFER: (1, 3),
+    _INSTALL_REQUEST: (1, 2),
+    _INSTALL_CHUNK: (1, 2, 3),
+}
+
+
+def _check_fields(kind: int, fields: tuple[int, ...]) -> None:
+    """Refuse terms and numbers out of range. Joined by "or" first: what is negative stays so, and
+    what has a bit too many keeps it, so one comparison does for all."""
+    terms = numbers = 0
+    for at in _TERMS[kind]:
+        terms |= fields[at]
+    for at in _NUMBERS[kind]:
+        numbers |= fields[at]
+    if terms >> _TERM_BITS or numbers >> _NUMBER_BITS:
+        raise WireError(f"message kind {kind} of {fields}")
 
 
 def _two_flags(value: int) -> tuple[bool, bool]:

@@ -7,6 +7,7 @@ is not full. So whatever went wrong with the bytes on their way is found, with t
 
 from __future__ import annotations
 
+from dledger.messages import TERM_MAX
 from store.frame import HEADER_SIZE_BYTES, Frame, FrameError, parse_frame, parse_header
 from store.record import BLANK, BLANK_SIZE_BYTES, MAGIC_BLANK
 
@@ -87,7 +88,7 @@ class FrameChain:
             _, _, index, term, position, _, length, _, _, _, _ = fields
             if position != self.position:
                 raise FrameError(f"frame says it stands at {position}")
-            if index != self.index + 1 or term < self.term:
+            if index != self.index + 1 or not self.term <= term <= TERM_MAX:
                 raise FrameError(f"frame {index}@{term} does not follow {self.index}@{self.term}")
             if HEADER_SIZE_BYTES + length + BLANK_SIZE_BYTES > remaining:
                 raise FrameError("frame goes beyond its segment")

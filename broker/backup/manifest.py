@@ -17,6 +17,7 @@ import msgspec
 import orjson
 from google_crc32c import value as crc32c
 
+from dledger.messages import TERM_MAX
 from store.frame import HEADER_SIZE_BYTES, Frame, FrameError, parse_header
 
 FORMAT = "raftmq-backup"
@@ -143,6 +144,9 @@ def decode(data: bytes) -> Manifest:
         manifest = msgspec.convert(value, Manifest)
     except (orjson.JSONDecodeError, msgspec.ValidationError) as error:
         raise BackupDamaged(f"manifest.json cannot be read: {error}") from error
+    # A restored group begins one term above the one of the backup.
+    if not 0 <= manifest.term <= manifest.current_term < TERM_MAX:
+        raise BackupDamaged(f"manifest.json: term {manifest.current_term} is out of range")
     complaint = _contradiction(manifest)
     if complaint:
         raise BackupDamaged(f"manifest.json contradicts itself: {complaint}")

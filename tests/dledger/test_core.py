@@ -8,16 +8,19 @@ import pytest
 
 from dledger.configuration import Configurations
 from dledger.core import RaftCore
-from dledger.errors import Busy, NotLeader
+from dledger.errors import Busy, MessageRefused, NotLeader
 from dledger.index import LogIndex
 from dledger.messages import (
+    TERM_MAX,
     AppendOrder,
     AppendRequest,
     AppendResponse,
     HardState,
     Heartbeat,
     HeartbeatResponse,
+    Message,
     Role,
+    TimeoutNow,
     VoteRequest,
 )
 from dledger.progress import STRANDED
@@ -247,8 +250,9 @@ def test_nothing_at_or_below_commit_is_ever_cut() -> None:
     member = Member("a", list("abc"), [1, 1])
     member.core.step(AppendRequest("b", "a", 1, 2, 1, 2, ()), 0)
     assert member.core.commit_index == 2
-    with pytest.raises(AssertionError):
+    with pytest.raises(MessageRefused, match="in the place of 2@1"):
         member.core.step(request(2, term=2), 0)
+    assert (member.core.last_index, member.core.commit_index) == (2, 2)
 
 
 # -- heartbeats as a second chance -----------------------------------------------------------------
@@ -304,7 +308,9 @@ def test_an_answer_to_a_later_round_shows_that_a_disk_forgot() -> None:
     core = group["a"].core
     core.step(HeartbeatResponse("b", "a", 1, 1, 1, 1, 0, 0), group.now_ms)
     assert core.progress["b"].regressions == 0  # an answer from before it had acknowledged
-    core.step(HeartbeatResponse("b", "a", 1, 1, core._round + 1, 1, 0, 0), group.now_ms)
+    group.dropped |= {("a", "b")}
+    group.run(75)  # a round that b has not answered yet
+    core.step(HeartbeatResponse("b", "a", 1, 1, core._round, 1, 0, 0), group.now_ms)
     assert core.progress["b"].regressions == 1
     orders = [m for r in group["a"].work() for m in r.messages if isinstance(m, AppendOrder)]
     assert [(m.to, m.first_index) for m in orders] == [("b", 2)]
@@ -485,3 +491,47 @@ def test_deadlines_name_the_next_thing_to_do() -> None:
     assert core.next_deadline_ms - group.now_ms <= 75
     core.transfer("b", group.now_ms)
     assert core.next_deadline_ms <= group.now_ms + 75
+
+
+# -- whom it believes ------------------------------------------------------------------------------
+
+
+def test_a_stranger_orders_no_election_and_deposes_nobody_by_transfer() -> None:
+    group = led()
+    follower = group["b"].core
+    before = (follower.term, follower.role, follower.leader)
+    group.inject(TimeoutNow("zz", "b", follower.term))
+    group.inject(TimeoutNow("zz", "b", follower.term + 5))
+    group.inject(VoteRequest("zz", "b", follower.term + 5, 99, 99, False, transfer=True))
+    assert (follower.term, follower.role, follower.leader) == before
+    group.inject(TimeoutNow("a", "b", follower.term))  # its leader does
+    assert follower.role is Role.CANDIDATE
+
+
+def test_nobody_campaigns_beyond_the_last_term() -> None:
+    member = Member("a", list("abc"), [1], HardState(TERM_MAX, None))
+    member.core.tick(1e6)
+    assert (member.core.term, member.core.role) == (TERM_MAX, Role.FOLLOWER)
+
+
+@pytest.mark.parametrize(
+    ("message", "why"),
+    [
+        (AppendResponse("b", "a", 1, 1, True, 9, 0, 0, 0, 9), "acknowledges frame 9"),
+        (AppendResponse("b", "a", 1, 1, False, 0, 1, 2, 0, 9), "refuses frames behind 1 for 2"),
+        (HeartbeatResponse("b", "a", 1, 1, 1, 9, 9, 9), "acknowledges frame 9"),
+        (HeartbeatResponse("b", "a", 1, 1, 99, 1, 1, 1), "answers round 99"),
+        (Heartbeat("b", "a", 1, 0, 1), "leads term 1, as a does"),
+        (AppendRequest("b", "a", 1, 0, 0, 0, ()), "leads term 1, as a does"),
+    ],
+)
+def test_a_leader_refuses_what_no_honest_peer_says(message: Message, why: str) -> None:
+    group = led()
+    core = group["a"].core
+    before = (core.role, core.term, core.commit_index, core.last_index)
+    with pytest.raises(MessageRefused, match=why):
+        core.step(message, group.now_ms)
+    assert (core.role, core.term, core.commit_index, core.last_index) == before
+    group["a"].propose(b"goes on")
+    group.settle()
+    assert core.commit_index == core.last_index

@@ -1,11 +1,12 @@
 """Slots and hard state: what a crash in the middle of a save may cost, and what it may not."""
 
+import struct
 from pathlib import Path
 
 import pytest
 
 from dledger.hardstate import HardStateDamaged, HardStateFile
-from dledger.messages import HardState
+from dledger.messages import TERM_MAX, HardState
 from dledger.slots import (
     CONTENT_SIZE_BYTES_MAX,
     FILE_SIZE_BYTES,
@@ -185,3 +186,16 @@ def test_a_slot_of_another_version_is_named(tmp_path: Path) -> None:
     (tmp_path / "raft/x").write_bytes(data)
     with pytest.raises(SlotsDamaged, match="version 9"):
         SlotFile(SteadyDisk(str(tmp_path)), "raft/x").load()
+
+
+@pytest.mark.parametrize("term", [TERM_MAX + 1, 2**63 - 1, -1])
+def test_a_term_that_nobody_could_follow_counts_as_damage_and_is_never_saved(
+    tmp_path: Path, term: int
+) -> None:
+    with pytest.raises(AssertionError):
+        opened(tmp_path).save(HardState(term, "n0"))
+    slots = SlotFile(SteadyDisk(str(tmp_path)), PATH)
+    slots.save(struct.pack(">BBqH", 2, 0, term, 0xFFFF))
+    slots.close()
+    with pytest.raises(HardStateDamaged, match=f"term {term}"):
+        load(tmp_path)

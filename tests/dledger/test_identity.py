@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+import dledger.connections
 import dledger.identity
-import dledger.peers
 from dledger.identity import FOREIGN_MAX, FOREIGN_MS, GroupIdentity, Meeting, file_of
 from dledger.messages import Message
 from dledger.peers import PeerAddress, PeerLinks
@@ -222,7 +222,7 @@ async def test_an_empty_one_that_dialled_before_there_was_an_id_dials_again(worl
 async def test_a_stranger_of_a_peer_s_name_does_not_have_it_dialled_on_and_on(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dledger.peers, "_now_ms", lambda: 1.0)  # all of it within ASK_AGAIN_MS
+    monkeypatch.setattr(dledger.connections, "now_ms", lambda: 1.0)  # all of it within ASK_AGAIN_MS
     identity = world.empty("n2")
     seen = await world.begin("n2", identity, "n0")
     await world.begin("n0", GroupIdentity(), "n2")  # has no id yet, and gets none

@@ -219,10 +219,10 @@ async def test_an_uncommitted_tail_is_cut_and_its_fate_told(tmp_path: Path) -> N
 
 async def links_listen_again(node: Node) -> None:
     links = node.member._links
-    from dledger.peers import _Accepted
+    from dledger.connections import Accepted
 
     links._server = await asyncio.get_running_loop().create_server(
-        lambda: _Accepted(links), "127.0.0.1", node.port
+        lambda: Accepted(links), "127.0.0.1", node.port
     )
 
 

@@ -8,6 +8,7 @@ from google_crc32c import value as crc32c
 from dledger import wire
 from dledger.install import CHUNK_BYTES, InstallChunk, InstallOffer, InstallRequest
 from dledger.messages import (
+    TERM_MAX,
     AppendRequest,
     AppendResponse,
     Heartbeat,
@@ -53,23 +54,23 @@ MESSAGES: list[PeerMessage] = [
     AppendRequest(A, B, 7, 20, 6, 18, ()),
     AppendRequest(A, B, 7, 20, 6, 18, (frame(21), frame(22, b""), frame(23, b"x" * 5000))),
     AppendResponse(A, B, 1, 2, True, 3, 4, 5, 6, 7),
-    AppendResponse(A, B, 1, 2, False, 3, 4, 5, 6, 2**62),
+    AppendResponse(A, B, 1, 2, False, 3, 4, 5, 2**48 - 1, 2**62 - 1),
     AppendResponse(A, B, 1, 2, True, 3, 4, 5, 6, 7, True),
     AppendResponse(A, B, 1, 2, False, 3, 4, 5, 6, 7, True),
     Heartbeat(A, B, 1, 2, 3),
     Heartbeat(A, B, 1, 2, 3, 2**62),
     HeartbeatResponse(A, B, 1, 2, 3, 4, 5, 6),
-    HeartbeatResponse(A, B, 1, 2, 3, 4, 5, 6, 2**62),
+    HeartbeatResponse(A, B, 1, 2, 3, 4, 5, 2**48 - 1, 2**62 - 1),
     TimeoutNow(A, B, 9),
     GroupAnnounced(A, B, bytes(range(240, 256))),
     RepairRequest(A, B, 1, 20, 3, 4, 1 << 20),
-    RepairRequest(A, B, 2**62, 1, 0, 0, 0),
+    RepairRequest(A, B, 2**62 - 1, 1, 0, 0, 0),
     RepairResponse(A, B, 1, 20, Outcome.FRAMES, Standing.LEADS, 30, 4, frame(20).data[5:], 7),
     RepairResponse(A, B, 1, 20, Outcome.TRIMMED, Standing.REPAIRS, 0, 0, b"", 0),
     RepairResponse(A, B, 9, 2, Outcome.FRAMES, Standing.WHOLE, 1, 2, bytes(RESPONSE_BYTES_MAX), 2),
-    InstallOffer(A, B, 3, 20, 2, 2**62),
+    InstallOffer(A, B, 3, 20, 2, 2**62 - 1),
     InstallRequest(A, B, 3, 0, 0),
-    InstallChunk(A, B, 3, 2**62, 7, 11, b"some"),
+    InstallChunk(A, B, 3, 2**62 - 1, 7, 11, b"some"),
     InstallChunk(A, B, 3, 9, 0, 1 << 20, bytes(CHUNK_BYTES)),
     InstallChunk(A, B, 3, 9, 0, 0, b""),
 ]
@@ -168,8 +169,8 @@ def append_with(tail: bytes, count: int, **more: int) -> bytes:
         (sealed(2, 1, 2, 7, 0, 0), "flags"),
         (sealed(4, 1, 2, 4, 0, 0, 0, 0, 0), "flags"),
         (sealed(20, 1, 0, 0, 0, 0), "a repair request of"),
-        (sealed(20, 1, 5, 0, -1, 0), "a repair request of"),
-        (sealed(20, 1, 5, 0, 1, -1), "a repair request of"),
+        (sealed(20, 1, 5, 0, -1, 0), "message kind 20 of"),
+        (sealed(20, 1, 5, 0, 1, -1), "message kind 20 of"),
         (sealed(22, 1, 0, 0, 0), "a log that begins with frame 0"),
         (sealed(22, 1, 5, -1, 0), "message kind 22 of"),
         (sealed(23, 1, 5, -1), "message kind 23 of"),
@@ -276,3 +277,42 @@ def test_answers(reason: str) -> None:
         decode_answer(b"HTTP")
     with pytest.raises(WireError, match="answer code"):
         decode_answer(b"RMQA\x03\x00\x00\x05hello")
+
+
+@pytest.mark.parametrize("kind", wire._TERMS, ids=str)
+def test_terms_and_numbers_out_of_range_are_refused_where_they_are_decoded(kind: int) -> None:
+    """One field after the other, of the first sample of its kind: the limit passes (unless another
+    field speaks against it), one more and less than nothing do not."""
+    sample = next(encoded(m) for m in MESSAGES if encoded(m)[5] == kind and not read_data(m))
+    shape = wire._KINDS[kind]
+    fields = list(shape.unpack_from(sample)[3:])
+    limits = dict.fromkeys(wire._TERMS[kind], TERM_MAX)
+    limits |= dict.fromkeys(wire._NUMBERS[kind], wire.NUMBER_MAX)
+    assert limits or kind == 8
+    limits.pop(4 if kind == 20 else -1, None)  # a repair's offset has 32 bits
+    for at, limit in limits.items():
+        for value in (limit + 1, 2**63 - 1, -1, -(2**63)):
+            with pytest.raises(WireError, match=f"message kind {kind} of"):
+                read(sealed(kind, *fields[:at], value, *fields[at + 1 :]))
+        if kind != 24:  # a chunk's offset and size bind each other
+            assert read(sealed(kind, *fields[:at], limit, *fields[at + 1 :]))
+
+
+def read_data(message: PeerMessage) -> bytes:
+    return getattr(message, "data", b"")
+
+
+@pytest.mark.parametrize("value", [TERM_MAX + 1, 2**63 - 1, -1])
+def test_an_append_request_and_its_frames_have_terms_in_range(value: int) -> None:
+    one = seal_frame(21, value, 0, 0, FrameKind.NOOP, 0, b"")
+    with pytest.raises(WireError, match=f"frame 21 of term {value}"):
+        read(append_with(one.data, 1))
+    far = seal_frame(21, 1, -1, 0, FrameKind.NOOP, 0, b"")
+    with pytest.raises(WireError, match="frame 21 of term 1 at -1"):
+        read(append_with(far.data, 1))
+    for at in range(4):
+        fields = [7, 20, 6, 18]
+        fields[at] = value if at in (0, 2) else -1
+        with pytest.raises(WireError, match="message kind 3 of"):
+            read(sealed(3, *fields, 0))
+    assert read(sealed(3, TERM_MAX, wire.NUMBER_MAX, TERM_MAX, wire.NUMBER_MAX, 0))

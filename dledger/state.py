@@ -218,13 +218,12 @@ class CoreState:
         self._provisional = False  # elected by all, fewer than a majority whole (standing.py)
         self._electors: dict[NodeId, int] = {}  # what its voters were: 0 whole, or incarnation
         self._appends_due = False
-        self._heartbeat_due_ms = 0.0
+        self._heartbeat_due_ms = self._transfer_due_ms = 0.0
         self._round = 0
         self._reads: deque[ReadBatch] = deque()
         self._reads_count = 0
         self._reads_unready: list[int] = []  # asked for before the no-op was committed
         self.transfer_target: NodeId | None = None
-        self._transfer_due_ms = 0.0
         self._clear_out()
         self._configure()
         self._out_configuration = False

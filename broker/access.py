@@ -11,6 +11,11 @@ between its election and its first commit wait (at most `HOLD_MS`, `HELD_BYTES_M
 by the accounts of then; those that waited in vain are refused as by a replica that does not lead.
 Followers judge by what they have applied.
 
+Some requests name a place in the log, and what they touch is known only when the record there was
+read: their handlers ask `permit` or `permit_record` then, behind the same accounts. A message that
+this broker sends by itself (the half of a transaction to its producer) goes to nobody who may not
+have it (`may_hear`): of every connection it is known whose signature came over it last.
+
 Not here: the ports of Raft peers, of classic slaves and of HTTP.
 """
 
@@ -22,14 +27,19 @@ from typing import TYPE_CHECKING
 
 from broker.accountbook import AccountBook
 from broker.consuming.queries import not_leader
+from broker.delivery.transactions.conversion import REAL_TOPIC
 from broker.housekeeping import Chore
 from broker.operating.acladmin import CODES, AclAdmin, switched_off
 from remoting.acl import AclError, Gate, broker_needs
+from remoting.acl.accounts import SHARED_TOPICS, Permission
+from remoting.acl.needs import Need, topic_need
 from remoting.acl.signature import ACCESS_KEY
 from remoting.codec import RawFrame, decode_command
 from remoting.command import RemotingCommand
 from remoting.connection import Connection, Handler, RawHandler
 from remoting.errors import RemotingError, RemotingProtocolError
+from store.properties import decode_properties
+from store.record import MessageRecord, decode_record
 
 if TYPE_CHECKING:
     from broker.broker import Broker
@@ -38,6 +48,14 @@ LOG = logging.getLogger("broker.acl")
 
 HOLD_MS = 200  # as sends are held for (broker.sending.heldsends)
 HELD_BYTES_MAX = 16 * 1024 * 1024
+
+
+class FromInside:
+    """Stands where a client's connection would, for requests that the HTTP API makes: it has
+    judged by its tokens who may."""
+
+    peer_address = "127.0.0.1:0"
+    attachment: bytes | None = None
 
 
 class Access:
@@ -50,6 +68,7 @@ class Access:
         self.dropped_count = 0  # one-way requests
         self.book = AccountBook(broker, self._accounts_changed)
         self._gate = Gate(self.book.current, broker_needs)
+        self._speakers: dict[object, str] = {}  # connection → whose signature came over it last
         self._then: RawHandler = lambda connection, frames: None
         self._admin: AclAdmin | None = None
         self._unsettled = False
@@ -104,6 +123,58 @@ class Access:
         """Pulls that are held were let in by the accounts of before."""
         self._broker.pulls.holds.release_all()
 
+    # ---- what a request turns out to touch --------------------------------------------------
+
+    def permit(self, connection: object, request: RemotingCommand, needs: list[Need]) -> None:
+        """Return if who signed the request may have these, too. Raises AclError. What it says does
+        not name what was found."""
+        if not self.enabled or isinstance(connection, FromInside):
+            return
+        assert isinstance(connection, Connection), connection
+        access_key = (request.ext or {}).get(ACCESS_KEY, "")
+        if not self._gate.permits(connection.peer_address, access_key, needs):
+            error = AclError("No permission for what is stored there")
+            self._count_refused(connection.peer_address, request, error)
+            raise error
+
+    def permit_record(
+        self, connection: object, request: RemotingCommand, record: MessageRecord | bytes
+    ) -> None:
+        """As `permit`, to read a stored message: SUB on its topic, and where it waits for its
+        delivery on the one that it was sent to, too. Raises AclError, RecordError."""
+        if not self.enabled:
+            return
+        if not isinstance(record, MessageRecord):
+            record = decode_record(record, check_body=False)
+        needs = [topic_need(record.topic, Permission.SUB)]
+        if record.topic in SHARED_TOPICS:
+            sent_to = decode_properties(record.properties).get(REAL_TOPIC, "")
+            needs.append(topic_need(sent_to, Permission.SUB))
+        self.permit(connection, request, needs)
+
+    def may_hear(self, connection: object, needs: list[Need]) -> bool:
+        """Whether who speaks over this connection may have these."""
+        if not self.enabled:
+            return True
+        assert isinstance(connection, Connection), connection
+        return self._gate.permits(
+            connection.peer_address, self._speakers.get(connection, ""), needs
+        )
+
+    def may_replace(self, before: object, connection: object) -> bool:
+        """Whether who speaks over `connection` may take a client's place that was taken over
+        another one: the same account, or one that nothing binds."""
+        if not self.enabled or before is connection:
+            return True
+        speaker = self._speakers.get(connection, "")
+        if speaker and self._speakers.get(before) == speaker:
+            return True
+        assert isinstance(connection, Connection), connection
+        return self._gate.is_unbound(connection.peer_address, speaker)
+
+    def closed(self, connection: Connection) -> None:
+        self._speakers.pop(connection, None)
+
     # ---- frames ---------------------------------------------------------------------------
 
     def _arrived(self, connection: Connection, frames: list[RawFrame]) -> None:
@@ -135,18 +206,30 @@ class Access:
 
     def _passes(self, connection: Connection, command: RemotingCommand) -> bool:
         try:
-            self._gate.check(connection.peer_address, command)
+            speaker = self._gate.check(connection.peer_address, command)
         except AclError as error:
-            LOG.warning(
-                "acl_refused peer=%s access_key=%s code=%d: %s",
-                connection.peer_address,
-                (command.ext or {}).get(ACCESS_KEY, "")[:256],
-                command.code,
-                error,
-            )
+            self._log_refused(connection.peer_address, command, error)
             self._refuse(connection, command, error)
             return False
+        self._speakers[connection] = speaker
         return True
+
+    def _count_refused(self, peer: str, command: RemotingCommand, error: AclError) -> None:
+        """Of a request whose handler answers it, or drops it."""
+        self._log_refused(peer, command, error)
+        if command.is_oneway:
+            self.dropped_count += 1
+        else:
+            self.refused_count += 1
+
+    def _log_refused(self, peer: str, command: RemotingCommand, error: AclError) -> None:
+        LOG.warning(
+            "acl_refused peer=%s access_key=%s code=%d: %s",
+            peer,
+            (command.ext or {}).get(ACCESS_KEY, "")[:256],
+            command.code,
+            error,
+        )
 
     def _refuse(
         self, connection: Connection, command: RemotingCommand, error: RemotingError

@@ -69,7 +69,7 @@ from dledger.messages import Role, RoleEvent
 from ops.logs import set_level
 from remoting.address import format_address
 from remoting.codes import ResponseCode
-from remoting.connection import ConnectionLimits, Handler
+from remoting.connection import Connection, ConnectionLimits, Handler
 from remoting.processtls import ProcessTls
 from remoting.server import RemotingServer
 from remoting.tlslinks import TlsLinks
@@ -325,6 +325,7 @@ class Broker:
             expiry_ms=config.client_expiry_ms,
             notify_enabled=self._notify_enabled,
             on_consumer_group=self._ensure_group,
+            may_replace=self.access.may_replace,
         )
         self.pulls = PullService(
             config,
@@ -432,6 +433,7 @@ class Broker:
             self.clock_ms,
             self.store.config.hot_span_bytes,
             lambda *where: self.operators.resets.reset(*where),
+            self.access,
         )
         self.admin = Admin(
             config,
@@ -466,7 +468,7 @@ class Broker:
             guarded,
             limits=ConnectionLimits(write_bytes_max=config.write_buffer_bytes_max),
             on_raw=self.access.guarding(self.processor.on_raw),
-            on_connection_closed=lambda connection, _: self.clients.closed(connection),
+            on_connection_closed=lambda connection, _: self._connection_closed(connection),
             tls=self.tls.server,
         )
         self.registrar = Registrar(
@@ -568,6 +570,10 @@ class Broker:
         future.add_done_callback(finished)
 
     # ---- what happens ---------------------------------------------------------------------
+
+    def _connection_closed(self, connection: Connection) -> None:
+        self.clients.closed(connection)
+        self.access.closed(connection)
 
     def _units_arrived(self, topic: str, queue_id: int, units: bytes) -> None:
         self.pulls.holds.arrived(topic, queue_id, units)

@@ -133,13 +133,17 @@ class ClientTable:
         expiry_ms: int,
         notify_enabled: Callable[[str], bool],
         on_consumer_group: Callable[[str], None],
+        may_replace: Callable[[object, object], bool] = lambda before, connection: True,
     ) -> None:
+        """`may_replace(before, connection)`: whether who speaks over `connection` may take or end
+        what a client has over the connection `before`, which is open."""
         self.consumers: dict[str, ConsumerGroup] = {}
         self.producers: dict[str, dict[str, Member]] = {}
         self._clients_max = clients_max
         self._expiry_ms = expiry_ms
         self._notify_enabled = notify_enabled
         self._on_consumer_group = on_consumer_group
+        self._may_replace = may_replace
         self._count = 0  # memberships
         self._requesters: dict[str, ClientConnection] = {}  # client id → where its request came
         self._requesters_by: dict[ClientConnection, set[str]] = {}
@@ -203,6 +207,8 @@ class ClientTable:
                     f"[BUSY] {self._clients_max} clients are known already",
                 )
             self._count += 1
+        elif not self._may_replace(old.connection, member.connection):
+            raise _somebody_elses(member.client_id)
         else:
             self._forget_key(old.connection, key)
         members[member.client_id] = member
@@ -218,8 +224,13 @@ class ClientTable:
         producer_group: str | None,
         consumer_group: str | None,
     ) -> None:
-        """35: the client leaves these groups."""
-        for consumer, group in ((False, producer_group), (True, consumer_group)):
+        """35: the client leaves these groups. Raises Refused."""
+        left = ((False, producer_group), (True, consumer_group))
+        for consumer, group in left:
+            member = self._member(consumer, group or "", client_id)
+            if member is not None and not self._may_replace(member.connection, connection):
+                raise _somebody_elses(client_id)
+        for consumer, group in left:
             if group and self._leave(consumer, group, client_id) and consumer:
                 self._notify(group)
 
@@ -277,6 +288,8 @@ class ClientTable:
         if before is None and len(self._requesters) >= REQUESTERS_MAX:
             return  # its heartbeat will come
         if before is not None:
+            if not self._may_replace(before, connection):
+                return  # another account's: its replies are not for who sends now
             self._requesters_by[before].discard(client_id)
         self._requesters[client_id] = connection
         self._requesters_by.setdefault(connection, set()).add(client_id)
@@ -304,6 +317,12 @@ class ClientTable:
         """Tell every consumer to rebalance now: this replica has become the leader."""
         for name in list(self.consumers):
             self._notify(name)
+
+    def _member(self, consumer: bool, group: str, client_id: str) -> Member | None:
+        if not consumer:
+            return self.producers.get(group, {}).get(client_id)
+        found = self.consumers.get(group)
+        return None if found is None else found.members.get(client_id)
 
     def _leave(self, consumer: bool, group: str, client_id: str) -> bool:
         members: dict[str, Member] | None
@@ -357,6 +376,12 @@ def _tell(members: Iterable[Member], group: str) -> None:
                 member.connection.invoke_oneway(command)
         except RemotingError as error:  # it finds out with its next rebalance, every 20 s
             log.info("notify_failed group=%s client=%s: %s", group, member.client_id, error)
+
+
+def _somebody_elses(client_id: str) -> Refused:
+    return Refused(
+        ResponseCode.NO_PERMISSION, f"client {client_id[:255]} is connected with another account"
+    )
 
 
 def _group_name(fields: Any) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from namesrv.config import NameServerConfig
 from remoting.acl import AclError, Gate, name_server_needs
-from remoting.acl.needs import NAME_SERVER_ADMIN
+from remoting.acl.needs import NAME_SERVER_READS
 from remoting.acl.signature import ACCESS_KEY
 from remoting.aclfile import AccountFile
 from remoting.command import RemotingCommand
@@ -49,7 +49,7 @@ class Access:
         return {code: self._around(code, handler) for code, handler in handlers.items()}
 
     def _around(self, code: int, handler: Handler) -> Handler:
-        if code not in NAME_SERVER_ADMIN and not self._reads_need_account:
+        if code in NAME_SERVER_READS and not self._reads_need_account:
             return handler
 
         def guarded(connection: Connection, request: RemotingCommand) -> Answer:

@@ -42,6 +42,7 @@ class NameServer:
         self._server: RemotingServer | None = None
         self._scan: asyncio.Task[None] | None = None
         self._push: asyncio.TimerHandle | None = None
+        self.processor: NameServerProcessor | None = None  # until it is started
         self.http: ClusterApi | None = None  # None: not started, or httpEnable=false
 
     @property
@@ -62,7 +63,9 @@ class NameServer:
         kv = await asyncio.to_thread(self._load_kv)
         shown = {"kvConfigPath": str(self._kv_path) if self._kv_path else ""}
         settings = Settings(self._config, shown)
-        processor = NameServerProcessor(self.table, kv, _now_ms, self._save_kv, settings)
+        self.processor = processor = NameServerProcessor(
+            self.table, kv, _now_ms, self._save_kv, settings
+        )
         self._watchers = processor.watchers
         self.table.watch(lambda group: self._push_soon(self._watchers.group_changed(group.name)))
         self.table.watch_topics(lambda topic: self._push_soon(self._watchers.topic_changed(topic)))

@@ -28,6 +28,7 @@ from remoting.fields import integer, text
 from remoting.headers import ConsumerOffsetHeader, QueueOffsetHeader, UnregisterClientHeader
 
 if TYPE_CHECKING:
+    from broker.access import Access
     from store.messagestore import MessageStore
 
 
@@ -45,6 +46,7 @@ class Queries:
     clock_ms: Callable[[], int]
     hot_bytes: int  # of the log's tail that count as in memory
     reset: Callable[[str, str, dict[int, int]], Awaitable[None]]  # broker.consuming.resets
+    access: Access
 
     def handlers(self) -> dict[int, Handler]:
         code = RequestCode
@@ -169,11 +171,13 @@ class Queries:
         timestamp_ms = self.store.earliest_store_time(header.topic, header.queue_id)
         return RemotingCommand.response_to(request, ext={"timestamp": str(timestamp_ms)})
 
-    def view_message(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+    def view_message(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """33. Raises Refused, AclError."""
         offset = integer(request.ext, "offset")
         record = self.store.message_at(offset)
         if record is None:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"can not find message by offset: {offset}")
+        self.access.permit_record(connection, request, record)
         return RemotingCommand.response_to(request, body=bytes(record))
 
     # ---- clients --------------------------------------------------------------------------

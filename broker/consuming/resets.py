@@ -26,6 +26,8 @@ from broker.consuming.commits import COMMITS_PER_FRAME_MAX
 from broker.errors import Refused
 from broker.tables.offsets import Commit
 from broker.tables.state import BrokerState, reset_offsets, reset_taken
+from remoting.acl.accounts import Permission
+from remoting.acl.needs import topic_need
 from remoting.admin_headers import ResetOffsetHeader
 from remoting.codes import LanguageCode, RequestCode, ResponseCode
 from remoting.command import RemotingCommand
@@ -35,6 +37,7 @@ from remoting.fastjson import MessageQueue, dumps
 from remoting.fields import text
 
 if TYPE_CHECKING:
+    from broker.access import Access
     from store.messagestore import MessageStore
 
 log = logging.getLogger("broker.resets")
@@ -66,6 +69,7 @@ class Resets:
     not_leader: Callable[[], Refused]
     flush_commits: Callable[[], None]
     wake: Callable[[], None]
+    access: Access
     # Queues whose consumer was told by this leader, and pulls that wait for `reset_taken`.
     _told: set[Key] = field(default_factory=set)
     _taking: dict[Key, list[Callable[[], None]]] = field(default_factory=dict)
@@ -170,12 +174,16 @@ class Resets:
                     ResponseCode.SYSTEM_ERROR, f"{member.client_id} cannot be told: {error}"
                 ) from error
 
-    async def clone(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """314: the offsets of one group in a topic (none: in all it consumes) for another."""
+    async def clone(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """314: the offsets of one group in a topic (none: in all it consumes) for another. Raises
+        Refused, AclError, RaftError."""
         source, target = text(request.ext, "srcGroup"), text(request.ext, "destGroup")
         wanted = (request.ext or {}).get("topic") or ""
         table = self.state.offsets.offsets
         topics = [t for t, group in table if group == source and wanted in ("", t)]
+        self.access.permit(
+            connection, request, [topic_need(topic, Permission.SUB) for topic in topics]
+        )
         for topic in topics:
             await self.reset(target, topic, dict(table[topic, source]))
         return RemotingCommand.response_to(request)

@@ -4,6 +4,8 @@ One frame holds what becomes of it (broker.sending.retry); it is answered once t
 a consumer that hears SUCCESS will get the message again, or it is a dead letter, whoever leads
 then. An outcome that is unknown stays so: consumers then send the message to the retry topic
 themselves, and may get it twice, as with Apache's broker. Nothing is deduplicated here.
+
+Besides the group's rights it takes those to read the message that is given back.
 """
 
 from __future__ import annotations
@@ -41,23 +43,27 @@ class SendBack:
         self._sends = broker.sends
         self._roles = broker.roles
         self._propose = propose
+        self._access = broker.access
         self._levels_ms = broker.config.delay_levels_ms
 
     def handlers(self) -> dict[int, Handler]:
         return {int(RequestCode.CONSUMER_SEND_MSG_BACK): self.send_back}
 
-    async def send_back(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """Raises Refused, OutcomeUnknown, HeaderError, RaftError."""
+    async def send_back(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """Raises Refused, AclError, OutcomeUnknown, HeaderError, RaftError."""
         header = SendBackHeader.parse(request.ext)
         name, level = header.group, header.delay_level
         if not self._roles.leading:
             raise not_leader()
-        group = await self._group(name)
+        group = self._state.groups.get(name)
         if not self._config.broker_permission & PERM_WRITE:
             raise Refused(ResponseCode.NO_PERMISSION, "the broker is not writable")
-        if group.retry_queue_count <= 0:
+        if group is not None and group.retry_queue_count <= 0:
             return RemotingCommand.response_to(request)  # the group wants it dropped
         record = self._record(header.commitlog_offset)
+        self._access.permit_record(connection, request, record)
+        if group is None:
+            group = await self._new_group(name)
         times_max = group.retry_times_max
         wanted = header.max_reconsume_times
         if wanted is not None and request.version >= KNOWS_TIMES_MAX:
@@ -74,10 +80,7 @@ class SendBack:
         await ended.stored()
         return RemotingCommand.response_to(request)
 
-    async def _group(self, name: str) -> SubscriptionGroup:
-        group = self._state.groups.get(name)
-        if group is not None:
-            return group
+    async def _new_group(self, name: str) -> SubscriptionGroup:
         problem = group_name_problem(name)
         if problem or not self._config.auto_create_subscription_group:
             raise Refused(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
+from broker.access import FromInside
 from broker.errors import OutcomeUnknown, Refused, StateError
 from broker.sending.catcher import send
 from dledger.errors import Busy, NotLeader, RaftError
@@ -66,7 +67,7 @@ class Local:
         handlers: Mapping[int, Handler] = self._broker.processor.handlers
         request = RemotingCommand.request(code, dict(ext or {}), body)
         # The handlers asked here look at the request alone.
-        answer: Any = handlers[int(code)](cast(Connection, _NoConnection()), request)
+        answer: Any = handlers[int(code)](cast(Connection, FromInside()), request)
         response = answer if isinstance(answer, RemotingCommand) else await answer
         assert isinstance(response, RemotingCommand), response
         return response
@@ -112,10 +113,3 @@ class Local:
         if isinstance(error, RemotingError):
             return self.problem_of(error.code, str(error))
         return None
-
-
-class _NoConnection:
-    """Stands where a client's connection would."""
-
-    peer_address = "127.0.0.1:0"
-    attachment: bytes | None = None

@@ -44,13 +44,14 @@ class Operators:
             not_leader=not_leader,
             flush_commits=broker.commits.flush,
             wake=broker.pulls.holds.release_all,
+            access=broker.access,
         )
         broker.pulls.judge_reset = self.resets.judge
         self._progress = ProgressQueries(
             name, lambda: broker.address, state, store, clients, self.rates, barrier
         )
         self._stats = StatsQueries(state, store, self.rates, broker.wall_ms)
-        self._relay = Relay(clients, name, store.message_at)
+        self._relay = Relay(clients, name, store.message_at, broker.access)
         self._upkeep = Upkeep(broker)
         self.members = Members(broker)
         self._backups = Backups(broker)

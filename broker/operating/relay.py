@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from broker.clients import ClientTable, Member
 from broker.errors import Refused
+from remoting.acl.signature import SIGNED_FIELDS
 from remoting.admin_headers import ConsumeDirectlyHeader, RunningInfoHeader
 from remoting.codes import RequestCode, ResponseCode
 from remoting.command import RemotingCommand
@@ -19,6 +20,9 @@ from remoting.errors import RemotingError
 from remoting.fastjson import dumps, loads_object
 from remoting.fields import text, text_or
 from store.record import decode_offset_message_id
+
+if TYPE_CHECKING:
+    from broker.access import Access
 
 TIMEOUT_MS = 10_000  # as Apache's broker
 
@@ -30,6 +34,7 @@ class Relay:
     clients: ClientTable
     broker_name: str
     message_at: Callable[[int], bytes | None]
+    access: Access
 
     def handlers(self) -> dict[int, Handler]:
         code = RequestCode
@@ -45,8 +50,11 @@ class Relay:
         member = self._member(header.consumer_group, header.client_id)
         return await self._relay(member, request, request.body)
 
-    async def consume_directly(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """309: the message is of this broker, the client of this group."""
+    async def consume_directly(
+        self, connection: Connection, request: RemotingCommand
+    ) -> RemotingCommand:
+        """309: the message is of this broker, the client of this group. Raises Refused,
+        AclError."""
         header = ConsumeDirectlyHeader.parse(request.ext)
         member = self._member(header.consumer_group, header.client_id or "")
         try:
@@ -56,6 +64,7 @@ class Relay:
         record = self.message_at(position)
         if record is None:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"no message {header.message_id} here")
+        self.access.permit_record(connection, request, record)
         request.ext = {**(request.ext or {}), "brokerName": self.broker_name}
         return await self._relay(member, request, bytes(record))
 
@@ -91,7 +100,9 @@ class Relay:
     async def _relay(
         self, member: Member, request: RemotingCommand, body: bytes
     ) -> RemotingCommand:
-        ask = RemotingCommand.request(request.code, dict(request.ext or {}), body)
+        # Whose signature it was is nothing for the client: it could send the request again.
+        ext = {k: v for k, v in (request.ext or {}).items() if k not in SIGNED_FIELDS}
+        ask = RemotingCommand.request(request.code, ext, body)
         answer = await self._invoke(member, ask)
         return RemotingCommand.response_to(
             request, answer.code, answer.remark, answer.ext, answer.body

@@ -28,6 +28,7 @@ from broker.errors import Refused
 from broker.sending.catcher import send
 from broker.sending.send import SendPath
 from broker.tables.topics import TopicConfig, TopicTable
+from remoting.acl.needs import FORWARDED_FROM
 from remoting.admin_headers import ReplyPushHeader
 from remoting.client import RemotingClient
 from remoting.codes import RequestCode, ResponseCode
@@ -43,7 +44,6 @@ log = logging.getLogger("broker.reply")
 REPLY_TO_CLIENT = "REPLY_TO_CLIENT"
 TTL = "TTL"
 PUSH_REPLY_TIME = "PUSH_REPLY_TIME"
-FORWARDED_FROM = "raftmqForwardedFrom"
 PUSH_TIMEOUT_MS = 10_000  # as Apache's broker
 PUSHES_MAX = 10_000  # under way
 STORED = (

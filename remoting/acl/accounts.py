@@ -33,6 +33,17 @@ PERMISSIONS_MAX = 10_000  # of one account, topics and groups each
 WHITE_ADDRESSES_MAX = 1_000
 HOSTS_REMEMBERED_MAX = 10_000  # of which it is known whether the white list has them
 RETRY_PREFIX = "%RETRY%"
+# Brokers keep everybody's messages there until they are delivered, or for good: a default
+# permission does not reach them, an account has to list them.
+SHARED_TOPICS = frozenset(
+    {
+        "SCHEDULE_TOPIC_XXXX",
+        "rmq_sys_wheel_timer",
+        "RMQ_SYS_TRANS_HALF_TOPIC",
+        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+        "TRANS_CHECK_MAX_TIME_TOPIC",
+    }
+)
 MASKED = "******"
 EXCEPTION = "org.apache.rocketmq.acl.common.AclException: "
 
@@ -113,7 +124,8 @@ class Account:
         return self.admin and not self.topics and not self.groups
 
     def on_topic(self, topic: str) -> Permission:
-        return self.topics.get(topic, self.topic_default)
+        default = Permission.DENY if topic in SHARED_TOPICS else self.topic_default
+        return self.topics.get(topic, default)
 
     def on_group(self, group: str) -> Permission:
         return self.groups.get(group, self.group_default)

@@ -1,14 +1,17 @@
 """What an account must be permitted for a request, by request code. Pure.
 
-Brokers, as Apache's plain access control has it where it looks at a request:
+`BROKER` and `NAME_SERVER` have every code that is served, each with what it takes besides a right
+signature:
 
-    10 310 320 361 11 12 34 35 36 37 38 14 15 41 42 29 30 31 32 222 223 307 309 314
-        PUB or SUB on the topics and groups that they name; `_BROKER` below is the table. A group's
-        retry topic is decided by what the account may do with the group, whoever sends there.
-    17 25 27 50 51 53 54 200 207 215 306 316 323 329 908 30001 30002 30003
-        need an admin: they change the broker, stop it from what it does, or hand out all it has
-    33  names no topic, only a place in the log: SUB on topics that are not listed (or an admin)
-    all others: an account whose signature is right
+    ADMIN         it changes the broker, keeps it from its work, or hands out what is everybody's
+    a function    the topics and groups that the request names, read or written; a group's retry
+                  topic is decided by what the account may do with the group, whoever sends there
+    STORED        the request names a place in the log: its handler, which reads the record there,
+                  asks for the rights to that record's topic (broker.access)
+    NOTHING       it touches nothing of anybody; the comment beside the code says why
+
+A code that stands in neither table needs an admin. Some of Apache's brokers' codes ask for less
+there: docs/divergence.md has the list.
 
 Name servers: what changes routes or configuration needs an admin (brokers register as one). What
 only reads needs no account, as with Apache's, unless the name server is told otherwise.
@@ -16,7 +19,7 @@ only reads needs no account, as with Apache's, unless the name server is told ot
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from remoting.acl.accounts import RETRY_PREFIX, AclError, Permission
@@ -25,14 +28,15 @@ from remoting.command import RemotingCommand
 from remoting.errors import BodyError
 from remoting.fastjson import loads_object
 from remoting.fields import text, text_or
+from remoting.headers import SendHeader
 
 TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"  # every account may write its traces there
+FORWARDED_FROM = "raftmqForwardedFrom"  # a reply that one broker passes on to another
 PUB, SUB, ANY = Permission.PUB, Permission.SUB, Permission.ANY
 
 
 class Need(NamedTuple):
-    """One permission. `name` is a topic's, or a group's if `is_group`; "" stands for topics that
-    an account does not list."""
+    """One permission. `name` is a topic's, or a group's if `is_group`."""
 
     is_group: bool
     name: str
@@ -40,27 +44,18 @@ class Need(NamedTuple):
 
 
 Needs = Callable[[RemotingCommand], "list[Need] | None"]
+Named = Callable[[RemotingCommand], list[Need]]  # what a request names
 
 
 def broker_needs(command: RemotingCommand) -> list[Need] | None:
     """What a broker's request takes besides a signature; None: an admin. Raises AclError for a
     request from which that cannot be told."""
-    if command.code in BROKER_ADMIN:
-        return None
-    find = _BROKER.get(command.code)
-    if find is None:
-        return []
-    try:
-        return find(command)
-    except AclError:
-        raise
-    except Exception as error:  # whatever is wrong with it: what cannot be judged is refused
-        raise AclError(f"request {command.code} cannot be judged: {error}") from error
+    return _needs(BROKER, command)
 
 
 def name_server_needs(command: RemotingCommand) -> list[Need] | None:
     """The same of a name server; None: an admin."""
-    return None if command.code in NAME_SERVER_ADMIN else []
+    return _needs(NAME_SERVER, command)
 
 
 def topic_need(topic: str, permission: Permission) -> Need:
@@ -70,50 +65,16 @@ def topic_need(topic: str, permission: Permission) -> Need:
     return Need(False, topic, permission)
 
 
-BROKER_ADMIN = frozenset(
-    map(
-        int,
-        (
-            RequestCode.UPDATE_AND_CREATE_TOPIC,
-            RequestCode.UPDATE_BROKER_CONFIG,
-            RequestCode.TRIGGER_DELETE_FILES,
-            RequestCode.UPDATE_AND_CREATE_ACL_CONFIG,
-            RequestCode.DELETE_ACL_CONFIG,
-            RequestCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG,
-            RequestCode.GET_BROKER_CLUSTER_ACL_CONFIG,
-            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
-            RequestCode.DELETE_SUBSCRIPTIONGROUP,
-            RequestCode.DELETE_TOPIC_IN_BROKER,
-            RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE,
-            RequestCode.CLEAN_UNUSED_TOPIC,
-            RequestCode.RESUME_CHECK_HALF_MESSAGE,
-            RequestCode.DELETE_EXPIRED_COMMITLOG,
-            RequestCode.RESET_MASTER_FLUSH_OFFSET,
-            RequestCode.TRANSFER_LEADERSHIP,
-            RequestCode.CHANGE_MEMBERS,
-            RequestCode.BACKUP,
-        ),
-    )
-)
-
-NAME_SERVER_ADMIN = frozenset(
-    map(
-        int,
-        (
-            RequestCode.REGISTER_BROKER,
-            RequestCode.UNREGISTER_BROKER,
-            RequestCode.QUERY_DATA_VERSION,
-            RequestCode.BROKER_HEARTBEAT,
-            RequestCode.PUT_KV_CONFIG,
-            RequestCode.DELETE_KV_CONFIG,
-            RequestCode.WIPE_WRITE_PERM_OF_BROKER,
-            RequestCode.ADD_WRITE_PERM_OF_BROKER,
-            RequestCode.DELETE_TOPIC_IN_NAMESRV,
-            RequestCode.REGISTER_TOPIC_IN_NAMESRV,
-            RequestCode.UPDATE_NAMESRV_CONFIG,
-        ),
-    )
-)
+def _needs(table: Mapping[int, Needs | None], command: RemotingCommand) -> list[Need] | None:
+    find = table.get(command.code)
+    if find is None:
+        return None
+    try:
+        return find(command)
+    except AclError:
+        raise
+    except Exception as error:  # whatever is wrong with it: what cannot be judged is refused
+        raise AclError(f"request {command.code} cannot be judged: {error}") from error
 
 
 def _send_v2(command: RemotingCommand) -> list[Need]:
@@ -131,11 +92,11 @@ def _pull(command: RemotingCommand) -> list[Need]:
     return [group, topic_need(text(command.ext, "topic"), SUB)]
 
 
-def _topic(permission: Permission) -> Callable[[RemotingCommand], list[Need]]:
+def _topic(permission: Permission) -> Named:
     return lambda command: [topic_need(text(command.ext, "topic"), permission)]
 
 
-def _group(field: str) -> Callable[[RemotingCommand], list[Need]]:
+def _group(field: str) -> Named:
     return lambda command: [Need(True, text(command.ext, field), SUB)]
 
 
@@ -144,27 +105,43 @@ def _group_if_named(command: RemotingCommand) -> list[Need]:
     return [Need(True, group, SUB)] if group else []
 
 
-def _group_and_topic(command: RemotingCommand) -> list[Need]:
-    return [*_group("group")(command), *_topic(SUB)(command)]
+def _topic_if_named(permission: Permission) -> Named:
+    def find(command: RemotingCommand) -> list[Need]:
+        topic = text_or(command.ext, "topic")
+        return [topic_need(topic, permission)] if topic else []
+
+    return find
 
 
-def _clone(command: RemotingCommand) -> list[Need]:
-    return [*_group("srcGroup")(command), *_group("destGroup")(command)]
+def _all(*finders: Named) -> Named:
+    return lambda command: [need for find in finders for need in find(command)]
 
 
-def _end_transaction(command: RemotingCommand) -> list[Need]:
-    """Only clients from 5.x on name the topic."""
-    topic = text_or(command.ext, "topic")
-    return [topic_need(topic, PUB)] if topic else []
+def _reply(command: RemotingCommand) -> list[Need] | None:
+    ext = command.ext or {}
+    if FORWARDED_FROM in ext:
+        return None  # only brokers pass replies on, and say whose they are
+    return [topic_need(SendHeader.parse(ext, command.code).topic, PUB)]
 
 
 def _heartbeat(command: RemotingCommand) -> list[Need]:
-    """A producer's groups need nothing."""
+    """A producer's groups need nothing; what may reach a producer is asked when it is sent to it
+    (broker.access)."""
     found: list[Need] = []
     for consumer in _objects(loads_object(command.body), "consumerDataSet"):
         found.append(Need(True, str(consumer.get("groupName") or ""), SUB))
         for subscription in _objects(consumer, "subscriptionDataSet"):
             found.append(topic_need(str(subscription.get("topic") or ""), SUB))
+    return found
+
+
+def _client_config(command: RemotingCommand) -> list[Need]:
+    """46 asks whether a filter can be understood."""
+    body = loads_object(command.body)
+    group, subscription = body.get("group"), body.get("subscriptionData")
+    found = [Need(True, str(group), SUB)] if group else []
+    if isinstance(subscription, dict) and subscription.get("topic"):
+        found.append(topic_need(str(subscription["topic"]), SUB))
     return found
 
 
@@ -182,37 +159,118 @@ def _objects(value: dict[str, Any], key: str) -> Iterator[dict[str, Any]]:
         yield one
 
 
-def _by_offset(_: RemotingCommand) -> list[Need]:
-    return [Need(False, "", SUB)]
+def _nothing(_: RemotingCommand) -> list[Need]:
+    return []
 
 
-_BROKER: dict[int, Callable[[RemotingCommand], list[Need]]] = {
+ADMIN: Needs | None = None
+NOTHING: Needs = _nothing
+STORED: Needs = _nothing
+_CODE = RequestCode
+_BOTH = _all(_group("group"), _topic(SUB))
+_READ: Needs = _nothing  # of a name server: routes, which whoever may connect has to ask for
+
+BROKER: dict[int, Needs | None] = {
     int(code): find
     for code, find in {
-        RequestCode.SEND_MESSAGE: _send_v1,
-        RequestCode.SEND_MESSAGE_V2: _send_v2,
-        RequestCode.SEND_BATCH_MESSAGE: _send_v2,
-        RequestCode.PULL_MESSAGE: _pull,
-        RequestCode.LITE_PULL_MESSAGE: _pull,
-        RequestCode.QUERY_MESSAGE: _topic(SUB),
-        RequestCode.VIEW_MESSAGE_BY_ID: _by_offset,
-        RequestCode.QUERY_CONSUMER_OFFSET: _pull,
-        RequestCode.UPDATE_CONSUMER_OFFSET: _pull,
-        RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: _topic(ANY),
-        RequestCode.GET_MAX_OFFSET: _topic(ANY),
-        RequestCode.GET_MIN_OFFSET: _topic(ANY),
-        RequestCode.GET_EARLIEST_MSG_STORETIME: _topic(ANY),
-        RequestCode.HEART_BEAT: _heartbeat,
-        RequestCode.UNREGISTER_CLIENT: _group_if_named,
-        RequestCode.CONSUMER_SEND_MSG_BACK: _group("group"),
-        RequestCode.END_TRANSACTION: _end_transaction,
-        RequestCode.GET_CONSUMER_LIST_BY_GROUP: _group("consumerGroup"),
-        RequestCode.LOCK_BATCH_MQ: _locks,
-        RequestCode.UNLOCK_BATCH_MQ: _locks,
-        RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: _group_and_topic,
-        RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: _group_and_topic,
-        RequestCode.GET_CONSUMER_RUNNING_INFO: _group("consumerGroup"),
-        RequestCode.CONSUME_MESSAGE_DIRECTLY: _group("consumerGroup"),
-        RequestCode.CLONE_GROUP_OFFSET: _clone,
+        # clients
+        _CODE.SEND_MESSAGE: _send_v1,
+        _CODE.SEND_MESSAGE_V2: _send_v2,
+        _CODE.SEND_BATCH_MESSAGE: _send_v2,
+        _CODE.SEND_REPLY_MESSAGE: _reply,
+        _CODE.SEND_REPLY_MESSAGE_V2: _reply,
+        _CODE.RECALL_MESSAGE: _topic(PUB),  # the handle has to name the same topic
+        _CODE.END_TRANSACTION: _topic_if_named(PUB),  # and STORED: the half message's topic
+        _CODE.PULL_MESSAGE: _pull,
+        _CODE.LITE_PULL_MESSAGE: _pull,
+        _CODE.QUERY_CONSUMER_OFFSET: _pull,
+        _CODE.UPDATE_CONSUMER_OFFSET: _pull,
+        _CODE.CONSUMER_SEND_MSG_BACK: _group("group"),  # and STORED
+        _CODE.LOCK_BATCH_MQ: _locks,
+        _CODE.UNLOCK_BATCH_MQ: _locks,
+        _CODE.QUERY_MESSAGE: _topic(SUB),
+        _CODE.VIEW_MESSAGE_BY_ID: STORED,
+        _CODE.SEARCH_OFFSET_BY_TIMESTAMP: _topic(ANY),
+        _CODE.GET_MAX_OFFSET: _topic(ANY),
+        _CODE.GET_MIN_OFFSET: _topic(ANY),
+        _CODE.GET_EARLIEST_MSG_STORETIME: _topic(ANY),
+        _CODE.HEART_BEAT: _heartbeat,
+        _CODE.UNREGISTER_CLIENT: _group_if_named,
+        _CODE.GET_CONSUMER_LIST_BY_GROUP: _group("consumerGroup"),
+        _CODE.CHECK_CLIENT_CONFIG: _client_config,
+        # tools: one topic, one group
+        _CODE.GET_TOPIC_CONFIG: _topic(ANY),
+        _CODE.GET_TOPIC_STATS_INFO: _topic(ANY),
+        _CODE.QUERY_TOPIC_CONSUME_BY_WHO: _topic(ANY),
+        _CODE.GET_CONSUMER_CONNECTION_LIST: _group("consumerGroup"),
+        _CODE.GET_CONSUME_STATS: _all(_group("consumerGroup"), _topic_if_named(SUB)),
+        _CODE.QUERY_CONSUME_TIME_SPAN: _BOTH,
+        _CODE.QUERY_TOPICS_BY_CONSUMER: _group("group"),
+        _CODE.QUERY_SUBSCRIPTION_BY_CONSUMER: _BOTH,
+        _CODE.QUERY_CONSUME_QUEUE: _all(_topic(SUB), _group_if_named),
+        _CODE.GET_CONSUMER_RUNNING_INFO: _group("consumerGroup"),
+        _CODE.CONSUME_MESSAGE_DIRECTLY: _group("consumerGroup"),  # and STORED
+        _CODE.INVOKE_BROKER_TO_RESET_OFFSET: _BOTH,
+        _CODE.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: _BOTH,
+        # Without a topic it is all that the first group has consumed: its handler asks for each.
+        _CODE.CLONE_GROUP_OFFSET: _all(
+            _group("srcGroup"), _group("destGroup"), _topic_if_named(SUB)
+        ),
+        # tools: the whole broker
+        _CODE.GET_BROKER_RUNTIME_INFO: NOTHING,  # figures and role: what health checks ask
+        _CODE.GET_BROKER_CLUSTER_ACL_INFO: NOTHING,  # the accounts' version, a number and a time
+        _CODE.GET_ALL_TOPIC_CONFIG: ADMIN,
+        _CODE.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: ADMIN,
+        _CODE.GET_ALL_CONSUMER_OFFSET: ADMIN,
+        _CODE.GET_ALL_DELAY_OFFSET: ADMIN,
+        _CODE.GET_BROKER_CONSUME_STATS: ADMIN,
+        _CODE.GET_PRODUCER_CONNECTION_LIST: ADMIN,
+        _CODE.GET_BROKER_CONFIG: ADMIN,
+        _CODE.GET_BROKER_HA_STATUS: ADMIN,
+        _CODE.VIEW_BROKER_STATS_DATA: ADMIN,
+        _CODE.UPDATE_AND_CREATE_TOPIC: ADMIN,
+        _CODE.DELETE_TOPIC_IN_BROKER: ADMIN,
+        _CODE.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: ADMIN,
+        _CODE.DELETE_SUBSCRIPTIONGROUP: ADMIN,
+        _CODE.UPDATE_BROKER_CONFIG: ADMIN,
+        _CODE.CLEAN_EXPIRED_CONSUMEQUEUE: ADMIN,
+        _CODE.DELETE_EXPIRED_COMMITLOG: ADMIN,
+        _CODE.UPDATE_AND_CREATE_ACL_CONFIG: ADMIN,
+        _CODE.DELETE_ACL_CONFIG: ADMIN,
+        _CODE.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG: ADMIN,
+        _CODE.GET_BROKER_CLUSTER_ACL_CONFIG: ADMIN,
+        _CODE.TRANSFER_LEADERSHIP: ADMIN,
+        _CODE.CHANGE_MEMBERS: ADMIN,
+        _CODE.BACKUP: ADMIN,
     }.items()
 }
+
+NAME_SERVER: dict[int, Needs | None] = {
+    int(code): find
+    for code, find in {
+        _CODE.GET_ROUTEINFO_BY_TOPIC: _READ,
+        _CODE.GET_BROKER_CLUSTER_INFO: _READ,
+        _CODE.GET_BROKER_MEMBER_GROUP: _READ,
+        _CODE.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: _READ,
+        _CODE.GET_TOPICS_BY_CLUSTER: _READ,
+        _CODE.GET_SYSTEM_TOPIC_LIST_FROM_NS: _READ,
+        _CODE.GET_UNIT_TOPIC_LIST: _READ,
+        _CODE.GET_HAS_UNIT_SUB_TOPIC_LIST: _READ,
+        _CODE.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: _READ,
+        _CODE.GET_KV_CONFIG: _READ,  # producers ask for the order of a topic's queues
+        _CODE.GET_KVLIST_BY_NAMESPACE: _READ,
+        _CODE.REGISTER_BROKER: ADMIN,
+        _CODE.UNREGISTER_BROKER: ADMIN,
+        _CODE.QUERY_DATA_VERSION: ADMIN,
+        _CODE.BROKER_HEARTBEAT: ADMIN,
+        _CODE.PUT_KV_CONFIG: ADMIN,
+        _CODE.DELETE_KV_CONFIG: ADMIN,
+        _CODE.WIPE_WRITE_PERM_OF_BROKER: ADMIN,
+        _CODE.ADD_WRITE_PERM_OF_BROKER: ADMIN,
+        _CODE.DELETE_TOPIC_IN_NAMESRV: ADMIN,
+        _CODE.REGISTER_TOPIC_IN_NAMESRV: ADMIN,
+        _CODE.GET_NAMESRV_CONFIG: ADMIN,
+        _CODE.UPDATE_NAMESRV_CONFIG: ADMIN,
+    }.items()
+}
+NAME_SERVER_READS = frozenset(code for code, find in NAME_SERVER.items() if find is _READ)

@@ -24,7 +24,7 @@ ACCESS_KEY = "AccessKey"
 SIGNATURE = "Signature"
 SECURITY_TOKEN = "SecurityToken"
 UNSIGNED_BY_SOME = "_UNIQUE_KEY_QUERY"
-_OWN = (ACCESS_KEY, SIGNATURE, SECURITY_TOKEN)
+SIGNED_FIELDS = (ACCESS_KEY, SIGNATURE, SECURITY_TOKEN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Credentials:
     def sign(self, command: RemotingCommand) -> None:
         """Put the signature into `command`, in place of one that it may have. Last before encoding:
         whatever changes after it breaks it."""
-        ext = {k: v for k, v in (command.ext or {}).items() if k not in _OWN}
+        ext = {k: v for k, v in (command.ext or {}).items() if k not in SIGNED_FIELDS}
         ext[ACCESS_KEY] = self.access_key
         if self.security_token:
             ext[SECURITY_TOKEN] = self.security_token

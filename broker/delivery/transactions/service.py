@@ -31,6 +31,8 @@ from broker.sending.send import NOT_LEADER
 from broker.sending.sendrequest import Outgoing
 from broker.tables.state import commit_offsets, put_topic
 from broker.tables.topics import TopicConfig
+from remoting.acl.accounts import Permission
+from remoting.acl.needs import Need, topic_need
 from remoting.codes import RequestCode, ResponseCode
 from remoting.command import RemotingCommand
 from remoting.connection import Connection, Handler
@@ -96,6 +98,8 @@ class Transactions:
         self._note_due_ms = 0
         self._turn = 0  # of producers to ask
         self.counts = Counts()
+        self._permit = broker.access.permit
+        self._may_hear = broker.access.may_hear
         self._sends.on_half = self.admit
 
     @property
@@ -212,8 +216,9 @@ class Transactions:
 
     # ---- ends -------------------------------------------------------------------------------
 
-    async def end(self, _: Connection, request: RemotingCommand) -> RemotingCommand | None:
-        """37. Answered once the end is committed. Raises Refused, OutcomeUnknown, HeaderError."""
+    async def end(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
+        """37. Answered once the end is committed. Raises Refused, AclError, OutcomeUnknown,
+        HeaderError."""
         header = EndTransactionHeader.parse(request.ext)
         if header.decision not in (COMMIT, ROLLBACK):
             if header.decision != 0:
@@ -225,13 +230,15 @@ class Transactions:
             raise Refused(ResponseCode.SYSTEM_BUSY, f"[BUSY] {WAITING_MAX} ends wait already")
         self._waiting += 1
         try:
-            await self._end(header)
+            await self._end(connection, request, header)
         finally:
             self._waiting -= 1
         return RemotingCommand.response_to(request)
 
-    async def _end(self, header: EndTransactionHeader) -> None:
-        record, root = self._named(header)
+    async def _end(
+        self, connection: Connection, request: RemotingCommand, header: EndTransactionHeader
+    ) -> None:
+        record, root = self._named(header, lambda needs: self._permit(connection, request, needs))
         while True:
             book = await self._known()
             half = book.find(root)
@@ -257,8 +264,11 @@ class Transactions:
         else:
             self.counts.rolled_back += 1
 
-    def _named(self, header: EndTransactionHeader) -> tuple[MessageRecord, int]:
-        """The half that a producer means, and its root. Raises Refused."""
+    def _named(
+        self, header: EndTransactionHeader, permit: Callable[[list[Need]], None]
+    ) -> tuple[MessageRecord, int]:
+        """The half that a producer means, and its root. Raises Refused, and AclError for one that
+        goes to a topic which it may not send to."""
         record = self._record_at(header.commitlog_offset)
         properties = decode_properties(record.properties)
         group = properties.get(conversion.PRODUCER_GROUP)
@@ -268,6 +278,7 @@ class Transactions:
                 f"at commitLogOffset {header.commitlog_offset} is no half message with "
                 f"tranStateTableOffset {header.half_queue_offset}",
             )
+        permit(_needs_of(record))
         if group != header.producer_group:
             raise Refused(
                 ResponseCode.SYSTEM_ERROR,
@@ -379,7 +390,7 @@ class Transactions:
         if half.checks >= self._config.transaction_check_max or too_old:
             self._give_up(book, half, record, op)
             return
-        asked = self._producer_of(half.group) is not None
+        asked = self._producer_of(half.group, _needs_of(record)) is not None
         again = conversion.stored_again(record, half.root, half.checks + asked)
 
         def done(code: int, _: str) -> None:
@@ -412,19 +423,23 @@ class Transactions:
 
         self._store_end(book, half, [conversion.given_up(record), op], None, done)
 
-    def _producer_of(self, group: str) -> ClientConnection | None:
-        """Some connected producer of the group, another one each time."""
-        members = self._broker.clients.producers.get(group, {})
-        found = [m.connection for m in members.values() if m.connection.is_open]
+    def _producer_of(self, group: str, needs: list[Need]) -> ClientConnection | None:
+        """Some connected producer of the group, another one each time, that may have `needs`: it
+        gets the message to see."""
+        members = self._broker.clients.producers.get(group, {}).values()
+        open_ones = (m.connection for m in members if m.connection.is_open)
+        found = [one for one in open_ones if self._may_hear(one, needs)]
         if found:
             self._turn += 1
             return next(islice(found, self._turn % len(found), None))
         last = self._senders.get(group)
-        return last if last is not None and last.is_open else None
+        if last is None or not last.is_open or not self._may_hear(last, needs):
+            return None
+        return last
 
     def _ask(self, half: Half, record: MessageRecord) -> None:
         """39, to a producer of the half's group."""
-        connection = self._producer_of(half.group)
+        connection = self._producer_of(half.group, _needs_of(record))
         if connection is None:
             return  # it left a moment ago: the next check finds another
         key = conversion.unique_key_of(record)
@@ -444,6 +459,12 @@ class Transactions:
             connection.invoke_oneway(command)
         except RemotingError as error:  # Refused among them; the next check asks again
             log.info("check_not_sent group=%s: %s", half.group, error)
+
+
+def _needs_of(half: MessageRecord) -> list[Need]:
+    """What whoever ends a half, or is asked about it, must be permitted."""
+    topic = decode_properties(half.properties).get(conversion.REAL_TOPIC, "")
+    return [topic_need(topic, Permission.PUB)]
 
 
 def _release(waiters: Sequence[asyncio.Future[None]]) -> None:

@@ -122,7 +122,7 @@ async def test_what_is_no_half_message_is_refused(tmp_path):
         unreachable = SendHeader("pg", "Orders", "TBW102", 4, 1, 0x4, 5, 0, HALF_BY_HTTP)
         answer = await catcher.send(broker.sends, unreachable, b"H", pack_host(("10.0.0.9", 1)))
         assert answer.code == 0
-        assert broker.transactions._producer_of("pg") is not None  # who sent the first one
+        assert broker.transactions._producer_of("pg", []) is not None  # who sent the first one
         nobody = await group.send(broker, "Orders", properties="TRAN_MSG\x01true\x02")
         assert (nobody.code, "PGROUP" in nobody.remark) == (ResponseCode.MESSAGE_ILLEGAL, True)
 
@@ -269,7 +269,7 @@ async def test_without_a_producer_nobody_was_asked_and_nothing_is_counted(tmp_pa
             broker.transactions._check_due = lambda book: None
             await half(group, broker, "A", client=client)
             await client.close()  # it leaves before it can be asked
-            await until(lambda: broker.transactions._producer_of("pg") is None)
+            await until(lambda: broker.transactions._producer_of("pg", []) is None)
             broker.transactions._check_due = check
             await until(lambda: broker.queue_end(HALF_TOPIC, 0) > 5)  # looked at again and again
             assert broker.transactions.counts.given_up == 0

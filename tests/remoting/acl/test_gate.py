@@ -4,8 +4,11 @@ import orjson
 import pytest
 
 from remoting.acl import Accounts, AclError, Credentials, Gate, broker_needs, name_server_needs
+from remoting.acl.accounts import SHARED_TOPICS
+from remoting.acl.needs import BROKER, FORWARDED_FROM, SUB, Need
 from remoting.acl.plainfile import parse_accounts
 from remoting.command import RemotingCommand
+from remoting.headers import SendHeader
 
 ACCOUNTS = parse_accounts("""
 globalWhiteRemoteAddresses: [10.10.10.10]
@@ -22,6 +25,11 @@ accounts:
     defaultTopicPerm: SUB
     defaultGroupPerm: SUB
     topicPerms: [secret=DENY]
+  - accessKey: reads-shared
+    secretKey: sesame-open
+    defaultGroupPerm: SUB
+    topicPerms: [SCHEDULE_TOPIC_XXXX=SUB, rmq_sys_wheel_timer=SUB, RMQ_SYS_TRANS_HALF_TOPIC=SUB,
+                 RMQ_SYS_TRANS_OP_HALF_TOPIC=SUB, TRANS_CHECK_MAX_TIME_TOPIC=SUB]
 """)
 PEER = "10.2.2.2:4711"
 
@@ -79,10 +87,12 @@ def locks(group="group", *topics):
     return orjson.dumps({"clientId": "c", "consumerGroup": group, "mqSet": queues})
 
 
+REPLY = SendHeader("g", "pub", "TBW102", 4, 0, 0, 1, 0, "").to_ext(324)
+SHORT_REPLY = SendHeader("g", "pub", "TBW102", 4, 0, 0, 1, 0, "").to_ext(325)
 ALLOWED = [
     (310, {"b": "pub"}, b""), (310, {"b": "both"}, b""), (320, {"b": "pub"}, b""),
     (10, {"topic": "pub"}, b""), (310, {"b": "%RETRY%group"}, b""),
-    (310, {"b": "RMQ_SYS_TRACE_TOPIC"}, b""), (324, {"topic": "c_REPLY_TOPIC"}, b""),
+    (310, {"b": "RMQ_SYS_TRACE_TOPIC"}, b""), (324, REPLY, b""), (325, SHORT_REPLY, b""),
     (11, {**GROUP, "topic": "sub"}, b""), (361, {**GROUP, "topic": "both"}, b""),
     (11, {**GROUP, "topic": "%RETRY%group"}, b""), (12, {"topic": "sub"}, b""),
     (14, {**GROUP, "topic": "sub"}, b""), (15, {**GROUP, "topic": "sub"}, b""),
@@ -91,7 +101,12 @@ ALLOWED = [
     (36, {"group": "group"}, b""), (37, {"producerGroup": "x"}, b""), (37, {"topic": "pub"}, b""),
     (38, GROUP, b""), (41, None, locks("group", "sub", "%RETRY%group")), (42, None, locks()),
     (222, {"group": "group", "topic": "sub"}, b""), (307, GROUP, b""), (309, GROUP, b""),
-    (28, None, b""), (21, None, b""), (208, GROUP, b""), (46, None, b"{}"), (52, None, b""),
+    (28, None, b""), (208, GROUP, b""), (46, None, b"{}"), (52, None, b""), (33, None, b""),
+    (46, None, b'{"group":"group","subscriptionData":{"topic":"sub"}}'),
+    (370, {"topic": "pub"}, b""),
+    (351, {"topic": "pub"}, b""), (202, {"topic": "sub"}, b""), (300, {"topic": "sub"}, b""),
+    (321, {"topic": "sub"}, b""), (203, GROUP, b""), (343, {"group": "group"}, b""),
+    (303, {"group": "group", "topic": "sub"}, b""), (345, {"group": "group", "topic": "sub"}, b""),
 ]  # fmt: skip
 
 REFUSED = [
@@ -110,7 +125,27 @@ REFUSED = [
     (14, {**GROUP, "topic": "pub"}, b"", "No permission for topic:pub"),
     (15, {"consumerGroup": "other", "topic": "sub"}, b"", "No permission for group:other"),
     (30, {"topic": "none"}, b"", "No permission for topic:none"),
-    (33, {"offset": "0"}, b"", "No default permission for topic:(by offset)"),
+    (324, {**REPLY, "topic": "sub"}, b"", "No permission for topic:sub"),
+    (325, {**SHORT_REPLY, "b": "sub"}, b"", "No permission for topic:sub"),
+    (321, {"topic": "pub"}, b"", "No permission for topic:pub"),
+    (321, {"topic": "sub", "consumerGroup": "other"}, b"", "No permission for group:other"),
+    (370, {"topic": "sub"}, b"", "No permission for topic:sub"),
+    (351, {"topic": "none"}, b"", "No permission for topic:none"),
+    (202, {"topic": "none"}, b"", "No permission for topic:none"),
+    (300, {"topic": "none"}, b"", "No permission for topic:none"),
+    (203, {"consumerGroup": "other"}, b"", "No permission for group:other"),
+    (208, {**GROUP, "topic": "pub"}, b"", "No permission for topic:pub"),
+    (303, {"group": "group", "topic": "pub"}, b"", "No permission for topic:pub"),
+    (343, {"group": "other"}, b"", "No permission for group:other"),
+    (345, {"group": "other", "topic": "sub"}, b"", "No permission for group:other"),
+    (46, None, b'{"group":"other"}', "No permission for group:other"),
+    (46, None, b'{"subscriptionData":{"topic":"pub"}}', "No permission for topic:pub"),
+    (
+        314,
+        {"srcGroup": "group", "destGroup": "group", "topic": "pub"},
+        b"",
+        "No permission for topic:pub",
+    ),
     (34, None, beat(group="other"), "No permission for group:other"),
     (34, None, beat(topic="pub"), "No permission for topic:pub"),
     (35, {"consumerGroup": "other"}, b"", "No permission for group:other"),
@@ -135,7 +170,8 @@ def test_what_it_may_not(code, ext, body, why):
     assert refusal("somebody", code, ext, body) == why
 
 
-ADMIN = (17, 25, 27, 50, 51, 53, 54, 200, 207, 215, 306, 316, 323, 329, 908, 30001, 30002, 30003)
+ADMIN = [code for code, find in BROKER.items() if find is None]
+ADMIN += [27, 316, 323, 908, 999, 30_099]  # not served, or not yet: no code is forgotten
 
 
 @pytest.mark.parametrize("code", ADMIN)
@@ -151,8 +187,32 @@ def test_lists_bind_an_admin_too_as_with_apaches():
     assert refusal("bound-admin", 310, {"b": "b"}) == "No default permission for topic:b"
 
 
-def test_a_message_by_its_place_is_for_who_may_read_what_is_not_listed():
-    assert refusal("reads-all", 33, {"offset": "0"}) == ""
+def test_a_passed_on_reply_comes_from_a_broker():
+    forwarded = {**REPLY, FORWARDED_FROM: "1.2.3.4:5"}
+    assert "Need admin" in refusal("somebody", 324, forwarded)
+    assert refusal("administrator", 324, forwarded) == ""
+
+
+@pytest.mark.parametrize("topic", sorted(SHARED_TOPICS))
+def test_a_default_permission_does_not_reach_what_everybody_keeps_in_one_topic(topic):
+    for code in (11, 12, 30, 321):
+        ext = {"consumerGroup": "g", "topic": topic}
+        why = f"No default permission for topic:{topic}"
+        assert refusal("reads-all", code, ext) == why
+        assert refusal("reads-shared", code, ext) == ""
+
+
+def test_what_is_looked_up_is_asked_of_the_same_accounts():
+    gate = Gate(lambda: ACCOUNTS, broker_needs)
+    asked = [(PEER, "somebody"), (PEER, "administrator"), (PEER, "bound-admin"), (PEER, ""),
+             (PEER, "nobody"), ("10.10.10.10:1", ""), ("10.1.1.7:1", "from-home"),
+             (PEER, "from-home")]  # fmt: skip
+    sub, group = Need(False, "sub", SUB), Need(True, "group", SUB)
+    for needs, found in (
+        ([sub, group], "yynnnyyn"), ([Need(False, "pub", SUB)], "nynnnyyn"), ([], "yyynnyyy"),
+    ):  # fmt: skip
+        assert "".join("ny"[gate.permits(*who, needs)] for who in asked) == found
+    assert "".join("ny"[gate.is_unbound(*who)] for who in asked) == "nynnnyyn"
 
 
 @pytest.mark.parametrize(
@@ -166,7 +226,7 @@ def test_what_cannot_be_judged_is_refused(code, ext, body):
 
 
 def test_name_servers_ask_who_changes_something():
-    for code in (100, 102, 103, 104, 205, 216, 217, 318, 322, 327, 904):
+    for code in (100, 102, 103, 104, 205, 216, 217, 318, 319, 322, 327, 904):
         assert "Need admin" in refusal("somebody", code, needs=name_server_needs)
         assert refusal("administrator", code, needs=name_server_needs) == ""
     assert refusal("somebody", 105, {"topic": "secret"}, needs=name_server_needs) == ""

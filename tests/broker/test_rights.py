@@ -1,0 +1,397 @@
+"""Rights hold by what is touched: every code of real brokers and a real name server is asked, with
+made-up fields, by an account that may nothing; and by one that may something, for what is not its.
+"""
+
+import asyncio
+import contextlib
+import os
+import random
+
+import orjson
+import pytest
+
+from broker.delivery.transactions.service import _needs_of
+from broker.http.local import Local
+from namesrv.config import NameServerConfig
+from namesrv.server import NameServer
+from remoting.acl import Credentials
+from remoting.acl.needs import BROKER, NAME_SERVER, NAME_SERVER_READS, NOTHING, TRACE_TOPIC
+from remoting.admin_headers import ConsumeDirectlyHeader
+from remoting.client import RemotingClient
+from remoting.codes import RequestCode
+from remoting.command import RemotingCommand
+from remoting.headers import EndTransactionHeader, PullHeader, SendHeader
+from store.record import offset_message_id, pack_host
+from tests.broker.cluster import Group, until
+from tests.broker.ha.pair import Classic
+
+ADMIN = Credentials("administrator", "sesame-open-1")
+NOBODY = Credentials("may-nothing", "sesame-open-2")
+OWNER = Credentials("owns-one-topic", "sesame-open-3")
+PLAIN_ACL = """
+accounts:
+  - {accessKey: administrator, secretKey: sesame-open-1, admin: true}
+  - {accessKey: may-nothing, secretKey: sesame-open-2}
+  - {accessKey: owns-one-topic, secretKey: sesame-open-3, topicPerms: [Own=PUB|SUB],
+     groupPerms: [own=SUB]}
+"""
+EXCEPTION = "org.apache.rocketmq.acl.common.AclException: "
+OWN = orjson.dumps({"accessKey": ADMIN.access_key, "secretKey": ADMIN.secret_key}).decode()
+ROUNDS = 12  # made-up requests of a code
+# What an account without any right is answered, and why that does no harm. All else is refused.
+HARMLESS = {
+    10: "its traces: every account may write RMQ_SYS_TRACE_TOPIC",
+    310: "the same",
+    320: "the same",
+    28: "figures and role of the broker: what health checks ask",
+    33: "there is no message at that place",
+    34: "it says that it is a producer; what is sent to producers is judged by topic",
+    35: "it ends its own producer, or one that is not there",
+    37: "it decides nothing, or there is no half message at that place",
+    46: "it asks about nobody's topic and group whether a filter can be understood",
+    52: "a number and a time",
+}
+PLANTED = ("TopSecret", "secret-group", "secret-body", "secret-client", "secret-producer")
+
+
+@contextlib.asynccontextmanager
+async def secured(tmp_path, mode):
+    """A leader or master with access control, which keeps something of everything."""
+    path = tmp_path / "plain_acl.yml"
+    path.write_text(PLAIN_ACL)
+    keys = {
+        "aclEnable": "true", "aclFile": path, "innerClientAuthenticationCredentials": OWN,
+        "transactionCheckInterval": "1h", "storeReplyMessageEnable": "true",
+    }  # fmt: skip
+    made = Group(tmp_path, **keys) if mode == "raft" else Classic(tmp_path, slaves=0, **keys)
+    async with made as group:
+        await group.client.close()
+        group.client = RemotingClient(credentials=ADMIN)
+        broker = await group.leading() if mode == "raft" else group.master
+        await plant(group, broker)
+        yield group, broker
+
+
+async def plant(group, broker):
+    """A message in a topic, one that waits and a half; a client in a group, and an offset."""
+    for topic in ("TopSecret", "Own"):
+        assert (await group.create_topic(broker, topic)).code == 0
+    broker.where = {}
+    kinds = {"plain": "KEYS\x01secret-key\x02", "parked": "DELAY\x013\x02",
+             "half": "TRAN_MSG\x01true\x02PGROUP\x01secret-producer\x02"}  # fmt: skip
+    for kind, properties in kinds.items():
+        answer = await group.ask(broker, 310, send_ext("TopSecret", properties), b"secret-body")
+        broker.where[kind] = int(answer.ext["msgId"][-16:], 16)
+    assert (await group.ask(broker, 34, None, beat("secret-client", "secret-group"))).code == 0
+    commit = {"consumerGroup": "secret-group", "topic": "TopSecret", "queueId": "0"}
+    assert (await group.ask(broker, 15, {**commit, "commitOffset": "1"})).code == 0
+    await until(lambda: "secret-group" in broker.state.groups.entries)
+
+
+def beat(client_id, group=None, producer="secret-producer", topic="TopSecret"):
+    subscription = {"topic": topic, "subString": "*", "subVersion": 1}
+    consumers = [{"groupName": group, "subscriptionDataSet": [subscription]}] if group else []
+    body = {"clientID": client_id, "consumerDataSet": consumers}
+    return orjson.dumps(body | {"producerDataSet": [{"groupName": producer}]})
+
+
+def send_ext(topic, properties="", code=310):
+    header = SendHeader("pg", topic, "TBW102", 4, 0, 0, 1_700_000_000_000, 0, properties)
+    return header.to_ext(code)
+
+
+@contextlib.asynccontextmanager
+async def speaking(broker, who):
+    client = RemotingClient(credentials=who)
+
+    async def ask(code, ext=None, body=b""):
+        command = RemotingCommand.request(code, ext and dict(ext), body)
+        return await client.invoke(broker.address, command, 60_000)
+
+    ask.client = client
+    try:
+        yield ask
+    finally:
+        await client.close()
+
+
+# ---- every code ----------------------------------------------------------------------------
+
+
+def made_up(rng, where):
+    """Fields and body of a request of any code."""
+    topics = ["TopSecret", "%RETRY%secret-group", "SCHEDULE_TOPIC_XXXX", "TestCluster_REPLY_TOPIC",
+              "RMQ_SYS_TRANS_HALF_TOPIC", "New", "RMQ_SYS_TRACE_TOPIC", ""]  # fmt: skip
+    groups = ["secret-group", "fresh-group", "secret-producer", ""]
+    offsets = [str(offset) for offset in (*where.values(), 0, 1, -1, 10**9, 1 << 63)]
+    host = pack_host(("127.0.0.1", 10911))
+    ids = [offset_message_id(host, place) for place in where.values()] + ["", "zz"]
+    numbers = [str(number) for number in (-1, 0, 1, 2, 16, 1 << 31)] + ["x", "true"]
+    clients = ["secret-client", "nobody-client", ""]
+    choices = {
+        **dict.fromkeys(("topic", "originTopic"), topics),
+        **dict.fromkeys(("group", "groupName", "consumerGroup", "producerGroup", "srcGroup",
+                         "destGroup"), groups),
+        **dict.fromkeys(("offset", "commitLogOffset", "queueOffset", "commitOffset", "index",
+                         "tranStateTableOffset", "timestamp", "beginTimestamp"), offsets),
+        **dict.fromkeys(("msgId", "originMsgId"), ids),
+        **dict.fromkeys(("clientID", "clientId", "clientAddr"), clients),
+        **dict.fromkeys(("queueId", "maxNum", "count", "maxMsgNums", "delayLevel", "sysFlag",
+                         "readQueueNums", "writeQueueNums", "perm", "subVersion", "version",
+                         "suspendTimeoutMillis", "isForce", "maxReconsumeTimes"), numbers),
+        "endTimestamp": [str(1 << 62)], "key": ["secret-key"], "commitOrRollback": ["8", "12", "0"],
+        "subscription": ["*", "a || b"], "defaultTopic": ["TBW102"],
+        "topicFilterType": ["SINGLE_TAG"],
+        "accessKey": ["administrator", "may-nothing"], "secretKey": ["sesame-open-9"],
+        "admin": ["true"], "globalWhiteAddrs": ["*"], "op": ["list", "remove", "begin", "read"],
+        "recallHandle": ["djEgVG9wU2VjcmV0IGdyb3VwLWEgOTk5OTk5OTk5OTk5OSBr"],
+        "raftmqForwardedFrom": ["1.2.3.4:5"], "target": ["", "n0"], "statsName": ["TOPIC_PUT_NUMS"],
+        "statsKey": ["TopSecret"], "brokerName": ["group-a"], "clusterName": ["TestCluster"],
+        "namespace": ["ORDER_TOPIC_CONFIG"], "value": ["x:1"], "cluster": ["TestCluster"],
+    }  # fmt: skip
+    ext = {name: rng.choice(values) for name, values in choices.items() if rng.random() < 0.85}
+    ext.pop("raftmqForwardedFrom" if rng.random() < 0.7 else "", None)
+    if rng.random() < 0.8:
+        short = send_ext(rng.choice(topics[:-1]), f"REPLY_TO_CLIENT\x01{rng.choice(clients)}\x02")
+        ext |= short | SendHeader.parse(short, 310).to_ext(10)
+        ext["topic"] = short["b"]
+    queue = {"topic": rng.choice(topics), "brokerName": "group-a", "queueId": 0}
+    bodies = [
+        b"", b"x", b"{}", b"secret", beat("secret-client", rng.choice(groups)),
+        beat("new-client"),
+        orjson.dumps({"consumerGroup": rng.choice(groups), "clientId": "c", "mqSet": [queue]}),
+        orjson.dumps({"groupName": "fresh-group", "retryQueueNums": 1}),
+        orjson.dumps({"group": rng.choice(groups), "subscriptionData": {"topic": "TopSecret"}}),
+        b"logLevel=DEBUG", b"flushDiskType=SYNC_FLUSH",
+    ]  # fmt: skip
+    return ext, rng.choice(bodies)
+
+
+def fingerprint(broker):
+    """All that a request may change, but what HARMLESS allows."""
+    state, queues = broker.state, broker.store.queues
+    ends = {
+        (topic, queue_id): (queue.min_offset, queue.max_offset)
+        for topic, queue_ids in queues.topics().items()
+        for queue_id in queue_ids
+        if topic != TRACE_TOPIC and (queue := queues.queue(topic, queue_id))
+    }
+    clients = broker.clients
+    members = {g: {m: id(c.connection) for m, c in one.members.items()}
+               for g, one in clients.consumers.items()}  # fmt: skip
+    producer = clients.producers["secret-producer"]["secret-client"]
+    topics = {name: one for name, one in state.topics.entries.items() if name != TRACE_TOPIC}
+    return (
+        ends, topics, dict(state.groups.entries), state.offsets.to_json(),
+        broker.access.book.current(), broker.config, members, id(producer.connection),
+        broker.roles.term, broker.roles.leading, id(clients.producer_connection("secret-client")),
+    )  # fmt: skip
+
+
+async def ask_everything(broker, codes, seed, rounds=ROUNDS):
+    """What was wrong; [] if every request was refused or harmless."""
+    rng = random.Random(seed)
+    before, wrong = fingerprint(broker), []
+
+    async with speaking(broker, NOBODY) as ask:
+        for code in codes:
+            for number in range(rounds):
+                ext, body = made_up(rng, broker.where)
+                given = repr(ext) + repr(body)
+                answer = await ask(code, ext, body)
+                refused = (answer.remark or "").startswith(EXCEPTION)
+                if not refused and code not in HARMLESS:
+                    wrong.append((code, number, "answered", answer.code, answer.remark))
+                told = f"{answer.remark} {answer.ext} {answer.body!r}"
+                wrong += [(code, number, "handed out", word) for word in PLANTED
+                          if word in told and word not in given]  # fmt: skip
+                if fingerprint(broker) != before:
+                    wrong.append((code, number, "changed something"))
+                    return wrong
+    return wrong
+
+
+@pytest.mark.parametrize("mode", ["raft", "classic"])
+async def test_every_code_is_refused_to_who_may_nothing_or_does_no_harm(tmp_path, mode):
+    seed = int(os.environ.get("RIGHTS_SEED", random.randrange(1 << 32)))
+    print(f"RIGHTS_SEED={seed}")
+    async with secured(tmp_path, mode) as (_, broker):
+        served = broker.processor.handlers
+        assert set(served) == set(BROKER), "the table has exactly the codes that are served"
+        assert await ask_everything(broker, sorted(served), seed) == []
+
+
+@pytest.mark.parametrize("code", [11, 17, 21, 26, 43, 203, 321, 343])
+async def test_a_forgotten_right_is_found(tmp_path, monkeypatch, code):
+    monkeypatch.setitem(BROKER, code, NOTHING)
+    async with secured(tmp_path, "raft") as (_, broker):
+        assert await ask_everything(broker, [code], 1, rounds=60)
+
+
+async def test_every_code_of_a_name_server_stands_in_the_table(tmp_path):
+    path = tmp_path / "plain_acl.yml"
+    path.write_text(PLAIN_ACL)
+    config = NameServerConfig(
+        "127.0.0.1", 0, http_enable=False, acl_enable=True, acl_file=str(path)
+    )
+    rng = random.Random(7)
+    async with NameServer(config) as server:
+        assert server.processor is not None
+        served = server.processor.handlers()
+        assert set(served) == set(NAME_SERVER)
+        async with speaking(server, NOBODY) as ask:
+            for code in sorted(set(served) - NAME_SERVER_READS):
+                for _ in range(ROUNDS):
+                    answer = await ask(code, *made_up(rng, {"a": 0}))
+                    assert (answer.remark or "").startswith(EXCEPTION), code
+            await asyncio.gather(
+                *(ask(code, *made_up(rng, {"a": 0})) for code in NAME_SERVER_READS for _ in "abc")
+            )
+        assert server.table.broker_count == server.table.topic_count == 0
+        assert server.processor.kv.namespace("ORDER_TOPIC_CONFIG") is None
+
+
+# ---- what is found at a place in the log ------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["raft", "classic"])
+async def test_a_place_in_the_log_is_for_who_may_read_the_topic_there(tmp_path, mode):
+    async with secured(tmp_path, mode) as (group, broker):
+        stored = await group.ask(broker, 310, send_ext("Own"), b"mine")
+        own = int(stored.ext["msgId"][-16:], 16)
+        async with speaking(broker, OWNER) as ask:
+            assert (await ask(34, None, beat("own-client", "own", "own", "Own"))).code == 0
+            given = []
+
+            async def consume(_, request):
+                given.append((request.body, request.ext))
+                return RemotingCommand.response_to(request, body=b"{}")
+
+            ask.client.register(309, consume)
+            for place in (*broker.where.values(), own):
+                back = {"offset": str(place), "group": "own", "delayLevel": "0"}
+                message_id = offset_message_id(pack_host(("127.0.0.1", 1)), place)
+                direct = ConsumeDirectlyHeader("own", "own-client", message_id).to_ext()
+                answers = [
+                    await ask(code, ext) for code, ext in ((33, back), (36, back), (309, direct))
+                ]
+                for answer in answers:
+                    told = f"{answer.remark} {answer.ext} {answer.body!r}"
+                    assert place == own or not any(word in told for word in PLANTED)
+                    assert (answer.code == 0) == (place == own), (place, answer)
+            assert len(given) == 1 and b"mine" in given[0][0]
+            assert not {"AccessKey", "Signature"} & set(given[0][1])
+            ends = [broker.queue_end("%RETRY%own", 0), broker.queue_end("SCHEDULE_TOPIC_XXXX", 2)]
+            assert sum(ends) <= 2  # its own message given back, beside the one that was parked
+        assert broker.access.refused_count == 3 * len(broker.where)
+
+
+async def test_a_refused_message_given_back_makes_no_group_either(tmp_path):
+    async with secured(tmp_path, "raft") as (_, broker):
+        async with speaking(broker, OWNER) as ask:
+            back = {"offset": str(broker.where["plain"]), "group": "own", "delayLevel": "0"}
+            assert (await ask(36, back)).remark.startswith(EXCEPTION)
+        assert "own" not in broker.state.groups.entries
+        assert broker.state.topics.get("%RETRY%own") is None
+
+
+async def test_a_transaction_is_ended_by_who_may_send_to_where_it_goes(tmp_path):
+    async with secured(tmp_path, "raft") as (group, broker):
+        end = EndTransactionHeader("secret-producer", 0, broker.where["half"], 12, "x").to_ext()
+        async with speaking(broker, OWNER) as ask:
+            for ext in (end, end | {"topic": "Own"}, end | {"producerGroup": "wrong"}):
+                answer = await ask(37, ext)
+                assert answer.remark.startswith(EXCEPTION) and "secret" not in answer.remark
+        await until(lambda: broker.transactions.open_count == 1)
+        assert (await group.ask(broker, 37, end)).code == 0
+        assert broker.transactions.open_count == 0
+
+
+async def test_offsets_are_cloned_of_topics_that_one_may_read(tmp_path):
+    async with secured(tmp_path, "raft") as (group, broker):
+        await group.ask(broker, 15, {"consumerGroup": "own", "topic": "TopSecret", "queueId": "0",
+                                     "commitOffset": "1"})  # fmt: skip
+        async with speaking(broker, OWNER) as ask:
+            clone = {"srcGroup": "own", "destGroup": "own"}
+            assert (await ask(314, clone)).remark.startswith(EXCEPTION)
+            assert (await ask(314, clone | {"topic": "Own"})).code == 0
+
+
+# ---- what a broker sends by itself ---------------------------------------------------------------
+
+
+async def test_a_half_message_is_shown_to_nobody_who_only_says_that_he_is_its_producer(tmp_path):
+    async with secured(tmp_path, "raft") as (group, broker):
+        needs = _needs_of(broker.transactions._record_at(broker.where["half"]))
+        asked_of = broker.transactions._producer_of
+        async with speaking(broker, OWNER) as ask:
+            assert (await ask(34, None, beat("a-stranger"))).code == 0
+            for _ in range(4):  # they take turns
+                found = asked_of("secret-producer", needs)
+                assert (
+                    found is broker.clients.producers["secret-producer"]["secret-client"].connection
+                )
+            await group.client.close()  # the real one leaves
+            await until(lambda: "secret-client" not in broker.clients.producers["secret-producer"])
+            assert asked_of("secret-producer", needs) is None
+            # Nor to who sent a half of its own in that group last.
+            half = "TRAN_MSG\x01true\x02PGROUP\x01secret-producer\x02"
+            assert (await ask(310, send_ext("Own", half), b"own half")).code == 0
+            assert asked_of("secret-producer", needs) is None
+        group.client = RemotingClient(credentials=ADMIN)
+
+
+async def test_a_clients_place_is_taken_and_ended_by_its_own_account_alone(tmp_path):
+    async with secured(tmp_path, "raft") as (group, broker):
+        before = broker.clients.producer_connection("secret-client")
+        async with speaking(broker, OWNER) as ask:
+            assert (await ask(34, None, beat("secret-client"))).code == 16
+            left = {"clientID": "secret-client", "producerGroup": "secret-producer"}
+            assert (await ask(35, left)).code == 16
+            # Nor are replies to it had by a request in its name.
+            wants = "REPLY_TO_CLIENT\x01asking-client\x02CORRELATION_ID\x01c\x02"
+            assert (await group.ask(broker, 310, send_ext("Own", wants), b"?")).code == 0
+            asking = broker.clients.producer_connection("asking-client")
+            assert (await ask(310, send_ext("Own", wants), b"?")).code == 0
+            assert broker.clients.producer_connection("asking-client") is asking is not None
+            assert broker.clients.producer_connection("secret-client") is before
+            # Its own account may: a client that connects anew, before the old end is noticed.
+            async with speaking(broker, OWNER) as again:
+                assert (await ask(34, None, beat("mine"))).code == 0
+                assert (await again(34, None, beat("mine"))).code == 0
+                assert (await ask(35, left | {"clientID": "mine"})).code == 0
+            assert "mine" not in broker.clients.producers["secret-producer"]
+        assert not {c for c in broker.access._speakers if not c.is_open}
+
+
+async def test_replies_are_stored_by_who_may_send_there(tmp_path):
+    async with secured(tmp_path, "raft") as (_, broker):
+        topic = "TestCluster_REPLY_TOPIC"
+        properties = "REPLY_TO_CLIENT\x01secret-client\x02"
+        async with speaking(broker, OWNER) as ask:
+            for code, name in ((324, "TopSecret"), (325, "TopSecret"), (324, topic), (325, topic)):
+                answer = await ask(code, send_ext(name, properties, code), b"reply")
+                assert answer.remark.startswith(EXCEPTION), answer
+        assert broker.queue_end(topic, 0) == 0 and broker.queue_end("TopSecret", 0) == 1
+
+
+async def test_the_http_api_asks_with_rights_of_its_own(tmp_path):
+    """What stands for a connection there is let through: its tokens were looked at."""
+    async with secured(tmp_path, "raft") as (_, broker):
+        place = {"offset": str(broker.where["plain"])}
+        found = await Local(broker, str).ask(RequestCode.VIEW_MESSAGE_BY_ID, place)
+        assert b"secret-body" in found.body
+
+
+async def test_pulls_of_what_waits_for_its_delivery_take_more_than_a_default(tmp_path):
+    async with secured(tmp_path, "raft") as (group, broker):
+        fields = {"accessKey": "reads-all", "secretKey": "sesame-open-7", "admin": "false",
+                  "defaultTopicPerm": "SUB", "defaultGroupPerm": "SUB",
+                  "topicPerms": "TopSecret=DENY"}  # fmt: skip
+        assert (await group.ask(broker, 50, fields)).code == 0
+        async with speaking(broker, Credentials("reads-all", "sesame-open-7")) as ask:
+            for topic in ("SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC", "TopSecret"):
+                header = PullHeader("g", topic, 0, 0, 32, 0x4, 0, 0, "*", 0)
+                assert (await ask(11, header.to_ext())).remark.startswith(EXCEPTION)
+            for place in broker.where.values():
+                assert (await ask(33, {"offset": str(place)})).remark.startswith(EXCEPTION)

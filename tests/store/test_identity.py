@@ -1,0 +1,67 @@
+"""Whose a directory is: written once, compared from then on."""
+
+from dataclasses import replace
+
+import pytest
+
+from store.disk import OsDisk
+from store.identity import (
+    StoreIdentity,
+    WrongIdentity,
+    check_identity,
+    note_identity,
+    read_identity,
+)
+
+OWN = StoreIdentity("raft", "group-a", "n1")
+
+
+@pytest.fixture
+def disk(tmp_path):
+    return OsDisk(str(tmp_path))
+
+
+def test_a_directory_knows_its_node(disk):
+    assert not check_identity(disk, "store", OWN)
+    note_identity(disk, OWN)
+    assert check_identity(disk, "store", OWN)
+    assert read_identity(disk) == OWN
+    assert disk.listdir("") == ["identity"]
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (replace(OWN, node="n2"), "node n2 of the Raft group group-a"),
+        (replace(OWN, group="group-b"), "node n1 of the Raft group group-b"),
+        (StoreIdentity("classic", "group-a", ""), "the classic broker group-a"),
+    ],
+)
+def test_another_is_told_what_stands_there_what_it_is_and_what_to_do(disk, other, words):
+    note_identity(disk, OWN)
+    with pytest.raises(WrongIdentity) as wrong:
+        check_identity(disk, "/data/store", other)
+    told = str(wrong.value)
+    assert "/data/store is that of node n1 of the Raft group group-a" in told
+    assert words in told
+    assert "storePathRootDir" in told
+    assert "remove its file identity" in told
+    assert read_identity(disk) == OWN
+
+
+def test_a_damaged_file_says_nothing(disk, tmp_path):
+    note_identity(disk, OWN)
+    whole = (tmp_path / "identity").read_bytes()
+    for at in range(len(whole)):
+        for wrong in (whole[:at], whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]):
+            (tmp_path / "identity").write_bytes(wrong)
+            assert not check_identity(disk, "store", replace(OWN, node="n2"))
+    note_identity(disk, OWN)
+    assert (tmp_path / "identity").read_bytes() == whole
+
+
+@pytest.mark.parametrize("group", ["a=b", "%RETRY%x", "größe"])
+def test_names_come_back_as_they_were(disk, group):
+    own = replace(OWN, group=group)
+    note_identity(disk, own)
+    assert check_identity(disk, "store", own)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -87,17 +88,20 @@ class RemotingServer:
         """Serve requests of this code."""
         self._handlers[int(code)] = handler
 
-    async def start(self, host: str = "0.0.0.0", port: int = 0) -> None:
-        """Listen. Raises OSError when the address is taken or not ours."""
+    async def start(
+        self, host: str = "0.0.0.0", port: int = 0, bound: socket.socket | None = None
+    ) -> None:
+        """Listen, on `bound` if there is one. Raises OSError when the address is taken or not
+        ours."""
         assert not self._listeners, "started already"
         self._stopping = False
-        self._listeners.append(await self._listen(host, port))
+        self._listeners.append(await self._listen(host, port, bound))
         self._schedule_idle_sweep()
 
     async def listen_also(self, host: str, port: int) -> None:
         """One port more, served as the first. Raises OSError."""
         assert self._listeners, "not started"
-        self._listeners.append(await self._listen(host, port))
+        self._listeners.append(await self._listen(host, port, None))
 
     async def stop(self, grace_s: float = 2.0) -> None:
         """Stop listening, close every connection in order, abort those that take too long."""
@@ -122,14 +126,18 @@ class RemotingServer:
             await listener.wait_closed()
         self._listeners.clear()
 
-    async def _listen(self, host: str, port: int) -> asyncio.Server | TlsListener:
+    async def _listen(
+        self, host: str, port: int, bound: socket.socket | None
+    ) -> asyncio.Server | TlsListener:
         backlog = self._server_limits.backlog
-        if self._tls is None:
-            loop = asyncio.get_running_loop()
-            return await loop.create_server(self._accept, host, port, backlog=backlog)
-        listener = TlsListener(self._accept, self._tls)
-        await listener.listen(host, port, backlog=backlog)
-        return listener
+        if self._tls is not None:
+            listener = TlsListener(self._accept, self._tls)
+            await listener.listen(host, port, bound=bound, backlog=backlog)
+            return listener
+        loop = asyncio.get_running_loop()
+        if bound is not None:
+            return await loop.create_server(self._accept, sock=bound, backlog=backlog)
+        return await loop.create_server(self._accept, host, port, backlog=backlog)
 
     async def _stop_accepting(self) -> None:
         """Take no more connections, and wait for those that are taken already to be known: asyncio

@@ -316,14 +316,16 @@ def _hang_up(connected: socket.socket) -> None:
 
 def listening_with(
     policy: TlsPolicy | None,
-) -> Callable[[Factory, str, int], Awaitable[TlsListener]] | None:
+) -> Callable[[Factory, str, int, socket.socket | None], Awaitable[TlsListener]] | None:
     """How a server that knows nothing of TLS listens with it; None: it listens in the clear."""
     if policy is None:
         return None
 
-    async def listen(factory: Factory, host: str, port: int) -> TlsListener:
+    async def listen(
+        factory: Factory, host: str, port: int, bound: socket.socket | None
+    ) -> TlsListener:
         listener = TlsListener(factory, policy)
-        await listener.listen(host, port)
+        await listener.listen(host, port, bound=bound)
         return listener
 
     return listen

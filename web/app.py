@@ -86,8 +86,10 @@ class Listening(Protocol):
     async def wait_closed(self) -> None: ...
 
 
-# How to listen otherwise than in the clear: (factory of protocols, host, port).
-Listen = Callable[[Callable[[], asyncio.BaseProtocol], str, int], Awaitable[Listening]]
+# How to listen otherwise than in the clear: (factory of protocols, host, port, or a bound socket).
+Listen = Callable[
+    [Callable[[], asyncio.BaseProtocol], str, int, socket.socket | None], Awaitable[Listening]
+]
 
 
 class WebServer:
@@ -158,12 +160,14 @@ class WebServer:
         self._listener: asyncio.Server | Listening | None = None
 
     async def start(self, listen_socket: socket.socket | None = None) -> int:
-        """Listen; returns the port. Raises OSError."""
+        """Listen, on a socket that is bound already if there is one; returns the port. Raises
+        OSError."""
         await self._runner.setup()
         loop = asyncio.get_running_loop()
         if self._listen is not None:
             host = self._settings.bind_address.strip("[]")
-            self._listener = await self._listen(self._protocol, host, self._settings.port)
+            port = self._settings.port
+            self._listener = await self._listen(self._protocol, host, port, listen_socket)
         elif listen_socket is not None:
             self._listener = await loop.create_server(
                 self._protocol, sock=listen_socket, backlog=BACKLOG

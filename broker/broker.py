@@ -1,7 +1,8 @@
 """One broker: store, replicated state, engine, server and registration wired together.
 
-Start: open the store, load the snapshots, listen, start the engine (which recovers the log and
-replays what is committed above the snapshots), register. Stop: hand leadership over, answer who
+Start: claim the store and the ports (broker.claim), open the store, load the snapshots, start the
+engine (which recovers the log and replays what is committed above the snapshots), listen, register.
+Stop: hand leadership over, answer who
 waits, leave the routes, close the connections, flush, write the snapshots, remove the abort file.
 A failure (`failed`) ends in the same `stop`, without its last three steps: the next start then
 recovers from the log.
@@ -18,10 +19,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 from broker.access import Access
 from broker.application import BrokerApplication
+from broker.claim import Claim
 from broker.clients import ClientTable
 from broker.config import BrokerConfig
 from broker.construction import (
-    reserved_port,
     send_rules,
     store_config,
     template_topic,
@@ -37,7 +38,7 @@ from broker.delivery.sendback import SendBack
 from broker.delivery.timers.recall import Recalls
 from broker.delivery.timers.service import timer_service
 from broker.delivery.transactions.service import Transactions
-from broker.errors import EngineError, Refused
+from broker.errors import Refused
 from broker.fulldisk import FullDisk
 from broker.guard import Guard
 from broker.housekeeping import Chore, Housekeeper
@@ -61,7 +62,7 @@ from broker.retention import Retention
 from broker.sending.send import SendPath
 from broker.tables.configfiles import ConfigFiles
 from broker.tables.groups import SubscriptionGroup
-from broker.tables.installation import RAFT_DIRECTORY, Source
+from broker.tables.installation import Source
 from broker.tables.state import BrokerState, announce, put_group, put_topic
 from broker.tables.topics import RETRY_PREFIX, retry_topic
 from dledger.errors import RaftError
@@ -73,8 +74,9 @@ from remoting.connection import Connection, ConnectionLimits, Handler
 from remoting.processtls import ProcessTls
 from remoting.server import RemotingServer
 from remoting.tlslinks import TlsLinks
-from store.disk import Disk
+from store.disk import OsDisk
 from store.messagestore import MessageStore
+from store.ownership import StoreLock
 from store.record import pack_host
 
 log = logging.getLogger("broker")
@@ -90,14 +92,16 @@ class Broker:
     def __init__(
         self,
         config: BrokerConfig,
-        disk: Disk,
+        disk: OsDisk,
         *,
+        lock: StoreLock | None = None,
         replication_socket: socket.socket | None = None,
         wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         clock_ms: Callable[[], int] = lambda: time.monotonic_ns() // 1_000_000,
     ) -> None:
-        """`disk` is rooted at storePathRootDir. Time-outs go by `clock_ms`, which never goes back.
-        `replication_socket` (of Raft peers, or of slaves) is bound already (tests)."""
+        """`disk` is rooted at storePathRootDir; `lock`: its lock, if the caller keeps one.
+        Time-outs go by `clock_ms`, which never goes back. `replication_socket` (of Raft peers, or
+        of slaves) is bound already (tests)."""
         self.config = config
         self.disk = disk
         self.state = BrokerState()
@@ -105,7 +109,7 @@ class Broker:
         self.store = MessageStore(disk, store_config(config))
         self.failed: asyncio.Future[str] | None = None
         self._replication_socket = replication_socket
-        self._reserved: socket.socket | None = None  # listenPort=0: nobody takes it before we do
+        self._claim = Claim(config, disk, lock, replicates=replication_socket is None)
         self.wall_ms = wall_ms
         self.clock_ms = clock_ms
         self.retention = Retention(self.store, wall_ms, clock_ms)
@@ -137,13 +141,9 @@ class Broker:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="broker-disk")
         await loop.run_in_executor(self._pool, self.http.prepare)
         await loop.run_in_executor(self._pool, self.tls.load)
+        await loop.run_in_executor(self._pool, self._claim.take)
         self.keeper: Keeper
         self.engine: Engine
-        if self.config.is_classic and self.disk.exists(RAFT_DIRECTORY):
-            raise EngineError(
-                f"storePathRootDir={self.config.store_path_root_dir} is a Raft replica's: set "
-                "enableDLegerCommitLog=true, or another directory for classic mode"
-            )
         if self.config.is_classic:
             self.files = ConfigFiles(self.disk, self.state, self._pool)
             self.keeper = self._classic_keeper()
@@ -153,18 +153,15 @@ class Broker:
         await loop.run_in_executor(self._pool, self.store.open)
         await loop.run_in_executor(self._pool, self.keeper.load)
         await loop.run_in_executor(self._pool, self.access.prepare)
-        self.port = self.config.listen_port
-        if not self.port:
-            self._reserved = reserved_port()
-            self.port = int(self._reserved.getsockname()[1])
+        self.port = self._claim.port
         self.address = format_address(self.config.broker_ip1, self._public_port)
         self._build(await self._store_host())
         self._started = True
-        await self.http.start()  # a start that waits for its peers is seen to
+        await self.http.start(self._claim.socket_of("http"))  # who waits for peers is seen to
         await self.engine.start()  # before anybody can ask about it
         self._recovered = True
-        self._release_port()
-        await self.server.start(self.config.bind_address, self.port)
+        bound = self._claim.socket_of("client")
+        await self.server.start(self.config.bind_address, self.port, bound)
         await self._listen_on_vip_port()
         self.registrar.start()
         self._housekeeper.start()
@@ -177,11 +174,6 @@ class Broker:
             self.config.node_name,
             self.config.group_name,
         )
-
-    def _release_port(self) -> None:
-        if self._reserved is not None:
-            self._reserved.close()
-            self._reserved = None
 
     async def _listen_on_vip_port(self) -> None:
         """Java's clients before 4.5.1 send to it, and Apache's slaves ask their master there."""
@@ -196,7 +188,6 @@ class Broker:
     async def stop(self) -> None:
         """Stop for good; also after a failure and after a `start` that raised."""
         self._stopping = True
-        self._release_port()
         self.metrics.stop()
         await self.tls.stop()
         if self._started:
@@ -225,6 +216,7 @@ class Broker:
         self._pool.shutdown()
         if self._replication_socket is not None:
             self._replication_socket.close()  # the engine's, but a start that failed never took it
+        self._claim.release()
 
     async def _handed_over(self) -> bool:
         """Before a leader of a Raft group closes anything, somebody else leads, and who sent here
@@ -299,6 +291,8 @@ class Broker:
 
     def _build(self, store_host: bytes) -> None:
         config, state = self.config, self.state
+        if self._replication_socket is None:
+            self._replication_socket = self._claim.socket_of("replication")
         rules = send_rules(config, store_host)
         self.sends = SendPath(
             config,

@@ -1,6 +1,8 @@
 """`mqbroker`: one broker process.
 
-Exit status: 0 stopped as asked, 1 the broker failed, 2 the command line or configuration is wrong.
+Exit status: 0 stopped as asked; 1 the broker failed, or could not start (a port is taken, the log
+is damaged); 2 the command line or configuration is wrong, or the store is another node's: starting
+again would not help; 75 (EX_TEMPFAIL) another process owns the store: try again later.
 Logs are events on standard error; the one line on standard output says that it listens.
 """
 
@@ -23,6 +25,7 @@ import uvloop
 
 from broker.backup.cli import backup, restore, verify
 from broker.broker import Broker
+from broker.claim import described
 from broker.config import OPTIONS, BrokerConfig, load
 from broker.errors import ConfigError, EngineError, StateError
 from broker.health import health
@@ -32,8 +35,10 @@ from ops.configcli import config_commands
 from ops.logs import set_up
 from remoting.errors import RemotingError
 from remoting.tls import TlsError
-from store.disk import Disk, OsDisk
+from store.disk import OsDisk
 from store.errors import StoreError
+from store.identity import WrongIdentity
+from store.ownership import StoreInUse, StoreLock, lock_store
 from web.auth import WebConfigError
 
 log = logging.getLogger("broker.cli")
@@ -52,6 +57,7 @@ START_ERRORS = (
     StoreError,
     WebConfigError,
 )
+WRONG = EngineError | TlsError | WebConfigError | WrongIdentity  # until somebody corrects it
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +65,7 @@ class Machine:
     """What a broker stands on: its disk, rooted at storePathRootDir, and the time of day in ms;
     `faults`: both can be made to fail."""
 
-    disk: Disk
+    disk: OsDisk
     wall_ms: Callable[[], int]
     faults: FaultDoor | None = None
 
@@ -102,8 +108,14 @@ def main(
     """Run one broker: a replica of a Raft group that speaks RocketMQ's protocol.
 
     \b
-    Example:
-      mqbroker -c broker.conf --set listenPort=10921 --set dLegerSelfId=n1
+    Example, three replicas on one machine, each with a port and a store of its own:
+      peers='n0-127.0.0.1:40911;n1-127.0.0.1:40921;n2-127.0.0.1:40931'
+      raft="--set enableDLegerCommitLog=true --set dLegerPeers=$peers"
+      mqbroker $raft --set dLegerSelfId=n0 --set listenPort=10911 --set storePathRootDir=n0/store &
+      mqbroker $raft --set dLegerSelfId=n1 --set listenPort=10921 --set storePathRootDir=n1/store &
+      mqbroker $raft --set dLegerSelfId=n2 --set listenPort=10931 --set storePathRootDir=n2/store &
+
+    What they have in common may stand in a file: mqbroker -c broker.conf --set dLegerSelfId=n0 …
 
     Environment variables override the file: RAFTMQ_LISTEN_PORT=10921 is listenPort, and so on
     (docs/configuration.md has all keys). --set overrides both.
@@ -134,8 +146,7 @@ def main(
     for key in config.without_effect():
         log.warning("config_without_effect key=%s: accepted, but not acted on in this mode", key)
     machine_of: Callable[[str], Machine] = context.obj or this_machine
-    machine = machine_of(config.store_path_root_dir)
-    sys.exit(uvloop.run(run(config, machine, where)))
+    sys.exit(owned(config, machine_of, where))
 
 
 main.add_command(config_commands("mqbroker", OPTIONS, load), "config")
@@ -145,9 +156,32 @@ main.add_command(verify)
 main.add_command(restore)
 
 
-async def run(config: BrokerConfig, machine: Machine, where: dict[str, object]) -> int:
-    """Run a broker until a signal or a failure; returns the exit status. `where` is told the term
-    for what is logged from then on."""
+def owned(
+    config: BrokerConfig, machine_of: Callable[[str], Machine], where: dict[str, object]
+) -> int:
+    """Run a broker that owns its store, from before anything there is opened until all of it is
+    closed; returns the exit status."""
+    try:
+        lock = lock_store(config.store_path_root_dir, described(config))
+    except StoreInUse as error:
+        log.critical("store_in_use %s", error)
+        click.echo(f"mqbroker: {error}", err=True)
+        return os.EX_TEMPFAIL
+    except OSError as error:
+        log.critical("start_failed %s: %s", type(error).__name__, error)
+        click.echo(f"mqbroker: cannot start: {error}", err=True)
+        return 1
+    try:
+        return uvloop.run(run(config, machine_of(config.store_path_root_dir), lock, where))
+    finally:
+        lock.release()
+
+
+async def run(
+    config: BrokerConfig, machine: Machine, lock: StoreLock, where: dict[str, object]
+) -> int:
+    """Run a broker until a signal or a failure; returns the exit status. `lock` is its store's.
+    `where` is told the term for what is logged from then on."""
     loop = asyncio.get_running_loop()
     wanted = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -156,7 +190,7 @@ async def run(config: BrokerConfig, machine: Machine, where: dict[str, object]) 
     try:
         status = None
         while status is None:
-            broker = Broker(config, machine.disk, wall_ms=machine.wall_ms)
+            broker = Broker(config, machine.disk, lock=lock, wall_ms=machine.wall_ms)
             broker.http.faults = machine.faults
             status = await _run_one(broker, stopping, where)
     finally:
@@ -180,7 +214,7 @@ async def _run_one(
         log.critical("start_failed %s: %s", type(error).__name__, error)
         click.echo(f"mqbroker: cannot start: {error}", err=True)
         await broker.stop()
-        return 2 if isinstance(error, EngineError | WebConfigError | TlsError) else 1
+        return 2 if isinstance(error, WRONG) else 1
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-
 from broker.config import BrokerConfig
 from broker.sending.sendrequest import SendRules
 from broker.tables.topics import DEFAULT_TOPIC, TopicConfig
@@ -54,10 +52,3 @@ def template_topic(config: BrokerConfig) -> TopicConfig | None:
         return None
     count = config.default_topic_queue_nums
     return TopicConfig(DEFAULT_TOPIC, count, count, config.broker_permission | 1)
-
-
-def reserved_port() -> socket.socket:
-    """Bound to a port that nobody else gets until this is closed; for listenPort=0."""
-    reserved = socket.socket()
-    reserved.bind(("0.0.0.0", 0))
-    return reserved

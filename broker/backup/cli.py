@@ -1,7 +1,8 @@
 """`mqbroker backup`, `verify` and `restore` (docs/backup.md).
 
 Exit status: 0 done, or whole; 1 it failed, or damage was found; 2 what was asked for makes no
-sense: no backup there, a store that is not empty, a wrong option or configuration.
+sense: no backup there, a store that is not empty, a wrong option or configuration; 75 (EX_TEMPFAIL)
+another process owns the store.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from remoting.errors import RemotingError
 from remoting.tlsfile import tls_of
 from store.config import StoreConfig
 from store.errors import StoreError
+from store.ownership import StoreInUse
 
 FAILED = 1
 WRONG = 2
@@ -119,6 +121,8 @@ def backup(
         _end(WRONG, f"backup: {error}")
     try:
         taken = asyncio.run(running)
+    except StoreInUse as error:
+        _end(os.EX_TEMPFAIL, f"backup: {error}")
     except FAILURES as error:
         _end(FAILED, f"backup: {error}")
     if as_json:
@@ -252,6 +256,8 @@ def restore(
     try:
         set_level("broker.installation", "ERROR")  # it tells of replicas that are refilled
         made = restore_stores(place, manifest, point, stores, addresses, config=config, say=_say)
+    except StoreInUse as error:
+        _end(os.EX_TEMPFAIL, f"restore: {error}")
     except FAILURES as error:
         _end(FAILED, f"restore: {error}")
     finally:

@@ -26,6 +26,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -66,6 +67,7 @@ from store.config import StoreConfig
 from store.disk import Disk, OsDisk
 from store.frame import Frame, FrameKind, seal_frame
 from store.messagestore import MessageStore
+from store.ownership import LOCK_FILE, lock_store
 
 SYNC_BYTES = 64 << 20  # written between two fdatasyncs of the log
 
@@ -129,13 +131,13 @@ def point_of(
 
 
 def check_empty(store: str) -> None:
-    """Raises BackupError if anything is in that directory."""
+    """Raises BackupError if anything is in that directory, but for a lock file."""
     path = Path(store)
     if not path.exists():
         return
     if not path.is_dir():
         raise BackupError(f"{store} is no directory")
-    names = sorted(os.listdir(path))
+    names = sorted(name for name in os.listdir(path) if name != LOCK_FILE)
     if RESTORING in names:
         raise BackupError(f"{store}: a restore was interrupted there: remove what is in it")
     if names:
@@ -154,7 +156,7 @@ def restore(
 ) -> Restored:
     """Make each of `stores` (directories: storePathRootDir) one replica's. `peers`: (id, host:port)
     of all members of the new group, in the order of its dLegerPeers. `config`: of the brokers that
-    will run there; without one it is as where the backup was taken. Raises BackupError,
+    will run there; without one it is as where the backup was taken. Raises StoreInUse, BackupError,
     BackupDamaged, ConfigError, OSError."""
     config = config or store_config_of(manifest.settings)
     if config.segment_size_bytes != manifest.segment_size_bytes:
@@ -167,12 +169,15 @@ def restore(
         raise BackupError(f"{len(peers)} members: a group has 1 to {MEMBERS_MAX}, each with its id")
     if len(encode_configuration(members)) > SIZE_BYTES_MAX:
         raise BackupError(f"ids and addresses of the members exceed {SIZE_BYTES_MAX} bytes")
-    for store in stores:
-        check_empty(store)
     made: Restored | None = None
-    for store in stores:
-        say(f"{store}: frames {manifest.first_index} to {point.index}")
-        made = restore_one(directory, manifest, point, OsDisk(store), members, config)
+    with ExitStack() as held:
+        for store in stores:
+            held.callback(lock_store(store, "mqbroker restore").release)
+        for store in stores:
+            check_empty(store)
+        for store in stores:
+            say(f"{store}: frames {manifest.first_index} to {point.index}")
+            made = restore_one(directory, manifest, point, OsDisk(store), members, config)
     assert made is not None, "no store is named"
     return made
 

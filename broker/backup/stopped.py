@@ -1,6 +1,7 @@
 """Where a backup comes from: the store of a stopped replica, read on its own machine. Blocking.
 
-Nothing is written there. What is committed is what this replica knew when it stopped: after a clean
+Nothing of the replica is changed, and its store is locked meanwhile: while a broker runs there this
+is refused. What is committed is what this replica knew when it stopped: after a clean
 stop all that it had applied; after a kill up to the last flush of its ConsumeQueues. `whole_log`
 takes everything that its log holds: what was acknowledged in the last moments before the kill is
 among it if this replica had it, and so may be frames that nobody ever acknowledged. That is for the
@@ -35,6 +36,7 @@ from store.checkpoint import Checkpoint
 from store.commitlog import CommitLog
 from store.consumequeue import ConsumeQueueStore
 from store.disk import DiskUsage, File, OsDisk, OsFile
+from store.ownership import StoreLock, lock_store
 from store.recovery import FrameHeader, FrameWalk
 
 
@@ -119,9 +121,13 @@ class StoppedSource:
         self._say = say
         self._whole_log = whole_log
         self._log: CommitLog | None = None
+        self._lock: StoreLock | None = None
 
     async def begin(self, at_least: int) -> Offer:
         self._check()
+        assert self._lock is None, "begun twice"
+        self._lock = lock_store(self._config.store_path_root_dir, "mqbroker backup")
+        self._check()  # what was there before may have been under way
         disk = UnwrittenDisk(self._config.store_path_root_dir)
         stores = store_config(self._config)
         first, previous_term, begin, term = _noted(disk)
@@ -168,6 +174,9 @@ class StoppedSource:
         if self._log is not None:
             self._log.close()
             self._log = None
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
 
     # -- what there is ------------------------------------------------------------------------
 

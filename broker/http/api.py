@@ -8,6 +8,7 @@ only health and metrics are answered; everything else is 503 STARTING.
 from __future__ import annotations
 
 import logging
+import socket
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -82,8 +83,8 @@ class NodeApi:
         if config.http_enable:
             self._access = Access.of(web_settings(config, config.listen_port))
 
-    async def start(self) -> None:
-        """Listen. Raises OSError."""
+    async def start(self, bound: socket.socket | None = None) -> None:
+        """Listen, on `bound` if there is one. Raises OSError."""
         if self._access is None:
             return
         broker = self._broker
@@ -101,7 +102,7 @@ class NodeApi:
             listen=listening_with(broker.tls.http),
         )
         try:
-            port = await self._server.start()
+            port = await self._server.start(bound)
         except OSError as error:
             where = f"httpBindAddress={settings.bind_address} httpPort={settings.port}"
             raise OSError(error.errno, f"{where}: {error.strerror}") from error

@@ -33,17 +33,18 @@ class Processes:
     """A group of three. Whoever leads stays, however slow the machine and its disk are, until it is
     killed: that is seen by the end of its connections."""
 
-    def __init__(self, root):
+    def __init__(self, root, names=NAMES):
         self.root = root
+        self.names = names
         self.client = RemotingClient()
         self.running = {}
         self.held = HeldPorts("127.0.0.1")
-        ports = self.held.choose(2 * len(NAMES), random.Random())
-        self.ports = dict(zip(NAMES, ports, strict=False))
-        raft_ports = zip(NAMES, ports[len(NAMES) :], strict=True)
+        ports = self.held.choose(2 * len(names), random.Random())
+        self.ports = dict(zip(names, ports, strict=False))
+        raft_ports = zip(names, ports[len(names) :], strict=True)
         raft = ";".join(f"{name}-127.0.0.1:{port}" for name, port in raft_ports)
         hours = ";".join(map(str, range(24)))
-        for name in NAMES:
+        for name in names:
             (root / f"{name}.conf").write_text(
                 f"enableDLegerCommitLog=true\ndLegerPeers={raft}\ndLegerSelfId={name}\n"
                 f"listenPort={self.ports[name]}\nstorePathRootDir={root / name}\n"
@@ -55,7 +56,7 @@ class Processes:
             )
 
     async def __aenter__(self):
-        for name in NAMES:
+        for name in self.names:
             self.start(name)
         return self
 

@@ -12,6 +12,7 @@ from remoting.client import RemotingClient
 from remoting.codes import RequestCode, ResponseCode
 from remoting.fastjson import loads_object
 from remoting.headers import PullResponseHeader, SendResponseHeader
+from store.identity import WrongIdentity
 from store.record import decode_record, walk_records
 from tests.broker.cluster import Group, until
 from tests.broker.ha.pair import SEGMENT, TIMEOUT_MS, Classic, log_bytes
@@ -339,9 +340,12 @@ async def test_a_raft_store_is_not_opened_in_classic_mode(tmp_path):
         await group.leader()
     pair = Classic(tmp_path, 0)
     (tmp_path / "n0").rename(tmp_path / "master")
-    with pytest.raises(EngineError, match="a Raft replica's"):
-        await pair.start("master")
-    await pair.brokers["master"].stop()
+    for error, words in ((WrongIdentity, "node n0 of the Raft group"), (EngineError, "a Raft rep")):
+        with pytest.raises(error, match=words):
+            await pair.start("master")
+        await pair.brokers["master"].stop()
+        (tmp_path / "master" / "identity").unlink(missing_ok=True)  # as before there were such
+    assert not (tmp_path / "master" / "identity").exists()
     pair.let_go()
 
 

@@ -1,0 +1,127 @@
+"""What a broker takes before it opens its store: the store's lock, proof that the directory is its
+own, and its ports. So a start that cannot succeed ends before recovery has changed a byte.
+
+In this order: the lock (store.ownership), the identity (store.identity), the ports. A directory
+that says nothing of its node is noted as this one's when all else was there. Blocking.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import socket
+
+from broker.config import BrokerConfig
+from broker.errors import EngineError
+from broker.http.api import web_settings
+from broker.tables.installation import RAFT_DIRECTORY
+from remoting.boundport import BoundPort
+from store.disk import OsDisk
+from store.identity import StoreIdentity, check_identity, note_identity
+from store.ownership import StoreLock, lock_store
+
+log = logging.getLogger("broker.claim")
+
+
+def identity_of(config: BrokerConfig) -> StoreIdentity:
+    """Whose the directory of such a broker is."""
+    if config.is_classic:
+        return StoreIdentity("classic", config.broker_name, "")
+    return StoreIdentity("raft", config.group_name, config.dleger_self_id)
+
+
+def described(config: BrokerConfig) -> str:
+    """The broker in the words that others hear of it."""
+    return f"mqbroker {config.node_name} of {config.group_name}"
+
+
+class Claim:
+    """`take`, then the sockets are handed out one by one; `release` when the store is closed."""
+
+    def __init__(
+        self, config: BrokerConfig, disk: OsDisk, lock: StoreLock | None, *, replicates: bool
+    ) -> None:
+        """`lock`: the store's, if whoever made this broker has it and keeps it. `replicates`: the
+        port for replicas is wanted from here, too."""
+        self._config = config
+        self._disk = disk
+        self._lent = lock
+        self._lock: StoreLock | None = None
+        self._replicates = replicates
+        self._ports: dict[str, BoundPort] = {}
+        self.port = config.listen_port  # what listenPort=0 became, once it is taken
+
+    def take(self) -> None:
+        """Raises StoreInUse, WrongIdentity, EngineError, OSError; `release` after that, too."""
+        config = self._config
+        if self._lent is None:
+            self._lock = lock_store(self._disk.root, described(config))
+        own = identity_of(config)
+        known = check_identity(self._disk, config.store_path_root_dir, own)
+        if config.is_classic and not known and self._disk.exists(RAFT_DIRECTORY):
+            raise EngineError(
+                f"storePathRootDir={config.store_path_root_dir} is a Raft replica's: set "
+                "enableDLegerCommitLog=true, or another directory for classic mode"
+            )
+        where = f"bindAddress={config.bind_address} listenPort={config.listen_port}"
+        self._bind("client", where, config.bind_address, config.listen_port)
+        self.port = self._ports["client"].port
+        if config.http_enable:
+            web = web_settings(config, self.port)
+            where = f"httpBindAddress={web.bind_address} httpPort={web.port}"
+            self._bind("http", where, web.bind_address.strip("[]"), web.port)
+        if self._replicates:
+            self._bind_replication()
+        if not known:
+            self._note(own)
+
+    def socket_of(self, name: str) -> socket.socket | None:
+        """Of `client`, `http` or `replication`; None: it listens by its address."""
+        port = self._ports.pop(name, None)
+        return None if port is None else port.take()
+
+    def release(self) -> None:
+        """Every file of the store is closed."""
+        for port in self._ports.values():
+            port.close()
+        self._ports.clear()
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def _bind_replication(self) -> None:
+        config = self._config
+        if not config.is_classic:
+            own = next(p for p in config.peers if p.node_id == config.dleger_self_id)
+            host = config.dleger_bind_address or own.host
+            self._bind(
+                "replication", f"dLegerPeers={own.node_id}-{host}:{own.port}", host, own.port
+            )
+        elif not config.is_slave:
+            where = f"bindAddress={config.bind_address} haListenPort={config.ha_port}"
+            self._bind("replication", where, config.bind_address, config.ha_port)
+
+    def _bind(self, name: str, where: str, host: str, port: int) -> None:
+        try:
+            self._ports[name] = BoundPort(host, port)
+        except OSError as error:
+            raise OSError(error.errno, f"{where}: {error.strerror or error}") from error
+
+    def _note(self, own: StoreIdentity) -> None:
+        adopted = self._disk.exists("commitlog")
+        try:
+            note_identity(self._disk, own)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            log.warning("store_identity_not_noted: %s", error)  # the next start does it
+            return
+        log.log(
+            logging.WARNING if adopted else logging.INFO,
+            "%s root=%s mode=%s group=%s node=%s",
+            "store_adopted" if adopted else "store_noted",
+            self._disk.root,
+            own.mode,
+            own.group,
+            own.node,
+        )

@@ -164,8 +164,11 @@ IMPURE = {"asyncio", "logging", "os", "random", "socket", "subprocess", "threadi
 STORE_LAYOUT = {"store.record", "store.properties", "store.frame"}
 
 # The fault layer is the store's disk made to fail, and runs a whole broker over it (another
-# process than the harness): these two files, by name, and nothing else of those rooms.
+# process than the harness); who changes a dead node's files owns its store meanwhile: these files,
+# by name, and nothing else of those rooms.
 FAULT_LAYER = {
+    "chaos/faults/disk.py": {"store.ownership"},
+    "chaos/faults/power.py": {"store.ownership"},
     "chaos/faults/faultdisk.py": {"store.disk"},
     "chaos/faults/node.py": {"broker.cli"},
 }

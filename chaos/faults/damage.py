@@ -33,6 +33,7 @@ from chaos.faults.aim import (
 )
 from chaos.faults.base import Context, Deed, Hit, Kind, Planned, Table
 from chaos.faults.disk import POLL_S, STEADY_S, lose_disk, store_of
+from chaos.faults.power import owned
 from chaos.faults.process import Kill
 
 UP_S = 60.0  # within which a damaged node must serve, or have said that it cannot
@@ -59,8 +60,12 @@ class Damage(Kill):
         for node in hit.nodes:
             rng = random.Random(f"{self.planned.number}:{self.planned.choice}:{node.name}")
             store = store_of(self.context, node)
-            self._done[node.name] = await asyncio.to_thread(self._harm, store, rng, may_cut)
+            self._done[node.name] = await asyncio.to_thread(self._hurt, store, rng, may_cut)
         await super().undo(hit)
+
+    def _hurt(self, store: Path, rng: random.Random, may_cut: bool) -> str:
+        with owned(store):
+            return self._harm(store, rng, may_cut)
 
     async def undo(self, hit: Hit) -> None:
         await super().undo(hit)

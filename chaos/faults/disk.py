@@ -20,7 +20,7 @@ from chaos.cluster.launch import node_directory
 from chaos.cluster.topology import CLASSIC, MODES
 from chaos.faults import power
 from chaos.faults.base import Context, Deed, Hit, Kind, Need, Planned, Table
-from chaos.faults.power import FAULTS, Cut, LoopDisk
+from chaos.faults.power import FAULTS, Cut, LoopDisk, owned
 from chaos.faults.process import Kill, alive
 from chaos.faults.steering import (
     ALLOCATE,
@@ -37,6 +37,7 @@ from chaos.faults.steering import (
     Steering,
 )
 from chaos.faults.undo import LOSE_ALL
+from store.ownership import LOCK_FILE
 
 END_S = 120.0  # within which a broker whose disk failed must serve again or have ended
 STEADY_S = 0.5  # a broker that answers for so long does not end because of the fault any more
@@ -185,14 +186,19 @@ def needs_restoring(state: ClusterState, node: Node) -> bool:
 
 
 def copy_store(context: Context, source: Node, target: Node) -> None:
-    """The store of a stopped node to another's disk. Blocking. Raises OSError.
+    """The store of a stopped node to another's disk. Blocking. Raises StoreInUse, OSError.
 
     Without the index: its files are sparse and large, a copy would fill them, and the broker makes
     them anew from the log."""
-    for entry in store_of(context, source).iterdir():
-        if entry.name == "index":
+    with owned(store_of(context, source)), owned(store_of(context, target)):
+        _copy(store_of(context, source), store_of(context, target))
+
+
+def _copy(source: Path, target: Path) -> None:
+    for entry in source.iterdir():
+        if entry.name in ("index", LOCK_FILE):  # a lock is its directory's own
             continue
-        place = store_of(context, target) / entry.name
+        place = target / entry.name
         if entry.is_dir():
             shutil.copytree(entry, place, dirs_exist_ok=True)
         else:
@@ -200,15 +206,17 @@ def copy_store(context: Context, source: Node, target: Node) -> None:
 
 
 def lose_disk(context: Context, node: Node) -> None:
-    """Remove everything in a dead node's store. Blocking. Raises ClusterError, OSError."""
+    """Remove everything in a dead node's store. Blocking. Raises ClusterError, StoreInUse,
+    OSError."""
     store = store_of(context, node)
     if not store.exists():
         raise ClusterError(f"{node.name} has no store yet")
-    for entry in list(store.iterdir()):  # not the directory: it may be where a disk is mounted
-        if entry.is_dir():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink()
+    with owned(store):
+        for entry in list(store.iterdir()):  # not the directory: it may be where a disk is mounted
+            if entry.is_dir():
+                shutil.rmtree(entry)
+            elif entry.name != LOCK_FILE:
+                entry.unlink()
     power.forget(faults_of(context, node))
 
 

@@ -16,7 +16,8 @@ import random
 import shutil
 import struct
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +37,7 @@ from chaos.faults.undo import (
     rebuild,
     surviving,
 )
+from store.ownership import lock_store
 
 FAULTS = "faults"  # below a node's directory, beside its store
 
@@ -66,9 +68,23 @@ class Cut:
 def cut(home: Path, store: Path, rng: random.Random, temper: Temper | None = None) -> Cut:
     """Take from `store` what was not synced; `home` is the node's directory of faults. Blocking.
 
-    No process may have the store open. Without a `temper` one is drawn. Raises OSError.
+    Without a `temper` one is drawn. Raises StoreInUse while a process has the store open, OSError.
     """
-    temper = temper or draw_temper(rng)
+    with owned(store):
+        return _cut(home, store, rng, temper or draw_temper(rng))
+
+
+@contextmanager
+def owned(store: Path) -> Iterator[None]:
+    """Own a dead node's store while its files are changed. Raises StoreInUse, OSError."""
+    lock = lock_store(str(store), "mqchaos")
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _cut(home: Path, store: Path, rng: random.Random, temper: Temper) -> Cut:
     path = home / JOURNAL
     pending = Pending(decode(path.read_bytes() if path.exists() else b""))
     keep = surviving(len(pending.names), temper, rng)
@@ -176,7 +192,9 @@ class LoopDisk:
 
     def cut(self) -> None:
         """What is not on the device now is gone. Nobody may have a file open any more, or have
-        it as a working directory."""
+        it as a working directory. Raises StoreInUse."""
+        with owned(self.mount_point):
+            pass  # nobody runs there; it cannot be unmounted with the lock file open
         descriptor = os.open(self.mount_point, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.ioctl(descriptor, FS_IOC_SHUTDOWN, struct.pack("=I", NO_LOG_FLUSH))

@@ -30,9 +30,10 @@ from store.disk import OsDisk
 from store.indexfile import IndexLimits
 from store.indexkeys import keys_of
 from store.messagestore import GetStatus, MessageStore, StoreConfig, StoreMode
+from store.ownership import StoreInUse
 from store.properties import decode_properties, encode_properties
 from store.record import MessageRecord, decode_record, offset_message_id, walk_records
-from tests.interop.apache import SETTINGS, ApacheBroker
+from tests.interop.apache import SETTINGS, ApacheBroker, ApacheBroker49
 from tests.interop.jvm import Jvm, sent
 from tests.store.make import PLAIN
 
@@ -449,3 +450,28 @@ async def started(root: Path, loop: Loop, settings: dict[str, str]) -> Broker:
     broker = Broker(config, OsDisk(str(root)))
     await broker.start()
     return broker
+
+
+@pytest.mark.parametrize("version", [ApacheBroker, ApacheBroker49], ids=["5.3", "4.9"])
+def test_neither_opens_a_store_that_the_other_uses(
+    tmp_path: Path, loop: Loop, version: type[ApacheBroker]
+) -> None:
+    apache = version(tmp_path, loop.namesrv, brokerName="shared", **SMALL_QUEUES)
+    apache.start()
+    try:
+        assert apache.jvm is not None
+        with pytest.raises(StoreInUse, match=f"process {apache.jvm.process.pid} .*not say what"):
+            loop.run(started(apache.store, loop, apache.settings))
+        apache.sync_metadata()  # it goes on
+    finally:
+        apache.stop()
+    broker = loop.run(started(apache.store, loop, apache.settings))
+    try:
+        with pytest.raises(AssertionError, match="trying to connect"):  # the JVM ends by itself
+            apache.start()
+        assert apache.jvm.process.wait(WAIT_S) not in (0, -signal.SIGKILL)
+    finally:
+        apache.stop(signal.SIGKILL)
+        loop.run(broker.stop())
+    apache.start()  # it is its own again, with what ours left in the lock file
+    apache.stop()

@@ -2,7 +2,8 @@
 
 `apply` is the one place where committed frames change this replica: message frames go to the
 ConsumeQueues, command frames to the tables, and only behind that are senders answered and held
-pulls woken. Deterministic but for the answers: every replica does the same to its files and tables.
+pulls woken, which cannot fail it (broker.containment). Deterministic but for the answers: every
+replica does the same to its files and tables.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from broker.containment import Contained
 from broker.errors import StateError
 from broker.sending.cut import QueueUnits
 from broker.sending.send import SendPath
@@ -59,10 +61,12 @@ class BrokerApplication:
         on_role: Callable[[RoleEvent], None],
         recovering: Callable[[], bool] = lambda: False,
         installed_index: int = 0,
+        contained: Contained | None = None,
     ) -> None:
         """`recovering`: the log may have lost frames that this replica had applied.
         `installed_index`: the tables may reflect frames up to it that the log has not got yet
         (dledger.install)."""
+        self._contained = contained or Contained()
         self._recovering = recovering
         self._installed_index = installed_index
         self._state = state
@@ -160,14 +164,18 @@ class BrokerApplication:
             if frame.timestamp_ms > self._sends.stamp_ms:
                 self._sends.stamp_ms = frame.timestamp_ms
         self.applied_position = frames[-1].end
+        for name in topics:
+            self._sends.topic_changed(name)
+        # The log and the tables have changed. What follows is done for others.
         if topics:
-            for name in topics:
-                self._sends.topic_changed(name)
-            self._on_topics(topics)
+            self._contained.run("topics_told", lambda: self._on_topics(topics))
         if answers:
             self._sends.answer(answers)
         for topic, queue_id, _, units in touched:
-            self._on_units(topic, queue_id, units)
+            try:
+                self._on_units(topic, queue_id, units)
+            except Exception as error:
+                self._contained.failed("units_told", error)
 
     def truncated(self, from_index: int) -> None:
         self._sends.truncated(from_index)

@@ -16,6 +16,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from broker.access import Access
 from broker.application import BrokerApplication
@@ -33,6 +34,7 @@ from broker.consuming.followers import read_policy
 from broker.consuming.pull import PullService
 from broker.consuming.queries import Queries, not_leader
 from broker.consuming.service import Consuming
+from broker.containment import Contained
 from broker.delivery.delay import delay_service
 from broker.delivery.sendback import SendBack
 from broker.delivery.timers.recall import Recalls
@@ -114,6 +116,7 @@ class Broker:
         self.clock_ms = clock_ms
         self.retention = Retention(self.store, wall_ms, clock_ms)
         self.full_disk = FullDisk(self)
+        self.contained = Contained()
         self._started = False
         self.begins_anew = False  # it "failed" only to be started again at once
         self._recovered = False  # the log is open: only then is there anything to flush
@@ -304,6 +307,7 @@ class Broker:
             leader_address=lambda: self.roles.leader_address,
             clock_ms=self.clock_ms,
             wall_ms=self.wall_ms,
+            contained=self.contained,
         )
         self.sends.stamp_ms = self.store.newest_ms
         if config.is_classic:
@@ -333,6 +337,7 @@ class Broker:
             reads=read_policy(self),
             on_read_failed=lambda error, again: self.engine.read_failed(error, again),
             clock_ms=self.clock_ms,
+            contained=self.contained,
         )
         self._build_edges()
         self.metrics.watch()
@@ -349,6 +354,7 @@ class Broker:
             on_role=self._role_changed,
             recovering=lambda: engine.recovering is not None,
             installed_index=self.keeper.installed_index,
+            contained=self.contained,
         )
         engine = make_engine(
             self.config,
@@ -377,6 +383,7 @@ class Broker:
             on_role=self._role_changed,
             on_link=self._link_changed,
             files=self.files,
+            contained=self.contained,
         )
         self.classic = ClassicEngine(
             self.config,
@@ -554,12 +561,14 @@ class Broker:
         try:
             future = self.engine.propose_command(payload)
         except RaftError as error:
-            asyncio.get_running_loop().call_soon(done, error)
+            told = partial(done, error)
+            asyncio.get_running_loop().call_soon(self.contained.run, "told_of_command", told)
             return
 
         def finished(result: asyncio.Future[int]) -> None:
             error = None if result.cancelled() else result.exception()
-            done(error if isinstance(error, Exception) else None)
+            told = partial(done, error if isinstance(error, Exception) else None)
+            self.contained.run("told_of_command", told)
 
         future.add_done_callback(finished)
 
@@ -604,9 +613,9 @@ class Broker:
         if leading and not was_leading:
             if not self.config.is_classic:
                 self._announce()
-            self.clients.notify_all()
+            self.contained.run("clients_told", self.clients.notify_all)
             for group in list(self.clients.consumers):
-                self._ensure_group(group)
+                self.contained.run("group_created", partial(self._ensure_group, group))
         if self.roles.identity != before and not self._stopping:
             self.registrar.trigger()
 

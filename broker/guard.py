@@ -8,7 +8,7 @@ from typing import Any
 
 from broker.consuming.queries import not_leader
 from broker.errors import OutcomeUnknown, Refused
-from broker.sending.send import NOT_LEADER
+from broker.sending.answers import NOT_LEADER
 from dledger.errors import Busy, NotLeader, RaftError
 from dledger.errors import OutcomeUnknown as CommandOutcomeUnknown
 from remoting.codes import ResponseCode

@@ -1,9 +1,10 @@
 """From frames to handlers: the raw entry for sends, the table by request code for everything else.
 
-`on_raw` sees all frames of one arrival. JSON sends are parsed here and go straight to the send
-path, by the quick way (broker.sending.plainsend) if they can; every other frame takes the
-connection's usual way to `handlers`. When all frames of the arrival are through, the sends among
-them are cut together, long arrivals in parts.
+`on_raw` sees all frames of one arrival. A plain send may take the quick way to the send path
+(broker.sending.plainsend). Every other frame, and a plain send with anything odd about it, is
+decoded once (`remoting.codec.decode_command`, the one check of headers) and goes to its handler.
+When all frames of the arrival are through, the sends among them are cut together, long arrivals in
+parts.
 """
 
 from __future__ import annotations
@@ -11,15 +12,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from msgspec import MsgspecError
-from orjson import loads
 
-from broker.errors import Refused
 from broker.sending.plainsend import PLAIN_START, decode_plain
 from broker.sending.send import SendPath
 from broker.sending.sendrequest import v2_fields
 from remoting.codec import RawFrame
 from remoting.codes import RequestCode
-from remoting.command import JSON, ONEWAY_FLAG, RESPONSE_FLAG, RemotingCommand
+from remoting.command import JSON, RemotingCommand
 from remoting.connection import Connection, Handler
 from remoting.errors import HeaderError
 from store.record import pack_host
@@ -43,53 +42,31 @@ class Processor:
             handlers[code] = self._send
 
     def on_raw(self, connection: Connection, frames: list[RawFrame]) -> None:
-        """All frames of one arrival. What is no plain send, or an odd one, goes the usual way,
-        which also says what is wrong with it."""
+        """Treat all frames of one arrival."""
         sends = self._sends
         admit_plain = sends.admit_plain
-        born_host = connection.attachment
-        if born_host is None:
-            born_host = connection.attachment = _born_host(connection.peer_address)
+        born_host = _born_host_of(connection)
         admitted = 0
         for frame in frames:
             serialize_type, header, body = frame
             taken = False
-            if serialize_type == JSON:
-                if header.startswith(PLAIN_START):
-                    try:
-                        send = decode_plain(header)
-                        if send.code == SEND_V2 and not send.flag:
-                            taken = admit_plain(connection, send, body, born_host)
-                    except (MsgspecError, ValueError):
-                        pass  # not plain, or malformed; nothing was admitted
-                taken = taken or self._admit(connection, header, body, born_host)
-            if not taken:
-                connection.dispatch(frame)
-                continue
+            if serialize_type == JSON and header.startswith(PLAIN_START):
+                try:
+                    send = decode_plain(header)
+                    if send.code == SEND_V2 and not send.flag:
+                        taken = admit_plain(connection, send, body, born_host)
+                except (MsgspecError, RecursionError, ValueError):
+                    pass  # not plain, or malformed: decode_command says which
+            if not taken and not connection.dispatch(frame):
+                break  # malformed: nothing behind it is looked at
             admitted += 1
             if admitted == SENDS_PER_CUT:
                 sends.wake(at_once=True)
                 admitted = 0
-        if admitted:
-            sends.wake()
-
-    def _admit(self, connection: Connection, header: bytes, body: bytes, born_host: bytes) -> bool:
-        """Any send with a JSON header of V2's names; False: it is none, or malformed."""
-        try:
-            fields = loads(header)
-            code, flag = fields["code"], fields["flag"]
-            if code not in (SEND_V2, SEND_BATCH) or flag & RESPONSE_FLAG:
-                return False
-            sender = (connection, fields["opaque"], flag & ONEWAY_FLAG, JSON)
-            self._sends.admit(sender, fields["extFields"], body, born_host, code)
-        except Refused as refused:
-            self._sends.refuse(sender, refused)
-        except (AttributeError, KeyError, TypeError, ValueError):
-            return False  # malformed; nothing was admitted
-        return True
+        sends.wake()
 
     def _send(self, connection: Connection, command: RemotingCommand) -> None:
-        """A send that did not take the fast way: binary header, long names, odd JSON."""
+        """Take a send that did not go the quick way; `on_raw` has it cut."""
         ext = command.ext
         if ext is None:
             raise HeaderError("a send without extFields")
@@ -97,15 +74,17 @@ class Processor:
             ext = v2_fields(ext)
         if "b" not in ext:
             raise HeaderError("the custom field <topic> is null")
-        born_host = connection.attachment
-        if born_host is None:
-            born_host = connection.attachment = _born_host(connection.peer_address)
         sender = (connection, command.opaque, command.is_oneway, command.serialize_type)
+        born_host = _born_host_of(connection)
         self._sends.receive(sender, ext, command.body, born_host, command.code)
         self._sends.wake()
 
 
-def _born_host(address: str) -> bytes:
-    """BORNHOST of a peer `host:port` or `[ipv6]:port`."""
-    host, _, port = address.rpartition(":")
-    return pack_host((host.strip("[]").partition("%")[0], int(port)))
+def _born_host_of(connection: Connection) -> bytes:
+    """BORNHOST of the connection's peer, `host:port` or `[ipv6]:port`; made once."""
+    known: bytes | None = connection.attachment
+    if known is None:
+        host, _, port = connection.peer_address.rpartition(":")
+        known = pack_host((host.strip("[]").partition("%")[0], int(port)))
+        connection.attachment = known
+    return known

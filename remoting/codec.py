@@ -14,9 +14,16 @@ The binary header:
     int16 code | int8 language | int16 version | int32 opaque | int32 flag
     int32 size, remark | int32 size, ext;  ext = repeat (int16 size, key | int32 size, value)
 
-Invariants: never more than one unfinished frame is kept, and it is at most `frame_size_max` long
-(checked as soon as its length is known); every byte is copied at most once between the buffer
-that arrived and the header or body handed out, except for frames that arrive in several pieces.
+Invariants: never more than one unfinished frame is kept, and it is at most `frame_size_max` long,
+its header at most HEADER_SIZE_BYTES_MAX (checked as soon as their lengths are known); every byte
+is copied at most once between the buffer that arrived and the header or body handed out, except
+for frames that arrive in several pieces. Those are gathered in one buffer, so that a peer that
+sends byte by byte costs no more memory than it has sent.
+
+`decode_command` is the one check of what every request is made of: `code`, `opaque`, `flag` and
+`version` are int32 (binary: as wide as the codec has them), the extFields are texts, and there are
+at most HEADER_FIELDS_MAX of them. Nothing behind it looks at a header's bytes again, except for
+the quick way of plain sends (broker.sending.plainsend), which takes nothing that this refuses.
 """
 
 from __future__ import annotations
@@ -32,7 +39,11 @@ from remoting.command import BINARY, JSON, RemotingCommand
 from remoting.errors import RemotingProtocolError
 
 FRAME_SIZE_BYTES_MAX = 16 * 1024 * 1024  # Apache's default; counts the length word too
-HEADER_SIZE_BYTES_MAX = 0xFFFFFF  # three bytes of the header word
+# The longest headers of Apache's clients carry 32,767 bytes of properties, every control character
+# of which JSON writes as six bytes: 200,000 bytes. Twice that, and more.
+HEADER_SIZE_BYTES_MAX = 512 * 1024
+HEADER_FIELDS_MAX = 256  # Apache's longest has some 25
+INT32_MIN, INT32_MAX = -(1 << 31), (1 << 31) - 1
 
 RawFrame = tuple[int, bytes, bytes]  # (header codec, header, body)
 
@@ -40,7 +51,8 @@ _PREFIX = struct.Struct(">II")  # length, codec << 24 | header size
 _BINARY_FIXED = struct.Struct(">hbhii")
 _INT16 = struct.Struct(">h")
 _INT32 = struct.Struct(">i")
-_CODEC_WORD_MAX = BINARY << 24 | HEADER_SIZE_BYTES_MAX
+_HEADER_SIZE_MASK = 0xFFFFFF  # three bytes of the header word
+_CODEC_WORD_MAX = BINARY << 24 | _HEADER_SIZE_MASK
 _LANGUAGE_BY_NAME = {language.name: language for language in LanguageCode}
 _LANGUAGE_NAME = {int(language): language.name for language in LanguageCode}
 
@@ -53,13 +65,12 @@ class FrameReader:
     it. Frames in front of the damage are handed out in both cases; nothing after it ever is.
     """
 
-    __slots__ = ("_chunks", "_frame_size_max", "_have", "_need", "_ready", "error")
+    __slots__ = ("_frame_size_max", "_need", "_ready", "_rest", "error")
 
     def __init__(self, frame_size_max: int = FRAME_SIZE_BYTES_MAX) -> None:
         assert frame_size_max >= _PREFIX.size
         self._frame_size_max = frame_size_max
-        self._chunks: list[bytes] = []  # pieces of the one unfinished frame
-        self._have = 0  # bytes in _chunks
+        self._rest = bytearray()  # of the one unfinished frame
         self._need = 0  # bytes before another look is worth while
         self._ready: deque[RawFrame] = deque()
         self.error: RemotingProtocolError | None = None
@@ -67,7 +78,7 @@ class FrameReader:
     @property
     def buffered_bytes(self) -> int:
         """Bytes held of a frame that is not finished yet."""
-        return self._have
+        return len(self._rest)
 
     def receive_data(self, data: bytes) -> None:
         self._ready.extend(self.split(data))
@@ -84,15 +95,13 @@ class FrameReader:
         """Take in `data`; return every frame that is now whole. Sets `error` on damage."""
         if self.error is not None:
             return []
-        chunks = self._chunks
-        if chunks:
-            chunks.append(data)
-            self._have += len(data)
-            if self._have < self._need:
+        rest = self._rest
+        if rest:
+            if len(rest) + len(data) < self._need:
+                rest += data
                 return []
-            data = b"".join(chunks)
-            chunks.clear()
-            self._have = 0
+            data = b"".join((rest, data))
+            self._rest = bytearray()
         frames: list[RawFrame] = []
         add = frames.append
         unpack = _PREFIX.unpack_from
@@ -102,9 +111,15 @@ class FrameReader:
         need = _PREFIX.size
         while end - position >= 8:
             length, word = unpack(data, position)
-            body_start = position + 8 + (word & HEADER_SIZE_BYTES_MAX)
+            header_size = word & _HEADER_SIZE_MASK
+            body_start = position + 8 + header_size
             stop = position + 4 + length
-            if length > length_max or body_start > stop or word > _CODEC_WORD_MAX:
+            if (
+                length > length_max
+                or header_size > HEADER_SIZE_BYTES_MAX
+                or body_start > stop
+                or word > _CODEC_WORD_MAX
+            ):
                 self.error = self._explain(length, word)
                 return frames
             if stop > end:
@@ -113,11 +128,14 @@ class FrameReader:
             add((word >> 24, data[position + 8 : body_start], data[body_start:stop]))
             position = stop
         if position < end:
-            rest = data[position:] if position else data
-            chunks.append(rest)
-            self._have = end - position
+            self._rest += memoryview(data)[position:]
             self._need = need
         return frames
+
+    def drop(self) -> None:
+        """Let go of the unfinished frame: nothing more is read from this stream."""
+        self._rest = bytearray()
+        self._ready.clear()
 
     def _explain(self, length: int, word: int) -> RemotingProtocolError:
         if length > self._frame_size_max - 4:
@@ -125,8 +143,10 @@ class FrameReader:
         elif word > _CODEC_WORD_MAX:
             reason = f"unknown header codec {word >> 24}"
         else:
-            header_size = word & HEADER_SIZE_BYTES_MAX
+            header_size = word & _HEADER_SIZE_MASK
             reason = f"frame length {length} does not hold its header of {header_size} bytes"
+            if header_size > HEADER_SIZE_BYTES_MAX:
+                reason = f"header of {header_size} bytes, the limit is {HEADER_SIZE_BYTES_MAX}"
         return RemotingProtocolError(reason)
 
 
@@ -184,18 +204,19 @@ def _decode_json(header: bytes, body: bytes) -> RemotingCommand:
     if type(fields) is not dict:
         raise RemotingProtocolError("header is not a JSON object")
     get = fields.get
-    code = get("code")
+    code: Any = get("code")
     opaque = get("opaque", 0)
     flag = get("flag", 0)
     version = get("version", 0)
-    if type(code) is not int or type(opaque) is not int or type(flag) is not int:
-        raise RemotingProtocolError("code, opaque or flag is not an integer")
-    if type(version) is not int or not -0x80000000 <= opaque <= 0x7FFFFFFF:
-        raise RemotingProtocolError("version or opaque is not an int32")
+    for number in (code, opaque, flag, version):
+        if type(number) is not int or not INT32_MIN <= number <= INT32_MAX:
+            raise RemotingProtocolError("code, opaque, flag or version is not an int32")
     ext = get("extFields")
     if ext is not None:
         if type(ext) is not dict:
             raise RemotingProtocolError("extFields is not an object")
+        if len(ext) > HEADER_FIELDS_MAX:
+            raise _too_many(len(ext))
         for value in ext.values():
             if type(value) is not str:
                 ext = {key: _as_text(value) for key, value in ext.items() if value is not None}
@@ -203,8 +224,15 @@ def _decode_json(header: bytes, body: bytes) -> RemotingCommand:
     remark = get("remark")
     if remark is not None and type(remark) is not str:
         raise RemotingProtocolError("remark is not a string")
-    language = _LANGUAGE_BY_NAME.get(str(get("language")), LanguageCode.OTHER)
+    name = get("language")
+    language = LanguageCode.OTHER
+    if type(name) is str:  # else not worth a refusal: it is shown to operators and no more
+        language = _LANGUAGE_BY_NAME.get(name, LanguageCode.OTHER)
     return RemotingCommand(code, opaque, flag, remark, ext, body, language, version, JSON)
+
+
+def _too_many(count: int) -> RemotingProtocolError:
+    return RemotingProtocolError(f"{count} extFields or more, the limit is {HEADER_FIELDS_MAX}")
 
 
 def _as_text(value: Any) -> str:
@@ -251,8 +279,11 @@ def _decode_binary(header: bytes, body: bytes) -> RemotingCommand:
 
 def _decode_ext(data: bytes) -> dict[str, str]:
     ext: dict[str, str] = {}
-    position = 0
+    position = count = 0
     while position < len(data):
+        count += 1
+        if count > HEADER_FIELDS_MAX:
+            raise _too_many(count)
         key, position = _sized(data, position, _INT16)
         value, position = _sized(data, position, _INT32)
         if value:  # an empty value stands for null, and null fields are absent

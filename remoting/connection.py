@@ -6,12 +6,16 @@ Nothing here costs a task, a future or a lock per message. Handlers are plain fu
 - None: there is no answer, or the handler sends it later with `reply` or `write`;
 - a coroutine: a slow request. The connection owns it as a task (at most `tasks_max`, beyond
   that SYSTEM_BUSY) and cancels it when the connection ends.
-A handler that raises is answered with the error; AssertionError is let through to the loop.
+A handler that raises is answered with the error. Nothing that a peer sends can raise out of here:
+what nobody foresaw (a broken assertion among it) is logged and counted, and where no request can
+be answered it ends this connection. What guards the log and the replicated state stops the node
+where those are changed, not here.
 
 Writes of one loop iteration leave in one transport write. Limits on a peer that does not read:
 past `write_high_bytes` of unsent answers a server stops reading its requests (no further work is
 begun for it), past `write_bytes_max` the connection is closed. A client never stops reading,
 or two full peers would wait for each other; it refuses new requests with TooManyRequests.
+What all connections of a server hold together is bounded by `budgets` (remoting.budgets).
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from remoting.address import format_address
+from remoting.budgets import TASK_BYTES, Budgets
 from remoting.codec import (
     FRAME_SIZE_BYTES_MAX,
     FrameReader,
@@ -50,6 +55,12 @@ Answer = RemotingCommand | None | SlowAnswer
 Handler = Callable[["Connection", RemotingCommand], Answer]
 RawHandler = Callable[["Connection", list[RawFrame]], None]
 CloseCallback = Callable[["Connection", str], None]
+
+# Marks a log record that any peer can cause any number of (ops.logs bounds those).
+FROM_PEER = {"from_peer": True}
+UNFORESEEN = "unforeseen what=%s peer=%s"
+CLOSED = "connection_closed peer=%s reason=%s"
+REMARK_CHARS_MAX = 2_000  # of an answer that says what was wrong with a request
 
 SWEEP_SPACING_S = 0.01  # at most 100 looks a second over the waiting requests of a connection
 
@@ -77,7 +88,9 @@ class Connection(asyncio.Protocol):
         handlers: Mapping[int, Handler],
         limits: ConnectionLimits | None = None,
         on_raw: RawHandler | None = None,
+        budgets: Budgets | None = None,
     ) -> None:
+        """`budgets` None: whoever dialled trusts the other side with its memory."""
         self.limits = limits or ConnectionLimits()
         self.handlers = handlers
         self.on_raw = on_raw
@@ -99,6 +112,9 @@ class Connection(asyncio.Protocol):
         self._write_paused = False
         self._read_paused = False
         self._backlog: list[RawFrame] = []  # frames that arrived before reading was paused
+        self._backlog_bytes = 0
+        self._budgets = budgets
+        self._noted = False  # in budgets.unfinished
         self._sweep: asyncio.TimerHandle | None = None
         self._sweep_at_s = float("inf")
         self._close_timer: asyncio.TimerHandle | None = None
@@ -259,21 +275,29 @@ class Connection(asyncio.Protocol):
         if self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def dispatch(self, frame: RawFrame) -> None:
-        """Treat one frame as usual; for raw handlers and the frames they do not take."""
+    def dispatch(self, frame: RawFrame) -> bool:
+        """Treat one frame as usual; for raw handlers and the frames they do not take. False: it is
+        malformed, and the connection is closed."""
         try:
             command = decode_command(frame)
         except RemotingProtocolError as error:
             self._break(str(error))
-            return
+            return False
         if not command.flag & RESPONSE_FLAG:
             self._serve(command)
-            return
+            return True
         callback = self._pending.take(command.opaque)
         if callback is None:
             LOG.debug("answer_unclaimed peer=%s opaque=%d", self.peer_address, command.opaque)
         else:
             self._call(callback, command, None)
+        return True
+
+    def fail(self, what: str, error: Exception) -> None:
+        """Something was to be done for this peer, and raised what nobody foresaw: end this
+        connection, and nothing else."""
+        self._unforeseen(what, error)
+        self.abort(f"{what} failed: {type(error).__name__}")
 
     # --- asyncio.Protocol
 
@@ -307,10 +331,23 @@ class Connection(asyncio.Protocol):
                     self.on_raw(self, frames)
                 else:
                     self._dispatch_all(frames)
+            except Exception as error:
+                self.fail("request", error)
             finally:
                 self._flush()
         if reader.error is not None:
             self._break(str(reader.error))
+        elif self._noted or reader.buffered_bytes or self._backlog_bytes:
+            self._note_unfinished(anew=bool(frames) or not self._noted)
+
+    def _note_unfinished(self, anew: bool) -> None:
+        """Tell the budgets what is held of frames that are not served yet."""
+        if self._budgets is None or not self._open:
+            return
+        size = self._reader.buffered_bytes + self._backlog_bytes
+        self._noted = size > 0
+        note = self._budgets.unfinished.began_anew if anew else self._budgets.unfinished.hold
+        note(self, size, self.last_active_s)
 
     def eof_received(self) -> bool:
         return False  # the transport closes itself; half-open connections are of no use here
@@ -328,8 +365,10 @@ class Connection(asyncio.Protocol):
             self._writable.set_result(None)
             self._writable = None
         if self._backlog:
-            frames, self._backlog = self._backlog, []
+            frames, self._backlog, self._backlog_bytes = self._backlog, [], 0
             self._dispatch_all(frames)  # may fill the buffer, and the backlog, again
+            self._note_unfinished(anew=True)
+        self._note_unsent()
         if self._read_paused and not self._write_paused and self._open:
             assert self._transport is not None
             self._transport.resume_reading()
@@ -338,6 +377,8 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._end(f"broken: {exc}" if exc else "closed by the peer")
         self._transport = None
+        if self._budgets is not None:
+            self._budgets.unsent.hold(self, 0, 0.0)
         for timer in (self._sweep, self._close_timer):
             if timer is not None:
                 timer.cancel()
@@ -352,7 +393,10 @@ class Connection(asyncio.Protocol):
             self._call(callback, None, ConnectionLost(reason, outcome_unknown=was_sent))
         self._lost.set_result(None)
         for closed in self._close_callbacks:
-            closed(self, self.close_reason)
+            try:
+                closed(self, self.close_reason)
+            except Exception as error:
+                self.fail("close_callback", error)
         self._close_callbacks.clear()
 
     # --- inside
@@ -362,6 +406,7 @@ class Connection(asyncio.Protocol):
             if self._write_paused and self.pauses_reading:
                 # At most what one arrival held: nothing more is read until the peer reads.
                 self._backlog = frames[position:]
+                self._backlog_bytes = sum(len(f[1]) + len(f[2]) for f in self._backlog)
                 return
             if not self._open:
                 return
@@ -379,49 +424,58 @@ class Connection(asyncio.Protocol):
                 self.reply(request, answer)
             elif answer is not None:
                 self._start(request, answer)
-        except AssertionError:
-            raise  # a broken invariant: the process decides, and it should stop
         except Exception as error:
             self._refuse_for(request, error)
 
     def _start(self, request: RemotingCommand, answer: SlowAnswer) -> None:
         if not inspect.iscoroutine(answer):
             raise TypeError(f"handler of {request.code} returned {type(answer).__name__}")
+        size = len(request.body) + TASK_BYTES
+        remark = ""
         if len(self._tasks) >= self.limits.tasks_max:
-            answer.close()
             remark = f"[BUSY] {len(self._tasks)} slow requests of this connection are in work"
+        elif self._budgets is not None and not self._budgets.work.take(size):
+            remark = f"[BUSY] {self._budgets.work.used_bytes} bytes of slow requests are in work"
+        if remark:
+            answer.close()
             self._refuse(request, ResponseCode.SYSTEM_BUSY, remark)
             return
         task = self._loop.create_task(self._finish(request, answer))
         self._tasks.add(task)
-        task.add_done_callback(self._finished)
+        task.add_done_callback(lambda done: self._finished(done, size))
 
     async def _finish(self, request: RemotingCommand, answer: SlowAnswer) -> None:
         try:
             response = await answer
             if response is not None:
                 self.reply(request, response)
-        except AssertionError:
-            raise
         except Exception as error:
             self._refuse_for(request, error)
 
-    def _finished(self, task: asyncio.Task[None]) -> None:
+    def _finished(self, task: asyncio.Task[None], size: int) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            context = {"message": "a handler broke an invariant", "exception": task.exception()}
-            self._loop.call_exception_handler(context)
+        if self._budgets is not None:
+            self._budgets.work.give_back(size)
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, Exception):
+            self.fail("answer", error)
 
     def _refuse_for(self, request: RemotingCommand, error: Exception) -> None:
         if isinstance(error, RemotingError):
             self._refuse(request, error.code, str(error))
             return
-        LOG.error("handler_failed peer=%s code=%d", self.peer_address, request.code, exc_info=error)
+        self._unforeseen(f"request code={request.code}", error)
         remark = f"{type(error).__name__}: {error}"
         self._refuse(request, ResponseCode.SYSTEM_ERROR, remark)
 
     def _refuse(self, request: RemotingCommand, code: int, remark: str) -> None:
+        remark = remark[:REMARK_CHARS_MAX]
         self.reply(request, RemotingCommand.response_to(request, code, remark))
+
+    def _unforeseen(self, what: str, error: Exception) -> None:
+        if self._budgets is not None:
+            self._budgets.failures += 1
+        LOG.error(UNFORESEEN, what, self.peer_address, exc_info=error, extra=FROM_PEER)
 
     def _call(
         self,
@@ -431,10 +485,8 @@ class Connection(asyncio.Protocol):
     ) -> None:
         try:
             callback(response, error)
-        except AssertionError:
-            raise
-        except Exception:
-            LOG.exception("callback_failed peer=%s", self.peer_address)
+        except Exception as raised:
+            self.fail("callback", raised)
 
     def _flush(self) -> None:
         self._flush_due = False
@@ -448,12 +500,21 @@ class Connection(asyncio.Protocol):
         self._pending.all_sent()
         self._transport.write(data)
         self.sent_bytes += len(data)
+        self._note_unsent()
         if not self._write_paused:
             self.last_active_s = self._loop.time()
-        elif self._transport.get_write_buffer_size() > self.limits.write_bytes_max:
+        elif self._open and self._transport.get_write_buffer_size() > self.limits.write_bytes_max:
             reason = f"does not read: over {self.limits.write_bytes_max} bytes unsent"
-            LOG.warning("connection_closed peer=%s reason=%s", self.peer_address, reason)
+            LOG.warning(CLOSED, self.peer_address, reason, extra=FROM_PEER)
             self.abort(reason)
+
+    def _note_unsent(self) -> None:
+        """Tell the budgets what the transport holds."""
+        if self._budgets is not None and self._transport is not None:
+            unsent = self._budgets.unsent
+            size = self._transport.get_write_buffer_size()
+            if size or unsent.held_bytes:
+                unsent.hold(self, size, 0.0)
 
     def _schedule_sweep(self, when_s: float) -> None:
         if self._sweep is not None:
@@ -475,7 +536,7 @@ class Connection(asyncio.Protocol):
 
     def _break(self, reason: str) -> None:
         """The peer broke the protocol: what it was owed before that still leaves."""
-        LOG.warning("connection_closed peer=%s reason=%s", self.peer_address, reason)
+        LOG.warning(CLOSED, self.peer_address, reason, extra=FROM_PEER)
         self.close(reason)
 
     def _end(self, reason: str) -> None:
@@ -485,6 +546,10 @@ class Connection(asyncio.Protocol):
         self._out.clear()
         self._out_bytes = 0
         self._backlog.clear()
+        self._backlog_bytes = 0
+        self._reader.drop()
+        if self._budgets is not None:
+            self._budgets.unfinished.hold(self, 0, 0.0)
 
 
 class ServerConnection(Connection):

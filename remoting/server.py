@@ -1,7 +1,8 @@
 """Accepts connections and keeps the set of them. Shell.
 
 All connections share one table of handlers by request code, one raw handler if the owner has a
-fast path, and one set of limits. A misbehaving peer costs its own connection and nothing else.
+fast path, one set of limits, and the budgets of the process. A misbehaving peer costs its own
+connection and nothing else.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from remoting.budgets import Budgets
 from remoting.connection import (
+    FROM_PEER,
     CloseCallback,
     ConnectionLimits,
     Handler,
@@ -24,6 +27,7 @@ from remoting.tlslistener import ArrivalCounts, TlsListener, TlsPolicy
 
 LOG = logging.getLogger("remoting")
 
+BUDGET_SWEEP_S = 1.0  # what a frame's deadline may be late by
 IDLE_SWEEPS_PER_TIMEOUT = 4  # an idle connection is closed at most a quarter late
 
 
@@ -48,8 +52,10 @@ class RemotingServer:
         on_raw: RawHandler | None = None,
         on_connection_closed: CloseCallback | None = None,
         tls: TlsPolicy | None = None,
+        budgets: Budgets | None = None,
     ) -> None:
-        """`tls` None: plain connections only."""
+        """`tls` None: plain connections only. `budgets`: of the process, if it has more servers."""
+        self.budgets = budgets or Budgets()
         self._stopping = False
         self.connections: set[ServerConnection] = set()
         self.refused_count = 0  # connections closed for want of room
@@ -63,6 +69,7 @@ class RemotingServer:
         self._tls = None if tls is None or tls.mode is TlsMode.DISABLED else tls
         self._listeners: list[asyncio.Server | TlsListener] = []  # all for the same clients
         self._idle_timer: asyncio.TimerHandle | None = None
+        self._budget_timer: asyncio.TimerHandle | None = None
 
     @property
     def port(self) -> int:
@@ -97,6 +104,7 @@ class RemotingServer:
         self._stopping = False
         self._listeners.append(await self._listen(host, port, bound))
         self._schedule_idle_sweep()
+        self._sweep_budgets()
 
     async def listen_also(self, host: str, port: int) -> None:
         """One port more, served as the first. Raises OSError."""
@@ -109,8 +117,9 @@ class RemotingServer:
             return
         await self._stop_accepting()
         self._stopping = True
-        if self._idle_timer is not None:
-            self._idle_timer.cancel()
+        for timer in (self._idle_timer, self._budget_timer):
+            if timer is not None:
+                timer.cancel()
         for listener in self._listeners:
             listener.close()
         open_connections = list(self.connections)
@@ -150,7 +159,7 @@ class RemotingServer:
             await asyncio.sleep(0)
 
     def _accept(self) -> ServerConnection:
-        return _Accepted(self, self._handlers, self._limits, self._on_raw)
+        return _Accepted(self, self._handlers, self._limits, self._on_raw, self.budgets)
 
     def opened(self, connection: ServerConnection) -> None:
         """Called by the connection itself."""
@@ -160,7 +169,11 @@ class RemotingServer:
         if len(self.connections) >= self._server_limits.connections_max:
             self.refused_count += 1
             if self.refused_count & (self.refused_count - 1) == 0:  # 1, 2, 4, 8, ...: no flood
-                LOG.warning("connection_refused total=%d reason=too_many", self.refused_count)
+                LOG.warning(
+                    "connection_refused total=%d reason=too_many",
+                    self.refused_count,
+                    extra=FROM_PEER,
+                )
             connection.abort("too many connections")
             return
         self.connections.add(connection)
@@ -189,6 +202,11 @@ class RemotingServer:
                 connection.abort("idle")
         self._schedule_idle_sweep()
 
+    def _sweep_budgets(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._budget_timer = loop.call_later(BUDGET_SWEEP_S, self._sweep_budgets)
+        self.budgets.expire(loop.time())
+
 
 class _Accepted(ServerConnection):
     """A connection that its server knows of."""
@@ -199,13 +217,18 @@ class _Accepted(ServerConnection):
         handlers: Mapping[int, Handler],
         limits: ConnectionLimits,
         on_raw: RawHandler | None,
+        budgets: Budgets,
     ) -> None:
-        super().__init__(handlers, limits, on_raw)
+        super().__init__(handlers, limits, on_raw, budgets)
         self._owner = server
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        self._owner.opened(self)
+        try:
+            super().connection_made(transport)
+            self._owner.opened(self)
+        except Exception as error:  # the peer was gone before we looked at it, for one
+            self.fail("accept", error)
+            transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._owner.lost(self)

@@ -16,7 +16,7 @@ import logging
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
@@ -107,21 +107,19 @@ class WebServer:
         raw: Sequence[RawRoute] = (),
         translate: Translate = lambda error: None,
         closing: Callable[[], None] = lambda: None,
-        on_broken: Callable[[AssertionError], None] = lambda error: None,
         connections_max: int = CONNECTIONS_MAX,
         first_request_s: float = FIRST_REQUEST_S,
         listen: Listen | None = None,
     ) -> None:
         """`translate`: an error of the rooms below as a problem; None: it is none of theirs.
-        `closing` is called first in `stop` (event hubs end their streams). `on_broken` hears of
-        broken invariants. `listen` None: HTTP and no HTTPS."""
+        `closing` is called first in `stop` (event hubs end their streams). `listen` None: HTTP and
+        no HTTPS."""
         self.port = 0
         self.refused_connections = 0
         self._settings = settings
         self._access = access
         self._translate = translate
         self._closing = closing
-        self._on_broken = on_broken
         self._connections_max = connections_max
         self._first_request_s = first_request_s
         self._asked: set[RequestHandler] = set()  # connections that brought a request
@@ -245,8 +243,6 @@ class WebServer:
         if problem is not None:
             return problem
         log.error("request_failed %s %s", request.method, request.path, exc_info=error)
-        if isinstance(error, AssertionError):
-            self._on_broken(error)
         return ApiProblem(500, "INTERNAL", "the request failed; the log of this process says why")
 
     def _route(
@@ -296,14 +292,15 @@ class _Refusal(asyncio.Protocol):
     """A connection too many: told so, and closed."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.WriteTransport)
+        # Not told apart by its class: uvloop's transports are of none of asyncio's.
+        accepted = cast(asyncio.WriteTransport, transport)
         text = to_json(busy("too many connections").to_json(""))
-        transport.write(
+        accepted.write(
             b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\n"
             b"Content-Type: %s\r\nContent-Length: %d\r\n\r\n%s"
             % (MEDIA_TYPE.encode(), len(text), text)
         )
-        transport.close()
+        accepted.close()
 
 
 async def read_body(request: web.Request) -> bytes:

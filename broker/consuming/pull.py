@@ -41,6 +41,7 @@ from broker.consuming.filters import (
 from broker.consuming.hold import HoldTable
 from broker.consuming.reads import ReadPolicy
 from broker.consuming.resets import Wait
+from broker.containment import Contained
 from broker.errors import Refused
 from broker.tables.state import BrokerState
 from broker.tables.topics import PERM_READ, RETRY_PREFIX
@@ -83,6 +84,8 @@ EMPTY_QUEUE = ("NO_MESSAGE_IN_QUEUE", "NO_MATCHED_LOGIC_QUEUE")
 class PullConnection(ClientConnection, Protocol):
     def write_many(self, frames: list[bytes]) -> bool: ...
 
+    def abort(self, reason: str) -> None: ...
+
 
 @dataclass(frozen=True, slots=True)
 class Pull:
@@ -111,6 +114,7 @@ class PullService:
         reads: ReadPolicy,
         on_read_failed: Callable[[OSError, Callable[[], object]], None],
         clock_ms: Callable[[], int],
+        contained: Contained | None = None,
     ) -> None:
         """`commit_offset(topic, group, queue_id, offset)` takes a piggybacked commit, or does not;
         `ensure_group` has an unknown group created where that is allowed;
@@ -126,6 +130,7 @@ class PullService:
         self._reads = reads
         self._on_read_failed = on_read_failed
         self._clock_ms = clock_ms
+        self._contained = contained or Contained()
         self.holds: HoldTable[Pull] = HoldTable(
             config.held_pulls_max, self._again, filtered.properties_of
         )
@@ -353,9 +358,12 @@ class PullService:
             return
         response: RemotingCommand | None
         try:
-            response = self._run(pull, may_hold=False)
-        except Refused as refused:
-            self._count(refused.code)
-            response = RemotingCommand.response_to(pull.request, refused.code, refused.remark)
-        if response is not None:
-            pull.connection.write_many([encode_command(response)])
+            try:
+                response = self._run(pull, may_hold=False)
+            except Refused as refused:
+                self._count(refused.code)
+                response = RemotingCommand.response_to(pull.request, refused.code, refused.remark)
+            if response is not None:
+                pull.connection.write_many([encode_command(response)])
+        except Exception as error:  # nothing that a consumer asks for may fail an apply
+            self._contained.failed("held_pull", error, pull.connection)

@@ -98,7 +98,6 @@ class NodeApi:
             version=VERSION,
             translate=local.translate,
             closing=self.hub.close,
-            on_broken=lambda error: broker.fail(f"broken invariant: {error!r}"),
             listen=listening_with(broker.tls.http),
         )
         try:

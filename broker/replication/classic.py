@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from broker.config import BrokerConfig
+from broker.containment import Contained
 from broker.replication.ha.acks import AckBook, Answered, SlaveWish
 from broker.replication.ha.follower import Follower
 from broker.replication.ha.master import HaMaster, MasterSettings
@@ -58,6 +59,7 @@ class LocalApplication:
         on_role: Callable[[RoleEvent], None],
         on_link: Callable[[], None],
         files: ConfigFiles,
+        contained: Contained,
     ) -> None:
         """`on_link()`: a slave's link to its master has begun or ended."""
         self.state = state
@@ -68,6 +70,7 @@ class LocalApplication:
         self.link_changed = on_link
         self._on_units = on_units
         self._on_topics = on_topics
+        self._contained = contained
 
     def append(self, batch: Batch) -> None:
         """Write, dispatch, tell the tables; held pulls wake. Raises OSError."""
@@ -85,7 +88,10 @@ class LocalApplication:
 
     def _arrived(self, units: Sequence[QueueUnits]) -> None:
         for topic, queue_id, _, packed in units:
-            self._on_units(topic, queue_id, packed)
+            try:
+                self._on_units(topic, queue_id, packed)
+            except Exception as error:
+                self._contained.failed("units_told", error)
 
     def answer(self, answered: Sequence[Answered[Batch]]) -> None:
         """Answer whole batches, those with one code together."""
@@ -108,7 +114,7 @@ class LocalApplication:
         for name in names:
             self.sends.topic_changed(name)
         if names:
-            self._on_topics(names)
+            self._contained.run("topics_told", lambda: self._on_topics(names))
 
 
 class ClassicEngine:
@@ -286,6 +292,10 @@ class ClassicEngine:
         except (OSError, StoreError) as error:
             self._fail(f"the log cannot be written: {error!r}")
             return
+        except Exception as error:  # ring boundary, whoever had it cut: wrong is worse than down
+            log.critical("log_broken", exc_info=error)
+            self._fail(f"an invariant is broken: {error!r}")
+            return
         self._flusher.request()
         self._application.answer(answered)
 
@@ -360,7 +370,11 @@ class ClassicEngine:
         command = decode_command_payload(payload)
         if self.is_slave and command["op"] != "commit_offsets":
             raise NotLeader(None)
-        change = self._application.apply(payload, self._wall_ms())
+        try:
+            change = self._application.apply(payload, self._wall_ms())
+        except AssertionError as error:
+            self._fail(f"an invariant is broken: {error!r}")
+            raise
         done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         index = self._application.state.applied_index
         if not change.topics and not change.groups:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from broker.errors import OutcomeUnknown
 from remoting.codec import FRAME_SIZE_BYTES_MAX, FrameReader, decode_command
 from remoting.codes import RequestCode
 from remoting.command import JSON, RemotingCommand
@@ -34,6 +35,11 @@ class Catcher:
 
     def write_many(self, frames: list[bytes]) -> bool:
         return self.write(b"".join(frames))
+
+    def abort(self, reason: str) -> None:
+        """Its answer could not be made."""
+        if not self.answer.done():
+            self.answer.set_exception(OutcomeUnknown(reason))
 
 
 async def send(

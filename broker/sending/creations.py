@@ -14,6 +14,7 @@ from broker.sending.heldsends import HeldSend
 from broker.tables.state import BrokerState, put_topic
 from broker.tables.topics import DEFAULT_TOPIC, DLQ_PREFIX, RETRY_PREFIX, auto_created
 from remoting.codes import ResponseCode
+from remoting.fields import integer_or
 
 WAITING_OVERHEAD_BYTES = 512  # what a waiting send costs besides its record; counts as waiting
 CREATIONS_MAX = 1_000  # topics being auto-created at one time
@@ -60,7 +61,7 @@ class Creations:
                 ResponseCode.SYSTEM_BUSY,
                 f"[BUSY] there are {self._config.topics_max} topics already; none was created",
             )
-        wanted = 1 if derived else int(send.ext.get("d") or 4)
+        wanted = 1 if derived else integer_or(send.ext, "d", 4)
         config = auto_created(name, wanted, self._config.default_topic_queue_nums)
         if waiters is not None:
             waiters.append(send)

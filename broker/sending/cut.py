@@ -17,7 +17,7 @@ import orjson
 from broker.sending.sendrequest import MAGIC_V1, MAGIC_V2, Record, SendQueue
 from remoting.codec import encode_command
 from remoting.codes import MQ_VERSION
-from remoting.command import RESPONSE_FLAG, RemotingCommand
+from remoting.command import JSON, RESPONSE_FLAG, RemotingCommand
 from store.frame import HEADER_SIZE_BYTES, Frame, FrameKind, seal_frame
 
 UNIT = struct.Struct(">qiq")  # physical offset, record size, tags code
@@ -93,7 +93,6 @@ def cut_records(
         tags_code,
     ) in records:
         offset = queue.next_offset
-        queue.next_offset = offset + 1
         add(
             head(
                 size,
@@ -113,6 +112,7 @@ def cut_records(
                 len(body),
             )
         )
+        queue.next_offset = offset + 1
         add(body)
         add(tail)
         units = queue.units
@@ -131,6 +131,15 @@ def cut_records(
         groups.append((queue.topic, queue.queue_id, queue.units_first, b"".join(queue.units)))
         queue.units = []
     return b"".join(parts), positions, offsets, groups
+
+
+def undo_cut(records: Sequence[Record]) -> None:
+    """Behind a `cut_records` that raised: queues are as they were before it."""
+    for record in records:
+        queue = record[0]
+        if queue.units:
+            queue.next_offset = queue.units_first
+            queue.units = []
 
 
 class AnswerFormat:
@@ -181,6 +190,25 @@ class AnswerFormat:
         ).encode()
         size = len(header)
         return _PREFIX.pack(size + 4, size) + header
+
+    def any(
+        self,
+        asked: tuple[int, int],
+        positions: Sequence[int],
+        queue_id: int,
+        queue_offset: int,
+        unique_key: str,
+        recall_handle: str = "",
+    ) -> bytes:
+        """The answer to any send: of one message or a batch, in the header codec it came in.
+        `asked`: opaque and header codec; `positions`: where its messages are in the log."""
+        opaque, serialize_type = asked
+        ids = ",".join([f"{self.host}{position:016X}" for position in positions])
+        if serialize_type == JSON and not recall_handle:
+            return self.success(opaque, ids, queue_id, queue_offset, unique_key)
+        return self.success_in(
+            opaque, ids, queue_id, queue_offset, unique_key, serialize_type, recall_handle
+        )
 
     def success_in(
         self,

@@ -17,6 +17,7 @@ from broker.sending.parking import WAIT, delayed
 from broker.sending.sendrequest import Outgoing, as_stored
 from broker.tables.groups import GroupTable, SubscriptionGroup
 from broker.tables.topics import DLQ_PREFIX, PERM_READ, PERM_WRITE, RETRY_PREFIX, TopicConfig
+from remoting.fields import integer_or
 from store.properties import DELAY, decode_properties, joined
 from store.record import MessageRecord, offset_message_id
 
@@ -87,9 +88,9 @@ def group_of(retry_topic: str, groups: GroupTable, *, may_be_made: bool) -> Subs
 
 def redirected(ext: Mapping[str, str], group: SubscriptionGroup) -> Mapping[str, str]:
     """A send to the group's retry topic as it is stored: itself, or a dead letter if it was tried
-    again too often. V2 names; raises ValueError for a malformed header."""
-    times = int(ext.get("j") or 0)
-    times_max = int(ext["l"]) if ext.get("l") else group.retry_times_max
+    again too often. V2 names; raises HeaderError."""
+    times = integer_or(ext, "j", 0)
+    times_max = integer_or(ext, "l", group.retry_times_max)
     if times <= times_max:
         return ext
     properties = decode_properties(ext.get("i") or "")

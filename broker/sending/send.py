@@ -19,18 +19,21 @@ this table is asked. No task, future or lock per message.
 from __future__ import annotations
 
 import logging
+import struct
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from broker.config import BrokerConfig
+from broker.containment import Contained
 from broker.delivery.transactions.conversion import HALF_TOPIC
 from broker.errors import UNKNOWN_PREFIX, Refused
+from broker.sending.answers import NOT_LEADER, Answers, Writes
 from broker.sending.creations import WAITING_OVERHEAD_BYTES, Creations
-from broker.sending.cut import AnswerFormat, cut_frame, cut_records
+from broker.sending.cut import cut_frame, cut_records, undo_cut
 from broker.sending.heldsends import HeldSend, HeldSends
-from broker.sending.outcome import STORED_CODES, Done
+from broker.sending.outcome import Done
 from broker.sending.parking import Parking, internal_topics, park, unit_code
 from broker.sending.plainsend import PlainSend, plain_record
 from broker.sending.retry import group_of, redirected
@@ -66,9 +69,10 @@ from broker.tables.topics import (
     TopicConfig,
     topic_name_problem,
 )
-from remoting.codec import encode_command
 from remoting.codes import RequestCode, ResponseCode
-from remoting.command import JSON, RESPONSE_FLAG, RemotingCommand
+from remoting.command import JSON
+from remoting.errors import HeaderError
+from remoting.fields import parse_integer
 from store.dispatch import SCHEDULE_TOPIC
 from store.frame import Frame
 from store.properties import UNIQ_KEY, decode_properties
@@ -76,7 +80,6 @@ from store.properties import UNIQ_KEY, decode_properties
 log = logging.getLogger("broker.send")
 
 COMMAND_OVERHEAD_BYTES = 64  # at least what one command costs in a frame besides its own bytes
-NOT_LEADER = "[NOT_LEADER]"
 UNKNOWN_REMARK = f"{UNKNOWN_PREFIX} the message was written but is not known to be committed"
 BATCH_CODE = int(RequestCode.SEND_BATCH_MESSAGE)
 
@@ -96,22 +99,21 @@ class SendPath:
         leader_address: Callable[[], str],
         clock_ms: Callable[[], int],
         wall_ms: Callable[[], int],
+        contained: Contained | None = None,
     ) -> None:
         """`queue_end(topic, queue_id)` is the ConsumeQueue's max offset; `propose(payload, done)`
         proposes a command and calls `done(None)` once it is applied, or `done(error)`."""
         self._config = config
+        self._contained = contained or Contained()
         self._state = state
         self._rules = rules
         self._queue_end = queue_end
         self._request_cut = request_cut
         self._propose = propose
-        self._leader_address = leader_address  # "" when unknown
         self._clock_ms = clock_ms  # never goes back; for time-outs
         self._wall_ms = wall_ms
-        self._answers = {
-            int(code): AnswerFormat(config.region_id, config.trace_on, rules.store_host, int(code))
-            for code in STORED_CODES
-        }
+        self._answers = Answers(config, rules.store_host, leader_address, self._contained)
+        self._host = rules.store_host.hex().upper()  # with a position it is an offsetMsgId
         self._store_host = rules.store_host
         self._group_size_max = min(config.frame_size_max, rules.record_bytes_max)
         self._waiting_bytes_max = config.waiting_bytes_max
@@ -134,8 +136,6 @@ class SendPath:
         self.put_count = 0  # messages stored
         self.repeat_count = 0  # idempotent sends that were answered and not stored again
         self._repeats = Repeats()
-        # Sends answered, by code and the tag that the remark of a refusal begins with.
-        self.results: dict[tuple[int, str], int] = {}
         # Producer group and connection of a half message that is about to be stored; may refuse.
         self.on_half: Callable[[str, Any], None] = lambda *_: None
         # Connection and fields of a send that wants a reply.
@@ -153,6 +153,11 @@ class SendPath:
         return self._held_bytes
 
     @property
+    def results(self) -> dict[tuple[int, str], int]:
+        """Sends answered, by code and the tag that the remark of a refusal begins with."""
+        return self._answers.results
+
+    @property
     def pending_count(self) -> int:
         return len(self._pending)
 
@@ -163,10 +168,10 @@ class SendPath:
         try:
             self.admit(sender, ext, body, born_host, code)
         except Refused as refused:
-            self.refuse(sender, refused)
-        except (KeyError, ValueError, TypeError, AttributeError) as error:
-            remark = f"the send header is malformed: {error!r}; the message was not stored"
-            self._refuse(sender, ResponseCode.SYSTEM_ERROR, remark)
+            self._answers.refuse(sender, refused.code, refused.remark)
+        except (HeaderError, KeyError, ValueError) as error:
+            remark = f"the send header is malformed: {error}; the message was not stored"
+            self._answers.refuse(sender, ResponseCode.SYSTEM_ERROR, remark)
 
     def wake(self, at_once: bool = False) -> None:
         """After a run of `receive` or `admit`: have the member cut what waits, at the end of this
@@ -177,8 +182,8 @@ class SendPath:
     def admit_plain(
         self, connection: Connection, send: PlainSend, body: bytes, born_host: bytes
     ) -> bool:
-        """The quick way onto the waiting list. False: nothing has happened, `admit` is to be tried;
-        ValueError likewise."""
+        """The quick way onto the waiting list. False: nothing has happened, `receive` is to be
+        tried."""
         topic = self._topics.get(send.fields.b)
         groups = self._groups
         if topic is None or not topic.plain or not self._leading or self.disk_full or not groups:
@@ -207,8 +212,8 @@ class SendPath:
     ) -> None:
         """Check one send and put it on the waiting list, or have its topic created first.
 
-        Raises Refused, and KeyError, ValueError, TypeError or AttributeError for a malformed
-        header; nothing has happened then.
+        Raises Refused, and HeaderError, KeyError or ValueError for a malformed header; nothing has
+        happened then.
         """
         name = ext["b"]
         topic = self._topics.get(name)
@@ -225,7 +230,9 @@ class SendPath:
                 if stored is not ext:
                     self.admit(sender, stored, body, born_host, code)
                     return
-        queue = topic.chosen.get(ext["e"]) or self._queue_for(topic, int(ext["e"]))
+        queue = topic.chosen.get(ext["e"]) or self._queue_for(
+            topic, parse_integer(ext["e"], "queueId")
+        )
         parse = parse_batch if code == BATCH_CODE else parse_single
         try:
             records, size, unique_key, wants_reply = parse(
@@ -285,10 +292,8 @@ class SendPath:
         if sent is None:
             return self._repeats.join(key, sender, self._clock_ms())
         self.repeat_count += 1
-        if not sender[2]:
-            reply = self._answers[ResponseCode.SUCCESS].success_in
-            place = sent.message_id, sent.queue_id, sent.queue_offset
-            sender[0].write(reply(sender[1], *place, unique_key, sender[3]))
+        place = sent.message_id, sent.queue_id, sent.queue_offset
+        self._answers.repeated(sender, ResponseCode.SUCCESS, *place, unique_key)
         return True
 
     def store(self, messages: Sequence[Outgoing], command: bytes, done: Done) -> None:
@@ -432,7 +437,7 @@ class SendPath:
                 self.receive(*send)
             else:  # the send itself was certainly not stored
                 remark = f"{NOT_LEADER} topic [{name}] could not be created: {error}"
-                self._refuse(send.sender, ResponseCode.SERVICE_NOT_AVAILABLE, remark)
+                self._answers.refuse(send.sender, ResponseCode.SERVICE_NOT_AVAILABLE, remark)
         self.wake()
 
     # ---- what the member calls ------------------------------------------------------------
@@ -447,21 +452,33 @@ class SendPath:
         command = group.command
         if group.once is not None:
             command = several([*group.commands, sent_once(group, self._store_host, self._config)])
-        frame, positions, offsets, units = cut_frame(
-            group.records,
-            len(command) + group.size_bytes,
-            index,
-            term,
-            place,
-            stamp_ms,
-            self._store_host,
-            command,
-        )
+        try:
+            frame, positions, offsets, units = cut_frame(
+                group.records,
+                len(command) + group.size_bytes,
+                index,
+                term,
+                place,
+                stamp_ms,
+                self._store_host,
+                command,
+            )
+        except struct.error as error:
+            self._uncuttable(groups.popleft(), error)
+            return self.cut(term, index, place)
         groups.popleft()  # only now: `place` may have raised
         self.stamp_ms = stamp_ms
         cut_ms = self._clock_ms()
         self._pending[index] = Pending(frame, group, positions, offsets, units, cut_ms)
         return frame
+
+    def _uncuttable(self, group: Group, error: struct.error) -> None:
+        """A number in one of its records does not fit, which the checks of sends should have seen.
+        Nothing of the group has touched the log, and nothing of it will."""
+        undo_cut(group.records)
+        self._contained.failed("cut", error)
+        remark = f"a number does not fit into its record ({error}); the message was not stored"
+        self._fail(group, ResponseCode.MESSAGE_ILLEGAL, remark)
 
     def cut_batch(self, place: Callable[[int], int]) -> Batch | None:
         """`cut` for a log without frames. What is returned counts as stored once it is written."""
@@ -473,9 +490,13 @@ class SendPath:
         position = place(group.size_bytes)
         if group.once is not None:
             group.commands.append(sent_once(group, self._store_host, self._config))
-        data, positions, offsets, units = cut_records(
-            group.records, position, stamp_ms, self._store_host
-        )
+        try:
+            data, positions, offsets, units = cut_records(
+                group.records, position, stamp_ms, self._store_host
+            )
+        except struct.error as error:
+            self._uncuttable(groups.popleft(), error)
+            return self.cut_batch(place)
         assert len(data) == group.size_bytes
         groups.popleft()
         self.stamp_ms = stamp_ms
@@ -494,68 +515,23 @@ class SendPath:
     def answer(self, stored: Sequence[Stored], code: int = 0) -> None:
         """Tell the senders of stored groups SEND_OK, or another of STORED_CODES: one write per
         connection."""
-        writes: dict[Connection, list[bytes]] = {}
-        plain, success = self._answers[code].plain, self._answers[code].success
-        in_kind = self._answers[code].success_in
-        host = self._answers[code].host
+        code = int(code)
+        answers, writes = self._answers, Writes()
         now_s = time.perf_counter()
-        answered = 0
         for pending in stored:
             group = pending.group
-            answered += len(group.replies) - len(group.dones)
             if pending.cut_s:
                 self.on_stored(now_s - pending.cut_s)
-            positions = pending.positions
-            offsets = pending.offsets
-            records = group.records
-            others = group.answered_queues
-            at, handle = 0, ""
-            for sender, unique_key, count in group.replies:
-                connection, opaque, one_way, serialize_type = sender
-                if not one_way:
-                    queue_id = records[at][0].queue_id
-                    if others is not None:
-                        queue_id, handle = others.get(at, (queue_id, ""))
-                    if serialize_type == JSON and count == 1 and not handle:
-                        data = plain(opaque, positions[at], queue_id, offsets[at], unique_key)
-                    else:
-                        ids = ",".join([f"{host}{p:016X}" for p in positions[at : at + count]])
-                        data = (
-                            success(opaque, ids, queue_id, offsets[at], unique_key)
-                            if serialize_type == JSON and not handle
-                            else in_kind(
-                                opaque,
-                                ids,
-                                queue_id,
-                                offsets[at],
-                                unique_key,
-                                serialize_type,
-                                handle,
-                            )
-                        )
-                    chunks = writes.get(connection)
-                    if chunks is None:
-                        writes[connection] = [data]
-                    else:
-                        chunks.append(data)
-                at += count
-            if group.once is not None:
-                for once, sender in self._repeats.end(group.once):
-                    self.repeat_count += 1
-                    if not sender[2]:
-                        ids = f"{host}{positions[once.at]:016X}"
-                        data = in_kind(
-                            sender[1], ids, once.queue_id, offsets[once.at], once.key[1], sender[3]
-                        )
-                        writes.setdefault(sender[0], []).append(data)
-            self.put_count += at
+            self.put_count += answers.stored(pending, code, writes)
+            for once, sender in self._repeats.end(group.once or ()):
+                self.repeat_count += 1
+                position, offset = pending.positions[once.at], pending.offsets[once.at]
+                message_id = f"{self._host}{position:016X}"
+                answers.repeated(sender, code, message_id, once.queue_id, offset, once.key[1])
             self._held_bytes -= group.held_bytes
             group.held_bytes = 0
-            group.end(int(code), "")
-        key = (int(code), "")
-        self.results[key] = self.results.get(key, 0) + answered
-        for connection, chunks in writes.items():
-            connection.write_many(chunks)
+            answers.tell(group.taken_dones(), code, "")
+        answers.write(writes)
 
     def answer_unwaiting(self, batch: Batch) -> bool:
         """Answer the sends that do not want to wait for disk and slaves (property WAIT=false);
@@ -566,7 +542,7 @@ class SendPath:
         put_count, results = self.put_count, dict(self.results)
         self.answer([unwaiting])
         # The batch is counted when the rest of it is answered.
-        self.put_count, self.results = put_count, results
+        self.put_count, self._answers.results = put_count, results
         return any(not sender[2] for sender, _, _ in batch.group.replies)
 
     def truncated(self, from_index: int) -> None:
@@ -637,7 +613,7 @@ class SendPath:
                 )
                 pending.group.replies = []
         for sender in self._repeats.overdue(oldest_ms):
-            self._refuse(sender, ResponseCode.SYSTEM_ERROR, UNKNOWN_REMARK)
+            self._answers.refuse(sender, ResponseCode.SYSTEM_ERROR, UNKNOWN_REMARK)
 
     def close(self) -> None:
         """The broker stops: whoever still waits is told what is known."""
@@ -661,28 +637,9 @@ class SendPath:
     def _fail(self, group: Group, code: int, remark: str) -> None:
         if group.once is not None and remark is not UNKNOWN_REMARK:
             for _, sender in self._repeats.end(group.once):
-                self._refuse(sender, code, remark)
+                self._answers.refuse(sender, code, remark)
         for sender, _, _ in group.replies:
-            if sender is not OWN:
-                self._refuse(sender, code, remark)
+            self._answers.refuse(sender, code, remark)
         self._held_bytes -= group.held_bytes
         group.held_bytes = 0
-        group.end(int(code), remark)
-
-    def refuse(self, sender: Sender, refused: Refused) -> None:
-        """Answer a send that `admit` refused."""
-        self._refuse(sender, refused.code, refused.remark)
-
-    def _refuse(self, sender: Sender, code: int, remark: str) -> None:
-        connection, opaque, one_way, serialize_type = sender
-        key = (int(code), remark[1 : remark.find("]")] if remark[:1] == "[" else "")
-        self.results[key] = self.results.get(key, 0) + 1
-        if one_way:
-            return
-        ext: dict[str, str] = {}
-        if remark.startswith(NOT_LEADER):
-            leader = self._leader_address()
-            if leader:
-                ext["leaderAddr"] = leader
-        response = RemotingCommand(int(code), opaque, RESPONSE_FLAG, remark, ext)
-        connection.write(encode_command(response, serialize_type))
+        self._answers.tell(group.taken_dones(), int(code), remark)

@@ -28,6 +28,7 @@ from zlib import crc32
 
 from broker.errors import Refused
 from broker.tables.topics import NO_SEND_TOPICS, RETRY_PREFIX, TopicConfig
+from remoting.fields import parse_integer
 from store.properties import TAGS, decode_properties, java_string_hash, tags_code
 from store.record import MessageRecord, pack_host
 
@@ -59,12 +60,12 @@ BORN_V6 = 0x10
 STORE_V6 = 0x20
 TRANSACTION_BITS = 0x0C
 INT32_MAX = 0x7FFFFFFF
-INT64_MAX = 0x7FFFFFFFFFFFFFFF
 
 SYSTEM_ERROR = 1
 MESSAGE_ILLEGAL = 13
 NO_PERMISSION = 16
 TAGS_CACHE_MAX = 10_000
+BORN_TIMES_CACHE_MAX = 1_000  # of clients' latest milliseconds, at most 20 characters each
 NUMBERS_CACHE_MAX = 1_000  # (sysFlag, flag, reconsumeTimes) as they are spelt: nearly always zeros
 NAME_PARTS_MAX = 1_000  # of one topic, by size of the properties: nearly always a few
 ENDINGS_CACHE_MAX = 4_000  # properties without their UNIQ_KEY, as they are spelt
@@ -200,6 +201,7 @@ class SendRules:
     """The broker's part of every stored record and its limits; built once."""
 
     __slots__ = (
+        "born_times",
         "cluster",
         "endings",
         "head_size_v4",
@@ -236,6 +238,7 @@ class SendRules:
         self.head_v4 = HEADS[8, len(store_host)]
         self.head_v6 = HEADS[20, len(store_host)]
         self.head_size_v4 = 72 + 8 + len(store_host)  # of a record whose BORNHOST is IPv4
+        self.born_times: dict[str, int] = {}  # as spelt → ms
         self.tags: dict[str, int] = {}  # tag string → hash; bounded by TAGS_CACHE_MAX
         # A plain message's properties without its UNIQ_KEY's value → what is stored behind them,
         # and the tags code.
@@ -344,8 +347,8 @@ def parse_single(
     born_host: bytes,
     rules: SendRules,
 ) -> Parsed:
-    """The record of a send to `queue`. Raises Special, Refused; KeyError, ValueError
-    and TypeError for a malformed header.
+    """The record of a send to `queue`. Raises Special, Refused; KeyError and HeaderError for a
+    malformed header.
 
     The caller has chosen the queue and checked the topic's permission.
     """
@@ -355,9 +358,7 @@ def parse_single(
     if not 0 < len(body) <= rules.message_size_max:
         raise _body_refused(body, rules)
     stored, unique_key, tags, wants_reply = stored_properties(ext.get("i") or "", rules)
-    born_ms = int(ext["g"])
-    if not 0 <= born_ms <= INT64_MAX:
-        raise _born_refused()
+    born_ms = _born_ms(ext["g"], rules)
     record = _record(queue, topic, body, numbers, born_ms, born_host, stored, tags, rules)
     return [record], record[1], unique_key, wants_reply
 
@@ -380,7 +381,7 @@ def parse_special(
         queue.queue_id,
         body,
         stored,
-        _born_ms(ext["g"]),
+        _born_ms(ext["g"], rules),
         born_host,
         flag,
         sys_flag,
@@ -402,7 +403,7 @@ def parse_batch(
         numbers = _numbers(ext, rules)
         if not 0 < len(body) <= rules.message_size_max:
             raise _body_refused(body, rules)
-        born = _born_ms(ext["g"]), born_host
+        born = _born_ms(ext["g"], rules), born_host
         properties = ext.get("i") or ""
         wants_reply = stored_properties(properties, rules)[3]
         found = _batch_records(properties, body, queue, topic, numbers, born, rules)
@@ -433,7 +434,9 @@ def _numbers(ext: Mapping[str, str], rules: SendRules) -> Numbers:
 
 
 def _checked_numbers(sys_flag_text: str, flag_text: str, reconsume_text: str | None) -> Numbers:
-    sys_flag, flag, reconsume = int(sys_flag_text), int(flag_text), int(reconsume_text or 0)
+    sys_flag = parse_integer(sys_flag_text, "sysFlag")
+    flag = parse_integer(flag_text, "flag")
+    reconsume = parse_integer(reconsume_text or "0", "reconsumeTimes")
     if not (
         0 <= sys_flag <= INT32_MAX
         and -INT32_MAX - 1 <= flag <= INT32_MAX
@@ -443,15 +446,17 @@ def _checked_numbers(sys_flag_text: str, flag_text: str, reconsume_text: str | N
     return sys_flag, flag, reconsume
 
 
-def _born_ms(text: str) -> int:
-    born_ms = int(text)
-    if not 0 <= born_ms <= INT64_MAX:
-        raise _born_refused()
+def _born_ms(text: str, rules: SendRules) -> int:
+    """The bornTimestamp; remembered, because sends of one millisecond have the same one."""
+    born_ms = rules.born_times.get(text)
+    if born_ms is None:
+        born_ms = parse_integer(text, "bornTimestamp")
+        if born_ms < 0:
+            raise Refused(MESSAGE_ILLEGAL, "bornTimestamp is out of range")
+        if len(rules.born_times) >= BORN_TIMES_CACHE_MAX:
+            rules.born_times.clear()
+        rules.born_times[text] = born_ms
     return born_ms
-
-
-def _born_refused() -> Refused:
-    return Refused(MESSAGE_ILLEGAL, "bornTimestamp is out of range")
 
 
 def _body_refused(body: bytes, rules: SendRules) -> Refused:
@@ -518,6 +523,8 @@ def record_of(
     """The record of a message that the broker stores itself. Raises Refused."""
     if not message.body:
         raise _body_refused(message.body, rules)
+    if message.reconsume > INT32_MAX:
+        raise Refused(MESSAGE_ILLEGAL, f"reconsumeTimes {message.reconsume} is out of range")
     sys_flag = message.sys_flag & ~(BORN_V6 | STORE_V6)
     if len(rules.store_host) == 20:
         sys_flag |= STORE_V6

@@ -27,6 +27,8 @@ class Connection(Protocol):
 
     def write(self, data: bytes) -> bool: ...
 
+    def abort(self, reason: str) -> None: ...
+
 
 NO_WAIT = b"WAIT\x01false"
 
@@ -42,6 +44,9 @@ class _Nobody:
 
     def write(self, data: bytes) -> bool:
         raise AssertionError("nobody is answered")
+
+    def abort(self, reason: str) -> None:
+        raise AssertionError("nobody is connected")
 
 
 OWN: Sender = (_Nobody(), 0, 1, JSON)  # one-way
@@ -91,11 +96,10 @@ class Group:
         self.records.append(record)
         self.replies.append((sender, unique_key, 1))
 
-    def end(self, code: int, remark: str) -> None:
-        """Tell who asked for the broker's own messages."""
+    def taken_dones(self) -> list[Done]:
+        """Who asked for the broker's own messages: to be told once."""
         dones, self.dones = self.dones, []
-        for done in dones:
-            done(code, remark)
+        return dones
 
 
 class Stored:

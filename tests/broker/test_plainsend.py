@@ -1,4 +1,5 @@
-"""The quick way of a send and the general one: of whatever is sent they make the same."""
+"""The quick way of a send and the general one, in both header codecs: of whatever is sent they make
+the same."""
 
 import random
 import struct
@@ -10,7 +11,9 @@ from broker.processor import Processor
 from broker.sending.plainsend import PLAIN_START
 from broker.sending.sendrequest import ENDING_SIZE_MAX, ENDINGS_CACHE_MAX, NAME_PARTS_MAX
 from broker.tables.topics import TopicConfig
-from remoting.codec import FrameReader
+from remoting.codec import FrameReader, decode_command, encode_command
+from remoting.command import BINARY, RemotingCommand
+from remoting.errors import HeaderError, RemotingProtocolError
 from tests.broker.doubles import FakeConnection
 from tests.broker.test_hotpath import fields
 from tests.broker.test_send import Bench
@@ -19,20 +22,37 @@ KEY = "UNIQ_KEY\x01{:032X}\x02"
 
 
 class Peer(FakeConnection):
-    """Keeps what goes the connection's usual way: the broker would say what is wrong with it."""
+    """A connection whose frames are decoded and handled as remoting.connection does it. Keeps what
+    sends do not take."""
 
     def __init__(self, address="10.0.0.9:4000"):
         super().__init__(address)
+        self.handlers = {}
         self.dispatched = []
 
     def dispatch(self, frame):
-        self.dispatched.append(frame[1:])
+        try:
+            command = decode_command(frame)
+        except RemotingProtocolError:
+            self.dispatched.append("malformed")
+            return False
+        handler = self.handlers.get(command.code)
+        if handler is None or command.is_response:
+            self.dispatched.append((command.code, command.opaque, command.ext, command.body))
+            return True
+        try:
+            assert handler(self, command) is None
+        except HeaderError as error:
+            self.dispatched.append(str(error))
+        return True
 
 
 class Side:
-    """A broker that is sent requests whose headers have one order of names."""
+    """A broker that is sent requests whose headers are of one kind: JSON with the code first, JSON
+    with it last, or binary."""
 
-    def __init__(self, code_first, **config):
+    def __init__(self, code_first, *, binary=False, **config):
+        self.binary = binary
         self.bench = Bench(**config)
         self.bench.state.topics.put(TopicConfig("%RETRY%g", 1, 1), 0)
         self.bench.state.topics.put(TopicConfig("R", 4, 0, 4), 0)
@@ -49,6 +69,7 @@ class Side:
         self.bench.sends.admit_plain = counting
         self.processor = Processor(self.bench.sends, {})
         self.connection = Peer()
+        self.connection.handlers = self.processor.handlers
         self.code_first = code_first
 
     def send(self, requests):
@@ -56,6 +77,12 @@ class Side:
         data = b""
         for opaque, (ext, body, changes) in enumerate(requests):
             header = {"code": 310, "extFields": ext, "flag": 0, "opaque": opaque} | changes
+            if self.binary:
+                command = RemotingCommand(310, opaque, ext=ext, body=body)
+                for name, value in changes.items():
+                    setattr(command, name, value)
+                data += encode_command(command, BINARY)
+                continue
             if not self.code_first:
                 header = dict(reversed(header.items()))
             text = orjson.dumps(header)
@@ -65,9 +92,8 @@ class Side:
         frames = []
         while self.bench.sends._groups:
             frames.append(self.bench.commit().data)
-        answers = [(a.opaque, a.code, a.remark, a.ext) for a in self.connection.answers()]
-        dispatched = [(orjson.loads(header), body) for header, body in self.connection.dispatched]
-        self.connection.dispatched = []
+        answers = [(a.opaque, a.code, a.remark, a.ext or {}) for a in self.connection.answers()]
+        dispatched, self.connection.dispatched = self.connection.dispatched, []
         return frames, answers, dispatched, self.asked, self.bench.sends.held_bytes
 
 
@@ -141,10 +167,52 @@ def test_both_ways_make_the_same_of_it(seed, monkeypatch):
     for _ in range(6):
         for odd in (False, True):
             sent = requests(random_, 40, odd)
-            assert quick.send(sent) == general.send(sent)
+            for request in sent if odd else [sent]:
+                alone = [request] if odd else request
+                assert quick.send(alone) == general.send(alone)
     assert quick.quick > 150
     assert general.quick == 0
     assert quick.asked
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_both_header_codecs_make_the_same_of_it(seed, monkeypatch):
+    random_ = random.Random(seed)
+    monkeypatch.setattr("broker.sending.sendrequest.uuid.uuid4", lambda: Fixed)
+    quick, binary = Side(True), Side(False, binary=True)
+    for _ in range(200):
+        ext, body, _ = requests(random_, 1, True)[0]
+        texts = {name: value for name, value in ext.items() if type(value) is str and value}
+        assert quick.send([(texts, body, {})]) == binary.send([(texts, body, {})])
+
+
+NUMBERS = [None, True, "7", "x", [], [1], {}, {"a": {}}, 0.0, 1e300, -(1 << 31), (1 << 31) - 1,
+           1 << 31, -(1 << 31) - 1, (1 << 63) - 1, (1 << 64) - 1, 0, 1, 2, 3]  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_no_type_or_range_of_a_header_gets_past_either_way(seed, monkeypatch):
+    """What one way takes the other takes; what is no request at all is admitted by neither."""
+    random_ = random.Random(seed)
+    monkeypatch.setattr("broker.sending.sendrequest.uuid.uuid4", lambda: Fixed)
+    quick, general = Side(True), Side(False)
+    for _ in range(400):
+        ext, body, _ = plain(random_.getrandbits(64))
+        name = random_.choice(["code", "flag", "opaque", "version", "remark", "language", "ext"])
+        value = random_.choice(NUMBERS)
+        changes = {name: value}
+        if name == "ext":
+            ext[random_.choice("abcdefghijklmnz")] = value
+            changes = {}
+        else:
+            for side in (quick, general):
+                side.send([plain(1)])  # so that there is a group and a quick way
+        sent = [(ext, body, changes)]
+        frames, answers, dispatched, *_ = made = quick.send(sent)
+        assert made == general.send(sent)
+        if name in ("code", "flag", "opaque", "version"):
+            if type(value) is not int or not -(1 << 31) <= value < 1 << 31:
+                assert (frames, answers, dispatched) == ([], [], ["malformed"])
 
 
 class Fixed:

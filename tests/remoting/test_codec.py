@@ -6,6 +6,8 @@ import orjson
 import pytest
 
 from remoting.codec import (
+    HEADER_FIELDS_MAX,
+    HEADER_SIZE_BYTES_MAX,
     FrameReader,
     decode_command,
     encode_command,
@@ -223,3 +225,63 @@ def test_a_response_answers_in_the_codec_of_its_request() -> None:
     assert (command.code, command.opaque, command.remark) == (17, 7, "none")
     assert command.is_response
     assert not command.is_oneway
+
+
+def raw_header(header: bytes, codec: int = JSON, body: bytes = b"") -> bytes:
+    size = len(header)
+    return struct.pack(">II", 4 + size + len(body), codec << 24 | size) + header + body
+
+
+def test_a_header_beyond_its_limit_is_refused_at_its_first_eight_bytes() -> None:
+    """However much of it is to come: nothing is kept, and nothing is parsed."""
+    for size in (HEADER_SIZE_BYTES_MAX + 1, 13 << 20):
+        reader = FrameReader()
+        assert reader.split(raw_header(bytes(size))[:8]) == []
+        assert reader.error is not None and str(size) in str(reader.error)
+        assert reader.buffered_bytes == 0
+    reader = FrameReader()
+    assert len(reader.split(raw_header(bytes(HEADER_SIZE_BYTES_MAX)))) == 1
+
+
+def test_the_longest_properties_of_a_java_client_fit_into_a_header() -> None:
+    properties = "\x01" * 32_767  # six bytes each in JSON
+    command = RemotingCommand(310, 1, ext={"i": properties, "b": "T" * 127, "a": "G" * 255})
+    (frame,) = FrameReader().split(encode_command(command))
+    assert decode_command(frame) == command
+
+
+@pytest.mark.parametrize("codec", [JSON, BINARY])
+def test_fields_are_counted(codec: int) -> None:
+    fields = {f"f{number}": "v" for number in range(HEADER_FIELDS_MAX)}
+    (frame,) = FrameReader().split(encode_command(RemotingCommand(11, 1, ext=fields), codec))
+    assert decode_command(frame).ext == fields
+    fields["one"] = "more"
+    (frame,) = FrameReader().split(encode_command(RemotingCommand(11, 1, ext=fields), codec))
+    with pytest.raises(RemotingProtocolError, match="extFields"):
+        decode_command(frame)
+
+
+NOT_INT32 = ["null", "true", "1.0", "1e2", "[]", "{}", '"7"', "2147483648", "-2147483649"]
+NOT_INT32 += [str((1 << 63) - 1), str(1 << 64), str(1 << 70), "[" * 900 + "]" * 900]
+
+
+@pytest.mark.parametrize("text", NOT_INT32)
+@pytest.mark.parametrize("name", ["code", "opaque", "flag", "version"])
+def test_numbers_of_a_header_are_int32(name: str, text: str) -> None:
+    numbers = {"code": "1", "opaque": "2", "flag": "0", "version": "3"} | {name: text}
+    header = ",".join(f'"{key}":{value}' for key, value in numbers.items())
+    with pytest.raises(RemotingProtocolError):
+        decode_command((JSON, f"{{{header}}}".encode(), b""))
+
+
+def test_deep_nesting_is_refused_and_nothing_else_happens() -> None:
+    for depth in (500, 2_000, 60_000):
+        for header in (
+            b'{"code":1,"x":' + b"[" * depth + b"]" * depth + b"}",
+            b'{"code":1,"extFields":' + b'{"a":' * depth + b"1" + b"}" * depth + b"}",
+        ):
+            try:
+                decoded = decode_command((JSON, header, b""))
+            except RemotingProtocolError:
+                continue
+            assert decoded.ext is None  # an unknown name's value, which nobody looks at

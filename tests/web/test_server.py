@@ -188,8 +188,7 @@ async def test_too_large_a_body_is_refused_before_it_is_read():
 
 
 async def test_errors_are_problems_without_secrets(caplog):
-    failed = []
-    async with serving(on_broken=failed.append) as client:
+    async with serving() as client:
         answer = await client.get("/broken")
         assert (answer.status, answer.code) == (500, "INTERNAL")
         assert b"secret" not in answer.body and "secret words" in caplog.text
@@ -198,9 +197,7 @@ async def test_errors_are_problems_without_secrets(caplog):
         other = await client.ask("PUT", "/fine")
         assert (other.code, other.headers["Allow"]) == ("METHOD_NOT_ALLOWED", "GET")
         assert (await client.get("/fine", a="1")).code == "INVALID"
-        assert not failed
-        assert (await client.get("/impossible")).status == 500
-        assert [str(error) for error in failed] == ["cannot be"]
+        assert (await client.get("/impossible")).status == 500  # an assertion, too
         for path in ("/broken", "/nothing"):
             answer = await client.get(path)
             assert answer.headers["Content-Type"].startswith("application/problem+json")

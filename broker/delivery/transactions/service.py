@@ -25,9 +25,9 @@ from broker.delivery.transactions import conversion
 from broker.delivery.transactions.book import COMMIT, ROLLBACK, Half, HalfBook
 from broker.delivery.transactions.conversion import GIVEN_UP_TOPIC, GROUP, HALF_TOPIC, OP_TOPIC
 from broker.errors import Refused
+from broker.sending.answers import NOT_LEADER
 from broker.sending.outcome import Ended, is_stored
 from broker.sending.parking import later
-from broker.sending.send import NOT_LEADER
 from broker.sending.sendrequest import Outgoing
 from broker.tables.state import commit_offsets, put_topic
 from broker.tables.topics import TopicConfig

@@ -1,0 +1,128 @@
+"""What senders are told: SEND_OK or another status of a stored message, or why it was refused.
+
+Half of this runs while frames are applied, and all of it is made of what clients sent: whatever
+raises here ends the connection it was for, and nothing else (broker.containment).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from broker.config import BrokerConfig
+from broker.containment import Contained
+from broker.sending.cut import AnswerFormat
+from broker.sending.outcome import STORED_CODES, Done
+from broker.sending.waiting import OWN, Connection, Sender, Stored
+from remoting.codec import encode_command
+from remoting.command import JSON, RESPONSE_FLAG, RemotingCommand
+
+NOT_LEADER = "[NOT_LEADER]"
+
+Writes = dict[Connection, list[bytes]]  # what leaves in one write for each connection
+
+
+class Answers:
+    """One per send path. `results`: sends answered, by code and the tag that the remark of a
+    refusal begins with."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        store_host: bytes,
+        leader_address: Callable[[], str],
+        contained: Contained,
+    ) -> None:
+        """`leader_address()`: "" when it is not known."""
+        self._formats = {
+            int(code): AnswerFormat(config.region_id, config.trace_on, store_host, int(code))
+            for code in STORED_CODES
+        }
+        self._leader_address = leader_address
+        self._contained = contained
+        self.results: dict[tuple[int, str], int] = {}
+
+    def stored(self, stored: Stored, code: int, writes: Writes) -> int:
+        """Put the answers to all sends of a stored group into `writes`; returns how many messages
+        they brought."""
+        formats = self._formats[code]
+        plain = formats.plain
+        group, positions, offsets = stored.group, stored.positions, stored.offsets
+        records = group.records
+        others = group.answered_queues
+        at, handle = 0, ""
+        for sender, unique_key, count in group.replies:
+            connection, opaque, one_way, serialize_type = sender
+            if not one_way:
+                queue_id = records[at][0].queue_id
+                if others is not None:
+                    queue_id, handle = others.get(at, (queue_id, ""))
+                try:
+                    if serialize_type == JSON and count == 1 and not handle:
+                        data = plain(opaque, positions[at], queue_id, offsets[at], unique_key)
+                    else:
+                        data = formats.any(
+                            (opaque, serialize_type),
+                            positions[at : at + count],
+                            queue_id,
+                            offsets[at],
+                            unique_key,
+                            handle,
+                        )
+                except Exception as error:
+                    self._contained.failed("answer", error, connection)
+                else:
+                    chunks = writes.get(connection)
+                    if chunks is None:
+                        writes[connection] = [data]
+                    else:
+                        chunks.append(data)
+            at += count
+        key = (code, "")
+        self.results[key] = self.results.get(key, 0) + len(group.replies) - len(group.dones)
+        return at
+
+    def repeated(
+        self, sender: Sender, code: int, message_id: str, queue_id: int, offset: int, key: str
+    ) -> None:
+        """Answer an idempotent send that came again as the first one was, with its place."""
+        connection, opaque, one_way, serialize_type = sender
+        if one_way:
+            return
+        try:
+            found = message_id, queue_id, offset, key
+            connection.write(self._formats[code].success_in(opaque, *found, serialize_type))
+        except Exception as error:
+            self._contained.failed("answer", error, connection)
+
+    def write(self, writes: Writes) -> None:
+        for connection, chunks in writes.items():
+            try:
+                connection.write_many(chunks)
+            except Exception as error:
+                self._contained.failed("answer", error, connection)
+
+    def refuse(self, sender: Sender, code: int, remark: str) -> None:
+        """Answer a send that is not stored, or is not known to be."""
+        if sender is OWN:
+            return
+        connection, opaque, one_way, serialize_type = sender
+        key = (int(code), remark[1 : remark.find("]")] if remark[:1] == "[" else "")
+        self.results[key] = self.results.get(key, 0) + 1
+        if one_way:
+            return
+        ext: dict[str, str] = {}
+        if remark.startswith(NOT_LEADER):
+            leader = self._leader_address()
+            if leader:
+                ext["leaderAddr"] = leader
+        response = RemotingCommand(int(code), opaque, RESPONSE_FLAG, remark, ext)
+        try:
+            connection.write(encode_command(response, serialize_type))
+        except Exception as error:
+            self._contained.failed("answer", error, connection)
+
+    def tell(self, dones: Iterable[Done], code: int, remark: str) -> None:
+        """Tell who had messages of the broker's own stored how that ended."""
+        for done in dones:
+            self._contained.run("told_of_store", partial(done, code, remark))

@@ -1,0 +1,147 @@
+"""What the connections of a process may make it hold together, in bytes. Pure.
+
+A peer that may send a frame of 16 MiB may also begin one and never end it; so may sixty peers. A
+bound for each connection is therefore no bound for the process. These are:
+
+- `unfinished`: frames that have begun and are not whole yet, and frames that wait because their
+  sender does not read our answers. Each has a deadline, too.
+- `unsent`: answers that the transports hold for peers that do not read.
+- `work`: bodies of slow requests that are being worked on (a task each).
+
+A `Holding` that is over its bound closes connections until it is not: the one whose frame began
+first, or the one that holds most; small holders are spared while there is a large one. Everybody
+else is served meanwhile. An `Allowance` that is used up refuses more: the request is answered BUSY.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+MIB = 1024 * 1024
+SMALL_BYTES = 64 * 1024  # what any peer holds at times: a read that ended within a frame
+TASK_BYTES = 4 * 1024  # what a slow request costs besides its body
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetLimits:
+    """Bounds of a process; each has a key of its configuration."""
+
+    unfinished_bytes_max: int = 64 * MIB
+    frame_deadline_s: float = 60.0
+    unsent_bytes_max: int = 256 * MIB
+    work_bytes_max: int = 64 * MIB
+
+
+class Holder(Protocol):
+    """A connection, as a `Holding` sees it."""
+
+    @property
+    def unsent_bytes(self) -> int: ...
+
+    def abort(self, reason: str) -> None: ...
+
+
+class Holding:
+    """Bytes held for connections that may be closed to get them back.
+
+    `oldest_first`: whom to close is decided by age, else by size.
+    """
+
+    def __init__(self, name: str, bytes_max: int, *, oldest_first: bool) -> None:
+        assert bytes_max > 0, bytes_max
+        self.name = name
+        self.bytes_max = bytes_max
+        self.held_bytes = 0
+        self.closed_count = 0  # connections, for being over the bound or too late
+        self._oldest_first = oldest_first
+        self._held: dict[Holder, tuple[float, int]] = {}  # since when, bytes; the oldest first
+
+    def hold(self, holder: Holder, size: int, now_s: float) -> None:
+        """Note that `holder` holds `size` bytes now. May close connections, `holder` too."""
+        since_s, before = self._held.get(holder, (now_s, 0))
+        if size:
+            self._held[holder] = (since_s, size)
+        elif before:
+            del self._held[holder]
+        self.held_bytes += size - before
+        if self.held_bytes > self.bytes_max and size > before:
+            self._make_room()
+
+    def began_anew(self, holder: Holder, size: int, now_s: float) -> None:
+        """As `hold`, for another frame than the one that was noted: its time begins now."""
+        known = self._held.pop(holder, None)
+        if known is not None:
+            self.held_bytes -= known[1]
+        if size:
+            self.hold(holder, size, now_s)
+
+    def look_again(self) -> None:
+        """Note anew what transports hold: they send by themselves."""
+        for holder, (_, size) in list(self._held.items()):
+            now = holder.unsent_bytes
+            if now != size:
+                self.hold(holder, min(now, size), 0.0)
+
+    def expire(self, before_s: float) -> None:
+        """Close whoever has held something since before that."""
+        for holder, (since_s, size) in list(self._held.items()):
+            if since_s > before_s:
+                break
+            self._close(holder, f"{size} bytes of an unfinished frame for too long")
+
+    def _make_room(self) -> None:
+        if not self._oldest_first:
+            self.look_again()
+        while self.held_bytes > self.bytes_max:
+            self._close(self._victim(), f"{self.name}: over {self.bytes_max} bytes in all")
+
+    def _victim(self) -> Holder:
+        if not self._oldest_first:
+            return max(self._held, key=lambda holder: self._held[holder][1])
+        large = (holder for holder, (_, size) in self._held.items() if size >= SMALL_BYTES)
+        return next(large, next(iter(self._held)))
+
+    def _close(self, holder: Holder, reason: str) -> None:
+        self.closed_count += 1
+        _, size = self._held.pop(holder)
+        self.held_bytes -= size
+        holder.abort(reason)
+
+
+class Allowance:
+    """Bytes that are taken before work begins and given back when it is done."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.used_bytes = 0
+        self.refused_count = 0
+
+    def take(self, size: int) -> bool:
+        """False: there is no room, and nothing was taken."""
+        if self.used_bytes + size > self.bytes_max:
+            self.refused_count += 1
+            return False
+        self.used_bytes += size
+        return True
+
+    def give_back(self, size: int) -> None:
+        self.used_bytes -= size
+        assert self.used_bytes >= 0, self.used_bytes
+
+
+class Budgets:
+    """All of a process. `failures`: requests and callbacks that raised what nobody foresaw."""
+
+    def __init__(self, limits: BudgetLimits | None = None) -> None:
+        self.limits = limits or BudgetLimits()
+        self.unfinished = Holding(
+            "unfinished frames", self.limits.unfinished_bytes_max, oldest_first=True
+        )
+        self.unsent = Holding("unsent answers", self.limits.unsent_bytes_max, oldest_first=False)
+        self.work = Allowance(self.limits.work_bytes_max)
+        self.failures = 0
+
+    def expire(self, now_s: float) -> None:
+        """Close connections whose frame has taken too long. To be called about once a second."""
+        self.unfinished.expire(now_s - self.limits.frame_deadline_s)

@@ -36,7 +36,7 @@ from remoting.acl.needs import Need, topic_need
 from remoting.acl.signature import ACCESS_KEY
 from remoting.codec import RawFrame, decode_command
 from remoting.command import RemotingCommand
-from remoting.connection import Connection, Handler, RawHandler
+from remoting.connection import FROM_PEER, Connection, Handler, RawHandler
 from remoting.errors import RemotingError, RemotingProtocolError
 from store.properties import decode_properties
 from store.record import MessageRecord, decode_record
@@ -229,6 +229,7 @@ class Access:
             (command.ext or {}).get(ACCESS_KEY, "")[:256],
             command.code,
             error,
+            extra=FROM_PEER,
         )
 
     def _refuse(

@@ -24,6 +24,7 @@ from broker.claim import Claim
 from broker.clients import ClientTable
 from broker.config import BrokerConfig
 from broker.construction import (
+    budget_limits,
     send_rules,
     store_config,
     template_topic,
@@ -71,6 +72,7 @@ from dledger.errors import RaftError
 from dledger.messages import Role, RoleEvent
 from ops.logs import set_level
 from remoting.address import format_address
+from remoting.budgets import Budgets
 from remoting.codes import ResponseCode
 from remoting.connection import Connection, ConnectionLimits, Handler
 from remoting.processtls import ProcessTls
@@ -471,6 +473,7 @@ class Broker:
             on_raw=self.access.guarding(self.processor.on_raw),
             on_connection_closed=lambda connection, _: self._connection_closed(connection),
             tls=self.tls.server,
+            budgets=Budgets(budget_limits(config)),
         )
         self.registrar = Registrar(
             config.name_servers,

@@ -33,6 +33,7 @@ from broker.http.faults import FaultDoor
 from dledger.errors import RaftError
 from ops.configcli import config_commands
 from ops.logs import set_up
+from ops.memory import return_large_blocks
 from remoting.errors import RemotingError
 from remoting.tls import TlsError
 from store.disk import OsDisk
@@ -142,7 +143,10 @@ def main(
         "node": config.node_name,
         "group": config.group_name,
     }
-    set_up(config.log_format, config.log_level, where)
+    set_up(
+        config.log_format, config.log_level, where, peer_lines_per_s=config.log_peer_lines_per_s
+    )
+    return_large_blocks()
     for key in config.without_effect():
         log.warning("config_without_effect key=%s: accepted, but not acted on in this mode", key)
     machine_of: Callable[[str], Machine] = context.obj or this_machine

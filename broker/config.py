@@ -102,6 +102,17 @@ class BrokerConfig(PeerTlsOptions):
         "A registration that takes longer has failed.", unit=MS, low=10)
     write_buffer_bytes_max: int = option("network", "writeBufferBytesMax", 64 * MIB,
         "Unsent answers of a connection; above, it is closed.", unit=BYTES, low=64 * KIB)
+    unfinished_frame_bytes_max: int = option("network", "unfinishedFrameBytesMax", 64 * MIB,
+        "Frames that have begun to arrive, over all connections; above, those that began first"
+        " are closed.", unit=BYTES, low=16 * MIB)
+    frame_deadline_ms: int = option("network", "frameDeadlineMs", 60_000,
+        "A frame that takes longer to arrive closes its connection.", unit=MS, low=1_000)
+    unsent_bytes_max: int = option("network", "unsentBytesMax", 256 * MIB,
+        "Unsent answers, over all connections; above, those with most of them are closed.",
+        unit=BYTES, low=16 * MIB)
+    slow_request_bytes_max: int = option("network", "slowRequestBytesMax", 64 * MIB,
+        "Requests that are worked on and are no sends or pulls, over all connections; above, they"
+        " are refused (`[BUSY]`).", unit=BYTES, low=MIB)
 
     # [store]
     store_path_root_dir: str = option("store", "storePathRootDir", "store",
@@ -348,6 +359,9 @@ class BrokerConfig(PeerTlsOptions):
     log_level: str = option("log", "logLevel", "INFO",
         "The least severe events written.",
         choices=("DEBUG", "INFO", "WARNING", "ERROR"), live=True)
+
+    log_peer_lines_per_s: int = option("log", "logPeerLinesPerS", 2,
+        "Lines a second about what peers did wrong, on average; what is more is counted.", low=1)
 
     # [metrics]
     metrics_series_max: int = option("metrics", "metricsSeriesMax", 2_000,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from broker.config import BrokerConfig
 from broker.sending.sendrequest import SendRules
 from broker.tables.topics import DEFAULT_TOPIC, TopicConfig
+from remoting.budgets import BudgetLimits
 from remoting.codec import FRAME_SIZE_BYTES_MAX
 from store.config import StoreConfig, StoreMode, hot_span_bytes
 from store.frame import HEADER_SIZE_BYTES
@@ -43,6 +44,15 @@ def send_rules(config: BrokerConfig, store_host: bytes) -> SendRules:
             FRAME_SIZE_BYTES_MAX,
             config.mapped_file_size_commit_log - HEADER_SIZE_BYTES - BLANK_SIZE_BYTES,
         ),
+    )
+
+
+def budget_limits(config: BrokerConfig) -> BudgetLimits:
+    return BudgetLimits(
+        config.unfinished_frame_bytes_max,
+        config.frame_deadline_ms / 1000,
+        config.unsent_bytes_max,
+        config.slow_request_bytes_max,
     )
 
 

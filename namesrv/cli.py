@@ -17,6 +17,7 @@ from namesrv.health import health
 from namesrv.server import NameServer
 from ops.configcli import WRONG, config_commands
 from ops.logs import set_up
+from ops.memory import return_large_blocks
 from remoting.errors import RemotingError
 from web.auth import WebConfigError
 
@@ -87,7 +88,8 @@ def main(
         click.echo(f"mqnamesrv: {error}", err=True)
         sys.exit(WRONG)
     where = {"service": "namesrv", "node": f"{config.bind}:{config.port}"}
-    set_up(config.log_format, config.log_level, where)
+    set_up(config.log_format, config.log_level, where, peer_lines_per_s=config.log_peer_lines_per_s)
+    return_large_blocks()
     sys.exit(uvloop.run(run(config)))
 
 

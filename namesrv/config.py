@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from namesrv.routes import RouteLimits
-from ops.options import BYTES, ConfigError, Loaded, Option, option, options_of, parse_settings
+from ops.options import BYTES, MS, ConfigError, Loaded, Option, option, options_of, parse_settings
 from ops.settings import gather
 from ops.tlsoptions import TlsOptions
+from remoting.budgets import BudgetLimits
 
 __all__ = ["FRAME_SIZE_BYTES_MAX", "OPTIONS", "ConfigError", "Loaded", "NameServerConfig", "load"]
 
@@ -39,6 +40,17 @@ class NameServerConfig(TlsOptions):
     frame_size_max: int = option("limits", "frameSizeMax", FRAME_SIZE_BYTES_MAX,
         "Largest request taken; a larger one closes its connection.",
         unit=BYTES, low=1024, high=1 << 30)
+    unfinished_frame_bytes_max: int = option("limits", "unfinishedFrameBytesMax", 64 << 20,
+        "Frames that have begun to arrive, over all connections; above, those that began first"
+        " are closed.", unit=BYTES, low=1 << 20)
+    frame_deadline_ms: int = option("limits", "frameDeadlineMs", 60_000,
+        "A frame that takes longer to arrive closes its connection.", unit=MS, low=1_000)
+    unsent_bytes_max: int = option("limits", "unsentBytesMax", 256 << 20,
+        "Unsent answers, over all connections; above, those with most of them are closed.",
+        unit=BYTES, low=1 << 20)
+    slow_request_bytes_max: int = option("limits", "slowRequestBytesMax", 64 << 20,
+        "Requests that are worked on in the background, over all connections; above, they are"
+        " refused (`[BUSY]`).", unit=BYTES, low=1 << 20)
     brokers_max: int = option("limits", "brokersMax", 10_000,
         "Broker addresses; a registration beyond is refused.", low=1)
     topics_max: int = option("limits", "topicsMax", 1_000_000,
@@ -74,12 +86,23 @@ class NameServerConfig(TlsOptions):
     log_level: str = option("log", "logLevel", "INFO",
         "The least severe events written.", choices=("DEBUG", "INFO", "WARNING", "ERROR"),
         live=True)
+    log_peer_lines_per_s: int = option("log", "logPeerLinesPerS", 2,
+        "Lines a second about what peers did wrong, on average; what is more is counted.", low=1)
 
     # fmt: on
 
     @property
     def limits(self) -> RouteLimits:
         return RouteLimits(self.brokers_max, self.topics_max)
+
+    @property
+    def budgets(self) -> BudgetLimits:
+        return BudgetLimits(
+            self.unfinished_frame_bytes_max,
+            self.frame_deadline_ms / 1000,
+            self.unsent_bytes_max,
+            self.slow_request_bytes_max,
+        )
 
 
 OPTIONS: dict[str, Option] = options_of(NameServerConfig)

@@ -12,7 +12,9 @@ from itertools import islice
 from prometheus_client.metrics_core import Metric
 
 from namesrv.routes import LEADER_ID, RouteTable
+from ops.logs import LINES_SUPPRESSED, suppressed_lines
 from ops.metrics import LAG_BOUNDS_S, Exposition, Families, LoopLag, Timings
+from remoting.budgetfigures import tell as tell_budgets
 from remoting.codes import RequestCode, ResponseCode
 from remoting.command import RemotingCommand
 from remoting.connection import Answer, Connection, Handler
@@ -140,8 +142,12 @@ class NameServerMetrics:
                 "Connections closed for want of room.",
                 server.refused_count,
             )
+            tell_budgets(families, "rocketmq_namesrv", server.budgets)
         if self._tls is not None:
             tell(families, "rocketmq_namesrv", self._tls)
+        families.counter(
+            "rocketmq_namesrv_log_lines_suppressed_total", LINES_SUPPRESSED, suppressed_lines()
+        )
         families.histogram(
             "rocketmq_namesrv_event_loop_lag_seconds",
             "By how much the event loop is late for its timers.",

@@ -15,6 +15,7 @@ from namesrv.metrics import NameServerMetrics
 from namesrv.processor import LOG, NameServerProcessor, log_gone, route_changed
 from namesrv.routes import RouteTable
 from namesrv.settings import Settings
+from remoting.budgets import Budgets
 from remoting.connection import Connection, ConnectionLimits
 from remoting.errors import RemotingError
 from remoting.processtls import ProcessTls
@@ -74,6 +75,7 @@ class NameServer:
             limits=ConnectionLimits(frame_size_max=self._config.frame_size_max),
             on_connection_closed=processor.channel_closed,
             tls=self.tls.server,
+            budgets=Budgets(self._config.budgets),
         )
         await self._server.start(self._config.bind, self._config.port)
         self.metrics.start(self._server, self.tls)

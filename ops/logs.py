@@ -8,6 +8,9 @@ node, group) or asked for at each line (term) comes from the `context`.
 
 One template of one logger may write LINES_MAX lines in WINDOW_S seconds; what comes beyond is
 counted, and told as `log_suppressed` when the window is over and something is logged again.
+
+Records marked `from_peer` are about what somebody sent who may send any number of such things.
+They share a rate of their own, over all templates, and are cut to a length.
 """
 
 from __future__ import annotations
@@ -26,22 +29,33 @@ import orjson
 LINES_MAX = 100  # more of one kind within a window say nothing new
 WINDOW_S = 10.0
 TEMPLATES_MAX = 1_000  # told apart at one time; ours are some 150
+PEER_BURST_S = 10  # of quiet let as many lines of peers through at once
+PEER_TEXT_MAX = 500  # characters of an argument, and of an exception, that a peer may have chosen
+LINES_SUPPRESSED = "Lines about what peers did wrong that were not written: logPeerLinesPerS."
 TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 _PIECE = re.compile(
     r"(?:\b([A-Za-z_]\w*)=)?%[-#0 +]*\d*(?:\.\d+)?([sdifrxg%])|\b([A-Za-z_]\w*)=([^\s%,;]+)"
 )
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _EVENT = re.compile(r"[a-z][a-z0-9_]*")
 _OWN = frozenset({"time", "level", "logger", "event", "message", "exception"})
 
 Context = Mapping[str, object | Callable[[], object]]
 
 
-def set_up(log_format: str, level: str, context: Context, stream: TextIO | None = None) -> None:
+def set_up(
+    log_format: str,
+    level: str,
+    context: Context,
+    stream: TextIO | None = None,
+    *,
+    peer_lines_per_s: float = 2,
+) -> None:
     """Make the root logger write events. `context` may be changed by its owner later; a callable
     in it is asked at each line (cheap, and must not raise)."""
-    handler = EventHandler(stream or sys.stderr)
+    handler = EventHandler(stream or sys.stderr, peer_lines_per_s=peer_lines_per_s)
     text = logging.Formatter(TEXT_FORMAT)
     handler.setFormatter(JsonFormatter(context) if log_format == "json" else text)
     root = logging.getLogger()
@@ -49,6 +63,12 @@ def set_up(log_format: str, level: str, context: Context, stream: TextIO | None 
         root.removeHandler(old)
     root.addHandler(handler)
     root.setLevel(level.upper())
+
+
+def suppressed_lines() -> int:
+    """How many lines about peers were not written since the start."""
+    handlers = logging.getLogger().handlers
+    return sum(h.peers.suppressed for h in handlers if isinstance(h, EventHandler))
 
 
 def levels() -> dict[str, str]:
@@ -73,6 +93,32 @@ def set_level(logger: str, level: str) -> None:
     logging.getLogger(logger).setLevel(level.upper() or logging.NOTSET)
 
 
+class PeerLines:
+    """How many lines peers may cause: a bucket that fills at a rate."""
+
+    def __init__(self, per_s: float) -> None:
+        self.suppressed = 0
+        self._per_s = per_s
+        self._room = self._room_max = max(1.0, per_s * PEER_BURST_S)
+        self._since_s = 0.0
+        self._told = 0  # of the suppressed
+
+    def take(self, now_s: float) -> bool:
+        """Whether one more line may be written now."""
+        self._room = min(self._room_max, self._room + (now_s - self._since_s) * self._per_s)
+        self._since_s = now_s
+        if self._room < 1:
+            self.suppressed += 1
+            return False
+        self._room -= 1
+        return True
+
+    def untold(self) -> int:
+        """How many were suppressed since this was asked last."""
+        untold, self._told = self.suppressed - self._told, self.suppressed
+        return untold
+
+
 class EventHandler(logging.StreamHandler[TextIO]):
     """Writes lines, not more of a kind than the limit. Locked by its base class."""
 
@@ -81,14 +127,24 @@ class EventHandler(logging.StreamHandler[TextIO]):
         stream: TextIO,
         clock_s: Callable[[], float] = time.monotonic,
         lines_max: int = LINES_MAX,
+        peer_lines_per_s: float = 2,
     ) -> None:
         super().__init__(stream)
+        self.peers = PeerLines(peer_lines_per_s)
         self._clock_s = clock_s
         self._lines_max = lines_max
         self._windows: dict[tuple[str, str], tuple[float, int]] = {}  # → its end, lines
 
     def emit(self, record: logging.LogRecord) -> None:
         now_s = self._clock_s()
+        if getattr(record, "from_peer", False):
+            if not self.peers.take(now_s):
+                return
+            if lines := self.peers.untold():
+                self._tell_suppressed(record.name, "lines_about_peers", lines)
+            _shorten(record)
+            super().emit(record)
+            return
         self._close_windows(now_s)
         key = (record.name, str(record.msg))
         end_s, lines = self._windows.get(key, (now_s + WINDOW_S, 0))
@@ -103,16 +159,28 @@ class EventHandler(logging.StreamHandler[TextIO]):
             _, lines = self._windows.pop(key)
             if lines > self._lines_max:
                 name, template = key
-                suppressed = logging.LogRecord(
-                    name,
-                    logging.WARNING,
-                    __file__,
-                    0,
-                    "log_suppressed of=%s lines=%d seconds=%d",
-                    (template.split(" ", 1)[0], lines - self._lines_max, int(WINDOW_S)),
-                    None,
-                )
-                super().emit(suppressed)
+                kind = template.split(" ", 1)[0]
+                self._tell_suppressed(name, kind, lines - self._lines_max)
+
+    def _tell_suppressed(self, name: str, kind: str, lines: int) -> None:
+        text = "log_suppressed of=%s lines=%d seconds=%d"
+        values = (kind, lines, int(WINDOW_S))
+        super().emit(logging.LogRecord(name, logging.WARNING, __file__, 0, text, values, None))
+
+
+def _shorten(record: logging.LogRecord) -> None:
+    """Cut what a peer may have made long: the texts among the arguments, and an exception's. No
+    line break of theirs begins a line of ours."""
+    if isinstance(record.args, tuple):
+        record.args = tuple(
+            _CONTROL.sub("?", str(value)[:PEER_TEXT_MAX])
+            if isinstance(value, str | BaseException)
+            else value
+            for value in record.args
+        )
+    if record.exc_info and not record.exc_text:
+        text = logging.Formatter().formatException(record.exc_info)
+        record.exc_text = "\n".join(line[:PEER_TEXT_MAX] for line in text.splitlines()[:60])
 
 
 class JsonFormatter(logging.Formatter):
@@ -136,7 +204,7 @@ class JsonFormatter(logging.Formatter):
         line |= _fields(pieces, record.args)
         line["message"] = record.getMessage()
         if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
+            line["exception"] = record.exc_text or self.formatException(record.exc_info)
         return orjson.dumps(line, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
 
 

@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+from remoting.connection import FROM_PEER
 from remoting.tls import TlsContext, TlsMode, words_of
 
 LOG = logging.getLogger("remoting.tls")
@@ -304,7 +305,7 @@ class TlsListener:
         if len(self._told) >= SOURCES_MAX:
             del self._told[next(iter(self._told))]
         self._told[source] = now_s
-        LOG.warning("%s from=%s total=%d reason=%s", event, source, total, reason)
+        LOG.warning("%s from=%s total=%d reason=%s", event, source, total, reason, extra=FROM_PEER)
 
 
 def _hang_up(connected: socket.socket) -> None:

@@ -20,7 +20,9 @@ from prometheus_client.metrics_core import Metric
 
 from broker.replication.engine import RaftEngine
 from dledger.messages import Role, RoleEvent
+from ops.logs import LINES_SUPPRESSED, suppressed_lines
 from ops.metrics import LAG_BOUNDS_S, Exposition, Families, LoopLag, Timings
+from remoting.budgetfigures import tell as tell_budgets
 from remoting.codes import RequestCode, ResponseCode
 from remoting.tlsfigures import tell
 from store.errors import StoreError
@@ -199,6 +201,16 @@ class BrokerMetrics:
             "From the cut of a group commit to its senders' answer: committed and applied (Raft), "
             "or as durable as configured (classic).",
             self.append,
+        )
+        tell_budgets(families, "rocketmq", broker.server.budgets)
+        families.counters(
+            "rocketmq_contained_failures_total",
+            "What was to be done for clients while frames were applied, and failed; see the log.",
+            ("what",),
+            [((what,), n) for what, n in sorted(broker.contained.counts.items())],
+        )
+        families.counter(
+            "rocketmq_log_lines_suppressed_total", LINES_SUPPRESSED, suppressed_lines()
         )
         families.gauge(
             "rocketmq_sends_waiting_bytes", "Sends waiting or under way.", sends.held_bytes

@@ -133,3 +133,42 @@ def test_levels_change_while_it_runs(root: logging.Logger) -> None:
         logs.set_level("root", "LOUD")
     with pytest.raises(KeyError):
         logs.set_level("nobody.has.this", "INFO")
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_peers_have_a_rate_of_lines_over_all_kinds(
+    root: logging.Logger, log_format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 100.0
+    stream = io.StringIO()
+    logs.set_up(log_format, "INFO", {}, stream, peer_lines_per_s=2)
+    (handler,) = logging.getLogger().handlers
+    assert isinstance(handler, EventHandler)
+    monkeypatch.setattr(handler, "_clock_s", lambda: now_s)
+    for number in range(1_000):
+        LOG.warning(f"kind_{number} peer=%s", "10.0.0.1:1", extra={"from_peer": True})
+    assert len(stream.getvalue().splitlines()) == 20  # ten seconds' worth
+    assert logs.suppressed_lines() == 980
+    LOG.warning("ours %d", 1)
+    assert "ours 1" in stream.getvalue().splitlines()[-1]
+    now_s += 1
+    for number in range(10):
+        LOG.warning("kind peer=%s", number, extra={"from_peer": True})
+    lines = stream.getvalue().splitlines()[21:]
+    assert len(lines) == 3
+    assert "log_suppressed" in lines[0] and "980" in lines[0]
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_what_peers_say_is_cut_and_breaks_no_line(root: logging.Logger, log_format: str) -> None:
+    stream = io.StringIO()
+    logs.set_up(log_format, "INFO", {}, stream)
+    LOG.warning("refused name=%s", "a\r\nFORGED\u2028" + "x" * 100_000, extra={"from_peer": True})
+    try:
+        raise ValueError("y" * 100_000)
+    except ValueError as error:
+        LOG.error("unforeseen error=%s", error, exc_info=error, extra={"from_peer": True})
+    written = stream.getvalue()
+    assert not any(line.startswith("FORGED") for line in written.splitlines())
+    assert len(written) < 8_000
+    assert "ValueError: yyy" in written

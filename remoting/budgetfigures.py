@@ -1,0 +1,42 @@
+"""What a process shows of its budgets (remoting.budgets) at /metrics. Pure.
+
+Names begin with what its owner's other families begin with.
+"""
+
+from __future__ import annotations
+
+from remoting.budgets import Budgets
+from remoting.tlsfigures import Families
+
+
+def tell(families: Families, prefix: str, budgets: Budgets) -> None:
+    budgets.unsent.look_again()
+    holdings = [("unfinished_frames", budgets.unfinished), ("unsent_answers", budgets.unsent)]
+    used: list[tuple[tuple[str], float]] = [((name,), h.held_bytes) for name, h in holdings]
+    limits: list[tuple[tuple[str], float]] = [((name,), h.bytes_max) for name, h in holdings]
+    work = ("slow_requests",)
+    families.gauges(
+        f"{prefix}_budget_used_bytes",
+        "What connections make this process hold, over all of them.",
+        ("budget",),
+        [*used, (work, budgets.work.used_bytes)],
+    )
+    families.gauges(
+        f"{prefix}_budget_limit_bytes",
+        "The bounds of that: unfinishedFrameBytesMax, unsentBytesMax, slowRequestBytesMax.",
+        ("budget",),
+        [*limits, (work, budgets.work.bytes_max)],
+    )
+    families.counters(
+        f"{prefix}_budget_refusals_total",
+        "Connections closed (frames: at the bound, or not whole in frameDeadlineMs), and requests"
+        " answered BUSY.",
+        ("budget",),
+        [*(((name,), h.closed_count) for name, h in holdings), (work, budgets.work.refused_count)],
+    )
+    families.counters(
+        f"{prefix}_unforeseen_total",
+        "Requests and callbacks of connections that raised what nobody foresaw; see the log.",
+        (),
+        [((), budgets.failures)],
+    )

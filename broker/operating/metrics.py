@@ -119,6 +119,7 @@ class BrokerMetrics:
         if self._watching:
             status = broker.engine.status()
             self._flow(families)
+            self._bounds(families)
             self._log(families)
             self._disk(families)
             self._lags(families)
@@ -165,6 +166,19 @@ class BrokerMetrics:
             self._lag.timings,
         )
 
+    def _bounds(self, families: Families) -> None:
+        """What peers may make this process hold, log, or fail at."""
+        tell_budgets(families, "rocketmq", self._broker.server.budgets)
+        families.counters(
+            "rocketmq_contained_failures_total",
+            "What was to be done for clients while frames were applied, and failed; see the log.",
+            ("what",),
+            [((what,), n) for what, n in sorted(self._broker.contained.counts.items())],
+        )
+        families.counter(
+            "rocketmq_log_lines_suppressed_total", LINES_SUPPRESSED, suppressed_lines()
+        )
+
     def _flow(self, families: Families) -> None:
         broker = self._broker
         sends, pulls, config = broker.sends, broker.pulls, broker.config
@@ -201,16 +215,6 @@ class BrokerMetrics:
             "From the cut of a group commit to its senders' answer: committed and applied (Raft), "
             "or as durable as configured (classic).",
             self.append,
-        )
-        tell_budgets(families, "rocketmq", broker.server.budgets)
-        families.counters(
-            "rocketmq_contained_failures_total",
-            "What was to be done for clients while frames were applied, and failed; see the log.",
-            ("what",),
-            [((what,), n) for what, n in sorted(broker.contained.counts.items())],
-        )
-        families.counter(
-            "rocketmq_log_lines_suppressed_total", LINES_SUPPRESSED, suppressed_lines()
         )
         families.gauge(
             "rocketmq_sends_waiting_bytes", "Sends waiting or under way.", sends.held_bytes

@@ -43,6 +43,7 @@ class Leader:
         self.bench = Bench()
         self.processor = Processor(self.bench.sends, {})
         self.connection = Peer()
+        self.connection.handlers = self.processor.handlers
         self.frames = []
 
     def take(self, data):

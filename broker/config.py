@@ -173,6 +173,9 @@ class BrokerConfig(PeerTlsOptions):
         "A message's body.", unit=BYTES, low=1 * KIB, high=12 * MIB)
     waiting_bytes_max: int = option("messages", "waitingBytesMax", 64 * MIB,
         "Sends waiting or under way; above, they are refused (`[BUSY]`).", unit=BYTES, low=16 * KIB)
+    wait_time_mills_in_send_queue: int = option("messages", "waitTimeMillsInSendQueue", 1_000,
+        "A send that waited for so long for a place in a frame is refused (`[BUSY]`): the disk does"
+        " not keep up, and its sender would soon wait no more.", unit=MS, low=10, live=True)
     outcome_timeout_ms: int = option("messages", "outcomeTimeoutMs", 3_000,
         "A send whose fate is open for longer is answered `[OUTCOME_UNKNOWN]`.",
         unit=MS, low=50, live=True)

@@ -68,7 +68,7 @@ class FullDisk:
             if target is not None:
                 self._hand_over(target)
         refused = room.full and not hoped
-        if refused != bool(broker.sends.disk_full):
+        if broker.roles.leading and refused != bool(broker.sends.disk_full):
             log.warning("sends_refused=%s disk_percent=%d", refused, room.percent)
         text = f"the disk is {room.percent} percent full; the message was not stored"
         broker.sends.disk_full = text if refused else ""

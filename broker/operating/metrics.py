@@ -221,8 +221,8 @@ class BrokerMetrics:
         )
         families.gauge(
             "rocketmq_sends_waiting_limit_bytes",
-            "waitingBytesMax: above, sends are refused.",
-            config.waiting_bytes_max,
+            "Above, sends are refused: waitingBytesMax, or less while they wait for long.",
+            broker.sends.held_bytes_max,
         )
         families.gauge(
             "rocketmq_group_commits_inflight",

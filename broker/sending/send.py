@@ -9,7 +9,8 @@ What a sender is told (docs/architecture.md "Errors on the wire"):
 - SEND_OK only once the frame is committed;
 - 14 [NOT_LEADER] when it is certainly not stored: never cut, or its frame was truncated;
 - 1 [OUTCOME_UNKNOWN] when its frame's fate is not known within `outcomeTimeoutMs`;
-- 2 [BUSY] when `waitingBytesMax` of sends wait or are under way.
+- 2 [BUSY] when `waitingBytesMax` of sends wait or are under way, or this one has waited to be cut
+  for `waitTimeMillsInSendQueue`: more than can be stored comes in.
 
 Queue offsets are handed out from an append-time table that is valid for one leadership: a ready
 leader has applied all of its log, so the ConsumeQueues say where each queue ends; after that only
@@ -52,6 +53,8 @@ from broker.sending.sendrequest import (
 )
 from broker.sending.waiting import (
     OWN,
+    AttendedTime,
+    Backlog,
     Batch,
     Connection,
     Group,
@@ -81,6 +84,7 @@ log = logging.getLogger("broker.send")
 
 COMMAND_OVERHEAD_BYTES = 64  # at least what one command costs in a frame besides its own bytes
 UNKNOWN_REMARK = f"{UNKNOWN_PREFIX} the message was written but is not known to be committed"
+OVERDUE_REMARK = "[BUSY] more comes in than can be stored; the message was not stored, try again"
 BATCH_CODE = int(RequestCode.SEND_BATCH_MESSAGE)
 
 
@@ -116,7 +120,8 @@ class SendPath:
         self._host = rules.store_host.hex().upper()  # with a position it is an offsetMsgId
         self._store_host = rules.store_host
         self._group_size_max = min(config.frame_size_max, rules.record_bytes_max)
-        self._waiting_bytes_max = config.waiting_bytes_max
+        self._backlog = Backlog(config.waiting_bytes_max)
+        self.held_bytes_max = config.waiting_bytes_max  # now: see Backlog
         self._groups: deque[Group] = deque()
         self._pending: dict[int, Pending] = {}
         self._topics: dict[str, SendTopic] = {}
@@ -132,6 +137,7 @@ class SendPath:
         self._leading = False
         self._held_bytes = 0
         self._held = HeldSends(clock_ms)
+        self._attended = AttendedTime(clock_ms)
         self.disk_full = ""  # why sends are refused; "" when there is room
         self.put_count = 0  # messages stored
         self.repeat_count = 0  # idempotent sends that were answered and not stored again
@@ -196,7 +202,7 @@ class SendPath:
         group = groups[-1]
         held_bytes = self._held_bytes + size + WAITING_OVERHEAD_BYTES
         if (
-            held_bytes > self._waiting_bytes_max
+            held_bytes > self.held_bytes_max
             or group.size_bytes + group.command_bytes + size > self._group_size_max
         ):
             return False
@@ -338,11 +344,11 @@ class SendPath:
         """The group that takes `size` more bytes of records, which are counted as waiting now, and
         a command of `command_size`."""
         held = size + WAITING_OVERHEAD_BYTES
-        if self._held_bytes + held > self._waiting_bytes_max:
+        if self._held_bytes + held > self.held_bytes_max:
             raise Refused(
                 ResponseCode.SYSTEM_BUSY,
                 f"[BUSY] {self._held_bytes} bytes of sends wait already, the bound is "
-                f"{self._waiting_bytes_max}; try again",
+                f"{self.held_bytes_max}; try again",
                 retriable=True,
             )
         groups = self._groups
@@ -353,7 +359,7 @@ class SendPath:
             group is None
             or group.size_bytes + group.command_bytes + size + command_size > self._group_size_max
         ):  # one send alone may be larger than a group: it gets a frame of its own
-            group = Group()
+            group = Group(self._attended.now_ms)
             groups.append(group)
         group.size_bytes += size
         group.command_bytes += command_size
@@ -427,7 +433,7 @@ class SendPath:
         """Auto-create the topic; the send waits for that."""
         if name.startswith(RETRY_PREFIX):
             self._retry_group(name)  # it is there, or may be
-        self._creations.wait(name, send, self._waiting_bytes_max - self._held_bytes)
+        self._creations.wait(name, send, self.held_bytes_max - self._held_bytes)
         self._held_bytes += len(send.body) + WAITING_OVERHEAD_BYTES
 
     def _created(self, sends: list[HeldSend], name: str, error: Exception | None) -> None:
@@ -467,6 +473,7 @@ class SendPath:
             self._uncuttable(groups.popleft(), error)
             return self.cut(term, index, place)
         groups.popleft()  # only now: `place` may have raised
+        self._backlog.cut(group.held_bytes)
         self.stamp_ms = stamp_ms
         cut_ms = self._clock_ms()
         self._pending[index] = Pending(frame, group, positions, offsets, units, cut_ms)
@@ -499,6 +506,7 @@ class SendPath:
             return self.cut_batch(place)
         assert len(data) == group.size_bytes
         groups.popleft()
+        self._backlog.cut(group.held_bytes)
         self.stamp_ms = stamp_ms
         return Batch(position, data, stamp_ms, group, positions, offsets, units)
 
@@ -574,7 +582,7 @@ class SendPath:
     def _hold(self, send: HeldSend) -> bool:
         """Keep a send that nobody can take now; False if it has to be refused."""
         size = len(send.body) + WAITING_OVERHEAD_BYTES
-        if not self._held.holding or self._held_bytes + size > self._waiting_bytes_max:
+        if not self._held.holding or self._held_bytes + size > self.held_bytes_max:
             return False
         self._held_bytes += size
         self._held.sends.append(send)
@@ -591,9 +599,13 @@ class SendPath:
         self.wake()
 
     def release_overdue(self) -> None:
-        """Refuse what was held for too long; called by a timer."""
+        """Refuse what was held, or has waited for a frame, for too long; called by a timer."""
         if self._held.overdue:
             self._release()
+        now_ms, wait_ms = self._attended.look(), self._config.wait_time_mills_in_send_queue
+        while self._groups and self._groups[0].begun_ms < now_ms - wait_ms:
+            self._fail(self._groups.popleft(), ResponseCode.SYSTEM_BUSY, OVERDUE_REMARK)
+        self.held_bytes_max = self._backlog.look(self._groups, self._held_bytes, wait_ms, now_ms)
 
     def sweep(self) -> None:
         """Answer sends whose frame's fate is open for too long; called by a timer."""

@@ -9,6 +9,8 @@ and the note that it moved are committed together.
 from __future__ import annotations
 
 import time
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from broker.sending.cut import QueueUnits
@@ -52,14 +54,68 @@ class _Nobody:
 OWN: Sender = (_Nobody(), 0, 1, JSON)  # one-way
 
 
+class AttendedTime:
+    """Milliseconds in which this process was at work: what passed between two looks counts for
+    LOOK_MS_MAX at most. A process that did not run has kept nobody waiting for the disk."""
+
+    LOOK_MS_MAX = 50  # twice the tick of broker.housekeeping
+
+    def __init__(self, clock_ms: Callable[[], int]) -> None:
+        self.now_ms = 0
+        self._clock_ms = clock_ms
+        self._seen_ms = clock_ms()
+
+    def look(self) -> int:
+        seen_ms = self._clock_ms()
+        self.now_ms += min(self.LOOK_MS_MAX, seen_ms - self._seen_ms)
+        self._seen_ms = seen_ms
+        return self.now_ms
+
+
+class Backlog:
+    """How many bytes of sends may wait or be under way: as configured, and while they wait longer
+    than they should, what is stored in half of the time that they may wait. So whoever is taken is
+    stored in time, and whoever is not hears so at once, not when the time is over."""
+
+    SPAN_MS = 1_000  # in which the rate is measured; and so long nobody must have waited for long
+    ALWAYS_BYTES = 64 << 10  # may wait: what little comes while a disk stalls for a moment
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._cut_bytes = 0
+        self._scarce_until_ms = 0
+        self._seen: deque[tuple[int, int]] = deque()  # when, and what had been cut until then
+
+    def cut(self, size_bytes: int) -> None:
+        self._cut_bytes += size_bytes
+
+    def look(self, groups: Sequence[Group], held_bytes: int, wait_ms: int, now_ms: int) -> int:
+        """The bound from now on; `groups` are waiting, the oldest first, and `held_bytes` are of
+        what waits or is under way. To be asked some ten times a second."""
+        seen = self._seen
+        seen.append((now_ms, self._cut_bytes))
+        while seen[0][0] < now_ms - self.SPAN_MS:
+            seen.popleft()
+        span_ms = now_ms - seen[0][0]
+        if groups and now_ms - groups[0].begun_ms >= wait_ms / 4:
+            self._scarce_until_ms = now_ms + self.SPAN_MS
+        if not span_ms or now_ms >= self._scarce_until_ms:
+            return self._bytes_max
+        stored_bytes = (self._cut_bytes - seen[0][1]) * wait_ms // (2 * span_ms)
+        under_way = held_bytes - sum(group.held_bytes for group in groups)
+        return min(self._bytes_max, under_way + max(self.ALWAYS_BYTES, stored_bytes))
+
+
 class Group:
-    """Sends that will share a frame. `replies`: (sender, unique key, record count) per send, in
-    the order of `records`; `commands` go with the records, `dones` are told how it went.
-    `once`: the idempotent ones. `answered_queues`: of records whose senders hear of another
-    queue, by index, its id and, of a timer message, the handle to recall it with."""
+    """Sends that will share a frame. `begun_ms`: since when (`AttendedTime`). `replies`: (sender,
+    unique key, record count) per send, in the order of `records`; `commands` go with the records,
+    `dones` are told how it went. `once`: the idempotent ones. `answered_queues`: of records whose
+    senders hear of another queue, by index, its id and, of a timer message, the handle to recall it
+    with."""
 
     __slots__ = (
         "answered_queues",
+        "begun_ms",
         "command_bytes",
         "commands",
         "dones",
@@ -70,7 +126,8 @@ class Group:
         "size_bytes",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, begun_ms: int = 0) -> None:
+        self.begun_ms = begun_ms
         self.records: list[Record] = []
         self.replies: list[tuple[Sender, str, int]] = []
         self.commands: list[bytes] = []

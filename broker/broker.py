@@ -60,6 +60,7 @@ from broker.registration import Registrar
 from broker.replication.classic import ClassicEngine, LocalApplication
 from broker.replication.engine import Engine, make_engine
 from broker.replication.members import LOOK_MS
+from broker.replication.peerproof import Gates, make_gates
 from broker.replication.roles import RoleView, most_advanced
 from broker.retention import Retention
 from broker.sending.send import SendPath
@@ -135,6 +136,7 @@ class Broker:
         self.tls = ProcessTls(config, config)
         self.http = NodeApi(self)
         self.access = Access(self)
+        self.gates = Gates()
 
     # ---- life -----------------------------------------------------------------------------
 
@@ -146,6 +148,8 @@ class Broker:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="broker-disk")
         await loop.run_in_executor(self._pool, self.http.prepare)
         await loop.run_in_executor(self._pool, self.tls.load)
+        bound = self._replication_socket
+        self.gates = await loop.run_in_executor(self._pool, make_gates, self.config, bound)
         await loop.run_in_executor(self._pool, self._claim.take)
         self.keeper: Keeper
         self.engine: Engine
@@ -369,6 +373,7 @@ class Broker:
             listen_socket=self._replication_socket,
             source=Source(self.state, self.store, self._begin_anew),
             network=TlsLinks(self.tls.peers) if self.tls.peers is not None else None,
+            gate=self.gates.raft,
         )
         self.application = application
         self.engine = self._framed_engine = engine
@@ -397,6 +402,7 @@ class Broker:
             master_ha_address=lambda: self.roles.master_ha_address,
             listen_socket=self._replication_socket,
             tls=self.tls,
+            gates=self.gates,
         )
         self.engine = self.classic
 

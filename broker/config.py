@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from broker.delivery.delaylevels import STANDARD_LEVELS, parse_delay_levels
+from dledger.proof import SECRET_SIZE_BYTES_MIN
 from ops.options import (
     BYTES,
     HOURS,
@@ -266,6 +267,12 @@ class BrokerConfig(PeerTlsOptions):
         "A master or Raft leader sends consumers of cold data to a slave or follower.")
     ha_listen_port: int = option("classic", "haListenPort", 0,
         "Where a master listens for slaves; 0: `listenPort` + 1.", low=0, high=65535)
+    ha_accept_unproven_slaves: bool = option("classic", "haAcceptUnprovenSlaves", False,
+        "A master lets in slaves that give no proof, as Apache's cannot: whoever reaches"
+        " `haListenPort` then gets every message.")
+    ha_follow_unproven_master: bool = option("classic", "haFollowUnprovenMaster", False,
+        "A slave asks its master for no proof, as Apache's cannot give one: it then stores whatever"
+        " it is sent from that address.")
     ha_master_address: str = option("classic", "haMasterAddress", "",
         "The master, `host:port`; empty: what a name server says.")
     master_address: str = option("classic", "masterAddress", "",
@@ -328,6 +335,18 @@ class BrokerConfig(PeerTlsOptions):
     raft_catch_up_bytes_per_s: int = option("raft", "raftCatchUpBytesPerS", 64 * MIB,
         "What a leader sends, at most, of its old log to all replicas that are far behind together;"
         " more than what is written, or they never catch up. 0: no limit.", unit=BYTES, low=0)
+
+    # [peers]
+    peer_secret_file: str = option("peers", "peerSecretFile", "",
+        "The file that holds the secret by which the brokers of a group know each other, on the"
+        " Raft and the HA port; the same on all of them, for nobody else to read"
+        " ([Security](security.md)). Without, these ports listen on loopback only.")
+    peer_secret: str = option("peers", "peerSecret", "",
+        "The same secret, not in a file. Never shown.", secret=True)
+    peer_auth: str = option("peers", "peerAuth", "require",
+        "With a secret: `require` asks every peer for a proof that it has it; `accept` takes those"
+        " of an older program, too, until every voter of the group has proven itself.",
+        choices=("require", "accept"))
 
     # [acl]
     acl_enable: bool = option("acl", "aclEnable", False,
@@ -580,6 +599,10 @@ def _check_together(config: BrokerConfig, places: dict[str, str]) -> None:
         fail(*wrong)
     if config.raft_tls_mode != OFF and config.is_classic:
         fail("raft_tls_mode", "there is no Raft group: enableDLegerCommitLog is not set")
+    if config.peer_secret and config.peer_secret_file:
+        fail("peer_secret_file", "peerSecret is set, too: one of them")
+    if config.peer_secret and len(config.peer_secret.encode()) < SECRET_SIZE_BYTES_MIN:
+        fail("peer_secret", f"must have at least {SECRET_SIZE_BYTES_MIN} bytes")
     try:
         parse_delay_levels(config.message_delay_level)
     except ValueError as error:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
+from dledger.gate import Gate
 from dledger.identity import GroupIdentity
 from dledger.messages import NodeId
 from dledger.network import Network, PlainNetwork, tune
@@ -58,6 +59,7 @@ class LinkConfig:
     send_buffer_bytes_max: int = 32 << 20  # 4 times what the core keeps in flight to a peer
     listen_host: str | None = None  # None: the host of this node's own entry among the peers
     network: Network = field(default_factory=PlainNetwork)
+    gate: Gate | None = None  # the one before `network`
 
 
 class LinkHandler(Protocol):
@@ -440,7 +442,10 @@ class Dialer:
         try:
             async with asyncio.timeout(self._links.config.connect_timeout_ms / 1000):
                 connection = await network.dial(
-                    lambda: Dialled(self._links, self), self.address.host, self.address.port
+                    lambda: Dialled(self._links, self),
+                    self.address.host,
+                    self.address.port,
+                    self.address.node_id,
                 )
                 assert isinstance(connection, Dialled), connection
                 await connection.welcome

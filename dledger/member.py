@@ -23,6 +23,7 @@ from dledger.applier import Application, Applier
 from dledger.attention import AttendedClock
 from dledger.configuration import Change
 from dledger.core import RaftCore
+from dledger.enforcement import ENFORCED_FILE, Enforcement
 from dledger.errors import MessageRefused, NotLeader, StateTooOld
 from dledger.flusher import FlushMode, LogFlusher
 from dledger.handover import Handover, able_successors, hindrance_of, with_room
@@ -138,6 +139,7 @@ class RaftMember(Performing):
             self.log, application, self._proposals, self._on_applied, self._on_apply_failed
         )
         self.identity = self._make_identity(disk)
+        self._enforcement = self._make_enforcement(disk)
         self._links = self._make_links(listen_socket)
         self._roster = Roster(
             config, disk, lambda reason, error: self._fail(reason, error, disk=True)
@@ -161,6 +163,13 @@ class RaftMember(Performing):
         return GroupIdentity(
             file_of(disk, self.config.directory),
             lambda: self._has_core and self.core.last_index == 0,
+            lambda reason, error: self._fail(reason, error, disk=True),
+        )
+
+    def _make_enforcement(self, disk: Disk) -> Enforcement:
+        return Enforcement(
+            SlotFile(disk, f"{self.config.directory}/{ENFORCED_FILE}"),
+            self.config.links.gate,
             lambda reason, error: self._fail(reason, error, disk=True),
         )
 
@@ -199,6 +208,7 @@ class RaftMember(Performing):
         self._housekeeper = ThreadPoolExecutor(1, thread_name_prefix="raft-housekeeping")
         await loop.run_in_executor(self._housekeeper, self._roster.load)
         await loop.run_in_executor(self._housekeeper, self.identity.load)
+        await loop.run_in_executor(self._housekeeper, self._enforcement.load)
         self.identity.start(self._housekeeper)
         self._roster.before_the_core(self._links, self._healer)
         hard_state = await self._recover(self._housekeeper)
@@ -284,6 +294,7 @@ class RaftMember(Performing):
         await self._installer.stop()
         await self._roster.stop()
         await self.identity.stop()
+        await self._enforcement.stop()
         await self._saver.stop()
         await self._flusher.stop()
         if self._preparing is not None:
@@ -632,6 +643,7 @@ class RaftMember(Performing):
         self._proposals.expire(now_ms)
         assert self._housekeeper is not None
         self._roster.save(self.core, self._housekeeper)
+        self._enforcement.look(self.core.voters, self.core.node_id, self._housekeeper)
         if self._health.is_full:
             self._try_to_write()
         self._read_trial.try_again(self.core)

@@ -1,5 +1,5 @@
 """How links between replicas come about: plain TCP here; whoever wants more (TLS) brings a
-`Network` of his own. Shell.
+`Network` of his own, and gate.py puts a gate before any. Shell.
 
 A link is an asyncio transport in any case: what is sent over it does not pass through here.
 """
@@ -10,6 +10,8 @@ import asyncio
 import socket
 from collections.abc import Callable
 from typing import Protocol
+
+from dledger.messages import NodeId
 
 Factory = Callable[[], asyncio.Protocol]
 
@@ -31,8 +33,11 @@ class Network(Protocol):
         """On `bound` if there is one. Raises OSError."""
         ...
 
-    async def dial(self, factory: Factory, host: str, port: int) -> asyncio.BaseProtocol:
-        """The connected protocol. Raises OSError; may be cancelled."""
+    async def dial(
+        self, factory: Factory, host: str, port: int, peer: NodeId
+    ) -> asyncio.BaseProtocol:
+        """The connected protocol; `peer` should be at the other end. Raises OSError; may be
+        cancelled."""
         ...
 
     def doubt(self, transport: asyncio.BaseTransport, host: str) -> str:
@@ -52,7 +57,9 @@ class PlainNetwork:
             return await loop.create_server(factory, sock=bound)
         return await loop.create_server(factory, host, port)
 
-    async def dial(self, factory: Factory, host: str, port: int) -> asyncio.BaseProtocol:
+    async def dial(
+        self, factory: Factory, host: str, port: int, peer: NodeId
+    ) -> asyncio.BaseProtocol:
         _, protocol = await asyncio.get_running_loop().create_connection(factory, host, port)
         return protocol
 

@@ -43,8 +43,9 @@ class TlsLinks:
         await self.listener.listen(host, port, bound=bound)
         return self.listener
 
-    async def dial(self, factory: Factory, host: str, port: int) -> asyncio.BaseProtocol:
-        """Raises OSError, whose text says what TLS found."""
+    async def dial(self, factory: Factory, host: str, port: int, peer: str) -> asyncio.BaseProtocol:
+        """Raises OSError, whose text says what TLS found; the host is what is checked, not who
+        `peer` is."""
         loop = asyncio.get_running_loop()
         context = self._tls.client.context
         try:

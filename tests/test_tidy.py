@@ -84,6 +84,7 @@ CORE = [
     "dledger/pace.py",
     "dledger/patience.py",
     "dledger/wire.py",
+    "dledger/proof.py",
     "broker/backup/chain.py",
     "broker/backup/manifest.py",
     "broker/backup/protocol.py",

@@ -181,6 +181,7 @@ def node_view(broker: Broker) -> NodeView:
         preferred_leader=broker.operators.members.preferred.name,
         group_id=_text(status.get("group_id")),
         foreign=_texts(status.get("foreign")),
+        peers_prove_themselves=broker.gates.proof_required,
         voted_for=_text(status.get("voted_for")),
         election_patience=_number(status.get("patience")),
         whole=bool(status.get("whole", True)),

@@ -148,7 +148,8 @@ class NodeView(View, frozen=True, kw_only=True):
     learner; none: removed from its group, or not added yet. `election_patience`: by what the
     configured election time-outs are multiplied just now; 1 unless the group is starved.
     `group_id`: null while the group has none. `foreign`: replicas of other groups that were refused
-    in the last half minute, in words."""
+    in the last half minute, in words. `peers_prove_themselves`: nobody is a peer without a proof
+    that it has the group's secret."""
 
     name: str
     group: str
@@ -171,6 +172,7 @@ class NodeView(View, frozen=True, kw_only=True):
     preferred_leader: str | None
     group_id: str | None
     foreign: list[str]
+    peers_prove_themselves: bool
     voted_for: str | None
     election_patience: int | None
     whole: bool

@@ -116,6 +116,7 @@ class BrokerMetrics:
             )
         )
         self._process(families)
+        self._proofs(families)
         if self._watching:
             status = broker.engine.status()
             self._flow(families)
@@ -177,6 +178,24 @@ class BrokerMetrics:
         )
         families.counter(
             "rocketmq_log_lines_suppressed_total", LINES_SUPPRESSED, suppressed_lines()
+        )
+
+    def _proofs(self, families: Families) -> None:
+        gates = self._broker.gates.all
+        families.gauge(
+            "rocketmq_peers_prove_themselves",
+            "1 if no peer comes to the Raft or HA port, or is dialled, without a proof.",
+            float(self._broker.gates.proof_required),
+        )
+        families.counter(
+            "rocketmq_peer_proofs_refused_total",
+            "Connections of peers closed because they did not prove themselves.",
+            sum(gate.refused_count for gate in gates),
+        )
+        families.counter(
+            "rocketmq_peers_unproven_total",
+            "Connections of peers made without a proof, although there is a secret.",
+            sum(gate.unproven_count for gate in gates),
         )
 
     def _flow(self, families: Families) -> None:

@@ -27,6 +27,7 @@ from broker.replication.ha.follower import Follower
 from broker.replication.ha.master import HaMaster, MasterSettings
 from broker.replication.ha.protocol import Run
 from broker.replication.ha.slave import HaSlave, SlaveSettings
+from broker.replication.peerproof import NO_GATES, Gates
 from broker.sending.cut import QueueUnits
 from broker.sending.send import SendPath
 from broker.sending.waiting import Batch
@@ -132,10 +133,11 @@ class ClassicEngine:
         master_ha_address: Callable[[], str],
         listen_socket: socket.socket | None = None,
         tls: ProcessTls | None = None,
+        gates: Gates = NO_GATES,
     ) -> None:
         """What a name server says of the master, for slaves: `master_address()` and
         `master_ha_address()`, "" while unknown. `listen_socket` is bound already (tests). `tls`
-        has been loaded."""
+        has been loaded. `gates`: where peers have to prove themselves."""
         tls = tls or ProcessTls(config)
         self.config = config
         self.is_slave = config.is_slave
@@ -163,17 +165,11 @@ class ClassicEngine:
         )
         self.master = HaMaster(
             self._commitlog,
-            MasterSettings(
-                transfer_bytes=config.ha_transfer_batch_size,
-                heartbeat_ms=config.ha_send_heartbeat_interval,
-                silence_ms_max=config.ha_housekeeping_interval,
-                fall_behind_bytes_max=config.ha_slave_fallbehind_max,
-                connections_max=config.ha_connections_max,
-                from_last_segment=config.sync_from_last_file,
-            ),
+            _master_settings(config),
             clock_ms=clock_ms,
             on_acknowledged=self._replicated,
             tls=tls.server,
+            gate=gates.master,
         )
         self.follower = Follower(
             self._commitlog,
@@ -198,6 +194,7 @@ class ClassicEngine:
             on_link=self._link_changed,
             on_fatal=self._fail,
             tls=tls.client,
+            gate=gates.slave,
         )
         self._listen_socket = listen_socket
 
@@ -430,3 +427,14 @@ class ClassicEngine:
     def status(self) -> dict[str, object]:
         """As far as it is what every engine tells."""
         return {"role": self.config.broker_role}
+
+
+def _master_settings(config: BrokerConfig) -> MasterSettings:
+    return MasterSettings(
+        transfer_bytes=config.ha_transfer_batch_size,
+        heartbeat_ms=config.ha_send_heartbeat_interval,
+        silence_ms_max=config.ha_housekeeping_interval,
+        fall_behind_bytes_max=config.ha_slave_fallbehind_max,
+        connections_max=config.ha_connections_max,
+        from_last_segment=config.sync_from_last_file,
+    )

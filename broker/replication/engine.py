@@ -12,11 +12,12 @@ import asyncio
 import random
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from broker.config import BrokerConfig
 from dledger.flusher import FlushMode
+from dledger.gate import Gate, GuardedNetwork
 from dledger.index import LogIndex
 from dledger.installer import InstallationSource
 from dledger.member import RaftMember
@@ -153,9 +154,10 @@ def make_engine(
     listen_socket: socket.socket | None = None,
     source: InstallationSource | None = None,
     network: Network | None = None,
+    gate: Gate | None = None,
 ) -> FramedEngine:
     """The engine that `config` asks for, which is not classic. `source`: what Raft refills other
-    replicas from. `network` None: links are plain. Raises EngineError."""
+    replicas from. `network` None: links are plain; `gate` None: peers prove nothing."""
     assert not config.is_classic
     peers = {p.node_id: PeerAddress(p.node_id, p.host, p.port) for p in config.peers}
     member = MemberConfig(
@@ -171,7 +173,7 @@ def make_engine(
             election_ms_max=config.election_timeout_max_ms,
             catch_up_bytes_per_s=config.raft_catch_up_bytes_per_s,
         ),
-        links=_links(config, network),
+        links=_links(config, network, gate),
         preference=PreferenceLimits(steady_ms=config.preferred_leader_after_ms),
         join=config.raft_join,
     )
@@ -189,13 +191,11 @@ def make_engine(
     )
 
 
-def _links(config: BrokerConfig, network: Network | None) -> LinkConfig:
-    listen_host = config.dleger_bind_address or None
-    if network is None:
-        return LinkConfig(listen_host=listen_host)
-    return LinkConfig(
-        connect_timeout_ms=TLS_CONNECT_TIMEOUT_MS, listen_host=listen_host, network=network
-    )
+def _links(config: BrokerConfig, network: Network | None, gate: Gate | None) -> LinkConfig:
+    base = LinkConfig(listen_host=config.dleger_bind_address or None, gate=gate)
+    if network is not None:
+        base = replace(base, connect_timeout_ms=TLS_CONNECT_TIMEOUT_MS, network=network)
+    return base if gate is None else replace(base, network=GuardedNetwork(base.network, gate))
 
 
 def _engine_class(config: BrokerConfig) -> type[RaftEngine] | type[PySyncMember]:

@@ -7,7 +7,7 @@ import socket
 from broker.broker import Broker
 from broker.config import Setting, build_config
 from broker.replication.engine import RaftEngine
-from dledger.messages import Role, TimeoutNow
+from dledger.messages import Role
 from remoting.admin_headers import TopicHeader
 from remoting.client import RemotingClient
 from remoting.codes import RequestCode, ResponseCode
@@ -100,12 +100,12 @@ class Group:
         return broker
 
     def let_lead(self, name):
-        """As a former leader would say it, when nobody leads."""
+        """As if its election time-out were over, when nobody leads."""
         engine = self.brokers[name].engine
         if isinstance(engine, RaftEngine) and all(
             broker.engine.leader is None for broker in self.brokers.values()
         ):
-            engine.on_messages([TimeoutNow("nobody", name, engine.core.term)])
+            engine.core._election_due_ms = 0.0
 
     async def transfer(self, leader, target=""):
         """Ask this broker to hand over; again while it says that it cannot just now (it does not

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from broker.replication.ha.protocol import HaProtocolError, ReportReader, transfer
+from dledger.gate import Gate
 from remoting.address import format_address
 from remoting.tlslistener import TlsListener, TlsPolicy
 from store.commitlog import CommitLog
@@ -54,8 +55,11 @@ class HaMaster:
         clock_ms: Callable[[], int],
         on_acknowledged: Callable[[int], None],
         tls: TlsPolicy | None = None,
+        gate: Gate | None = None,
     ) -> None:
-        """`on_acknowledged(offset)`: some slave has everything below it."""
+        """`on_acknowledged(offset)`: some slave has everything below it. Behind a `gate` a slave
+        is one only when it has proven itself."""
+        self._gate = gate
         self._tls = tls
         self.commitlog = commitlog
         self.settings = settings
@@ -72,13 +76,18 @@ class HaMaster:
         """Listen; `address` is then what slaves are told. Raises OSError."""
         loop = asyncio.get_running_loop()
         policy = self._tls
+
+        def factory() -> asyncio.Protocol:
+            return SlaveLink(self)
+
+        accepting = factory if self._gate is None else self._gate.accepting(factory)
         if policy is not None:
-            self._server = TlsListener(lambda: SlaveLink(self), policy)
+            self._server = TlsListener(accepting, policy)
             await self._server.listen(host, port, bound=bound_socket)
         elif bound_socket is not None:
-            self._server = await loop.create_server(lambda: SlaveLink(self), sock=bound_socket)
+            self._server = await loop.create_server(accepting, sock=bound_socket)
         else:
-            self._server = await loop.create_server(lambda: SlaveLink(self), host, port)
+            self._server = await loop.create_server(accepting, host, port)
         bound = self._server.sockets[0].getsockname()[1]
         self.address = format_address(told_host, bound)
         log.info("ha_listening address=%s", self.address)
@@ -92,6 +101,8 @@ class HaMaster:
         """Accept nobody any more and close every link."""
         if self._server is not None:
             self._server.close()
+        if self._gate is not None:
+            self._gate.close()
         for link in list(self.links):
             link.close(reason)
 

@@ -19,6 +19,7 @@ from typing import cast
 
 from broker.replication.ha.master import no_delay
 from broker.replication.ha.protocol import REPORT, HaProtocolError, RecordRuns, Run, TransferReader
+from dledger.gate import Gate
 from remoting.address import parse_address
 from remoting.errors import RemotingError
 from remoting.tls import TlsContext
@@ -30,6 +31,7 @@ log = logging.getLogger("broker.ha.slave")
 RECONNECT_MS = 200  # doubled while nothing comes of it
 RECONNECT_MS_MAX = 1_000
 CONNECT_TIMEOUT_MS = 3_000
+MASTER_ID = "0"  # the brokerId of every master
 
 
 class LogsDiffer(Exception):
@@ -60,9 +62,12 @@ class HaSlave:
         on_link: Callable[[bool], None],
         on_fatal: Callable[[str], None],
         tls: TlsContext | None = None,
+        gate: Gate | None = None,
     ) -> None:
         """`verify()` raises LogsDiffer. `append(run)` raises Diverged, OSError (fatal).
-        `reported()` is the offset to report; `on_link(up)` is told when a link begins and ends."""
+        `reported()` is the offset to report; `on_link(up)` is told when a link begins and ends.
+        Behind a `gate` a master is one only when it has proven itself."""
+        self._gate = gate
         self.commitlog = commitlog
         self._tls = tls
         self.settings = settings
@@ -127,15 +132,11 @@ class HaSlave:
 
     async def _follow(self, address: str) -> bool:
         """One link from beginning to end; whether the master sent something."""
-        loop = asyncio.get_running_loop()
         try:
             host, port = parse_address(address)
             await self._verify()
             async with asyncio.timeout(CONNECT_TIMEOUT_MS / 1000):
-                context = None if self._tls is None else self._tls.context
-                _, link = await loop.create_connection(
-                    lambda: MasterLink(self), host, port, ssl=context
-                )
+                link = await self._connected(host, port)
         except LogsDiffer as error:
             self._refuse(str(error))
             return False
@@ -160,6 +161,25 @@ class HaSlave:
             raise link.failure
         self._refuse(link.differs)
         return link.served
+
+    async def _connected(self, host: str, port: int) -> MasterLink:
+        """To who listens there, proven to be the master if there is a gate. Raises OSError."""
+        loop = asyncio.get_running_loop()
+        context = None if self._tls is None else self._tls.context
+
+        async def connect(factory: Callable[[], asyncio.BaseProtocol]) -> asyncio.BaseProtocol:
+            _, protocol = await loop.create_connection(factory, host, port, ssl=context)
+            return protocol
+
+        def factory() -> MasterLink:
+            return MasterLink(self)
+
+        if self._gate is None:
+            link = await connect(factory)
+        else:
+            link = await self._gate.dial(connect, factory, MASTER_ID)
+        assert isinstance(link, MasterLink), link
+        return link
 
     def _refuse(self, reason: str) -> None:
         if reason and reason != self.refused:

@@ -1,0 +1,120 @@
+"""What a broker's peers have to prove, as its configuration says: the gates before its Raft port or
+its HA port and before its own dials, and what it may not do without.
+
+Without a secret a port that others than this machine reach is not opened, unless TLS asks both
+sides for certificates there.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from broker.config import BrokerConfig
+from broker.errors import EngineError
+from dledger.gate import Gate
+from dledger.proof import Purpose, Secret
+from web.auth import is_loopback
+
+log = logging.getLogger("broker.peerproof")
+
+ACCEPT = "accept"
+ENFORCING = "enforcing"
+SECRET_FILE_BYTES_MAX = 4096
+_WITHOUT = (
+    "whoever reaches it could take part as a peer: set peerSecretFile (the same file for all"
+    " brokers of a group), or {tls}, or let it listen on loopback ({address})"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Gates:
+    """None: nobody is asked for a proof there."""
+
+    raft: Gate | None = None
+    master: Gate | None = None  # before a classic master's port
+    slave: Gate | None = None  # before a slave's dials of its master
+
+    @property
+    def all(self) -> tuple[Gate, ...]:
+        return tuple(gate for gate in (self.raft, self.master, self.slave) if gate is not None)
+
+    @property
+    def proof_required(self) -> bool:
+        """Whether nobody is a peer without a proof."""
+        return bool(self.all) and not any(gate.accepts_unproven for gate in self.all)
+
+
+NO_GATES = Gates()
+
+
+def make_gates(config: BrokerConfig, bound: socket.socket | None = None) -> Gates:
+    """Reads the secret's file; `bound` is the socket that peers come to, if there is one already.
+    Raises EngineError: also for a port that would be open to all."""
+    secret = read_secret(config)
+    accept = config.peer_auth == ACCEPT
+    if not config.is_classic:
+        host = _host_of(bound) or config.dleger_bind_address or _own_host(config)
+        if secret is None:
+            _check_exposed(host, config.raft_tls_mode == ENFORCING, "Raft", "raftTlsMode=enforcing")
+            return NO_GATES
+        return Gates(raft=_gate(config, secret, Purpose.RAFT, accept))
+    if config.is_slave:
+        if secret is None or config.ha_follow_unproven_master:
+            return NO_GATES
+        return Gates(slave=_gate(config, secret, Purpose.HA, accept))
+    unproven = config.ha_accept_unproven_slaves
+    if secret is None:
+        certified = (
+            config.tls_server_mode == ENFORCING and config.tls_server_need_client_auth == "require"
+        )
+        tls = "tlsServerMode=enforcing with tlsServerNeedClientAuth=require"
+        host = _host_of(bound) or config.bind_address
+        _check_exposed(host, certified or unproven, "HA", tls)
+        return NO_GATES
+    return Gates(master=_gate(config, secret, Purpose.HA, accept or unproven))
+
+
+def read_secret(config: BrokerConfig) -> Secret | None:
+    """Raises EngineError, which does not hold it."""
+    name = config.peer_secret_file
+    try:
+        if not name:
+            text = config.peer_secret.encode()
+            return Secret(text) if text else None
+        path = Path(name)
+        if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            log.warning("peer_secret_readable file=%s: others than its owner may read it", name)
+        with path.open("rb") as file:
+            return Secret(file.read(SECRET_FILE_BYTES_MAX).strip())
+    except (OSError, ValueError) as error:
+        key = f"peerSecretFile={name}" if name else "peerSecret"
+        raise EngineError(f"{key}: {error}") from error
+
+
+def _gate(config: BrokerConfig, secret: Secret, purpose: Purpose, accept: bool) -> Gate:
+    group = config.group_name if purpose is Purpose.RAFT else config.broker_name
+    return Gate(secret, purpose, group, config.node_name, accept_unproven=accept)
+
+
+def _host_of(bound: socket.socket | None) -> str:
+    return "" if bound is None else str(bound.getsockname()[0])
+
+
+def _own_host(config: BrokerConfig) -> str:
+    return next(p.host for p in config.peers if p.node_id == config.dleger_self_id)
+
+
+def _check_exposed(host: str, allowed: bool, port: str, tls: str) -> None:
+    if allowed:
+        return
+    if is_loopback(host):
+        log.warning("peers_unproven: the %s port asks nobody for a proof (no peerSecretFile)", port)
+        return
+    address = "dLegerBindAddress" if port == "Raft" else "bindAddress"
+    without = _WITHOUT.format(tls=tls, address=address)
+    more = ", or haAcceptUnprovenSlaves=true" if port == "HA" else ""
+    raise EngineError(f"the {port} port would listen on {host}, and {without}{more}")

@@ -1,0 +1,78 @@
+"""When a replica stops taking peers that give no proof (gate.py): once every other voter has proven
+itself to it. Shell: the note is saved in a thread.
+
+That is durable in the file `enforced` (a SlotFile) before it is in force, so a restart does not
+fall back; nor does a change of members: who joins later has to prove itself. Who wants to go back
+to a program that knows no proofs removes the file of a stopped replica.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection
+from concurrent.futures import Executor
+
+from dledger.gate import Gate
+from dledger.messages import NodeId
+from dledger.slots import SlotFile, SlotsDamaged
+from dledger.writer import FULL
+
+log = logging.getLogger("dledger.enforcement")
+
+ENFORCED_FILE = "enforced"  # in the member's directory
+_ENFORCED = b"\1"
+
+
+class Enforcement:
+    """`load` before anything listens, `look` again and again, `stop` in the end."""
+
+    def __init__(
+        self, file: SlotFile, gate: Gate | None, on_failed: Callable[[str, BaseException], None]
+    ) -> None:
+        """Without a gate nobody is asked for a proof, and nothing is noted."""
+        self._file = file
+        self._gate = gate
+        self._on_failed = on_failed
+        self._saving: asyncio.Future[None] | None = None
+
+    def load(self) -> None:
+        """Blocking. Raises OSError."""
+        if self._gate is None:
+            return
+        try:
+            noted = self._file.load()
+        except SlotsDamaged as error:
+            # Written here only when proofs were enforced, so that is what it said.
+            log.error("enforcement_note_damaged %s: taken for what it was", error)
+            noted = _ENFORCED
+        if noted is not None:
+            self._gate.enforce()
+
+    def look(self, voters: Collection[NodeId], own: NodeId, pool: Executor) -> None:
+        """Whether that moment has come."""
+        gate = self._gate
+        if gate is None or not gate.accepts_unproven or self._saving is not None or not voters:
+            return
+        if not gate.proven.issuperset(set(voters) - {own}):
+            return
+        loop = asyncio.get_running_loop()
+        self._saving = loop.run_in_executor(pool, self._file.save, _ENFORCED)
+        self._saving.add_done_callback(self._saved)
+
+    async def stop(self) -> None:
+        if self._saving is not None:
+            await asyncio.wait([self._saving])
+        self._file.close()
+
+    def _saved(self, done: asyncio.Future[None]) -> None:
+        self._saving = None
+        error = done.exception()
+        if isinstance(error, OSError) and error.errno in FULL:
+            log.warning("enforcement_not_noted: %s", error)  # the next look tries again
+        elif error is not None:
+            self._on_failed("noting that proofs are enforced failed", error)
+        else:
+            assert self._gate is not None
+            self._gate.enforce()
+            log.warning("proofs_enforced: every voter has proven itself, nobody comes without")

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Starts a container's command, once the tokens of the HTTP API exist.
+"""Starts a container's command, once the tokens of the HTTP API and the peers' secret exist.
 
-Off loopback the HTTP API wants tokens. Unless somebody has put them there, they are made here, by
-whichever container comes first, in the directory that all of a cluster's containers share:
+Off loopback the HTTP API wants tokens, and brokers want a secret by which they know each other.
+Unless somebody has put them there, they are made here, by whichever container comes first, in the
+directory that all of a cluster's containers share:
 
     tokens.json     one token for each role: viewer, operator, admin (httpTokensFile)
     cluster.token   what the name servers sign with: the admin's (httpClusterTokenFile)
     metrics.token   what Prometheus shows: the viewer's
+    peer.secret     what the brokers of a group prove to each other that they have (peerSecretFile)
 
 The directory is RAFTMQ_SECRETS (default /run/raftmq); nobody else may read the files.
 """
@@ -36,6 +38,8 @@ def make_secrets(directory: Path) -> None:
         if not of_role:
             raise SystemExit(f"{tokens} has no {role}, and there is no {directory / name}")
         _place(directory / name, of_role[0])
+    if not (directory / "peer.secret").exists():
+        _place(directory / "peer.secret", secrets.token_urlsafe(32))
 
 
 def _place(path: Path, text: str) -> None:

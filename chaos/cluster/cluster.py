@@ -132,6 +132,8 @@ class Cluster:
             planned = self._plan(shape or Shape(), dict(settings or {}))
             if planned.netns:
                 namespaces.create(planned.netns, {n.name: n.host for n in planned.nodes})
+            if all(n.process is None or state(n.process) == "dead" for n in planned.brokers):
+                launch.make_secret(self.directory)
             save_state(self.directory, planned)
             started: list[ProcessId] = []
             try:

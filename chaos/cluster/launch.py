@@ -7,6 +7,7 @@ installed; the directory they are started from never shadows them (`-P`).
 from __future__ import annotations
 
 import os
+import secrets
 import sys
 from pathlib import Path
 
@@ -31,6 +32,22 @@ def log_path(directory: Path, node: Node) -> Path:
 def control_path(directory: Path) -> Path:
     """The Unix socket at which the proxy of a cluster with links takes orders."""
     return directory / PROXY / "control"
+
+
+def secret_path(directory: Path) -> Path:
+    """The secret by which the cluster's brokers know each other. One made by an older `mqcluster`
+    has none before all its brokers are down and it is started again."""
+    return directory / "peer.secret"
+
+
+def make_secret(directory: Path) -> None:
+    """For nobody else to read; one that is there stays."""
+    try:
+        descriptor = os.open(secret_path(directory), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return
+    with os.fdopen(descriptor, "w", encoding="ascii") as file:
+        file.write(secrets.token_urlsafe(32) + "\n")
 
 
 def prepare(directory: Path, state: ClusterState, node: Node) -> None:
@@ -85,6 +102,8 @@ def broker_conf(directory: Path, state: ClusterState, node: Node) -> str:
         "namesrvAddr": _name_servers(state, node),
         "storePathRootDir": str(node_directory(directory, node).absolute() / "store"),
     }
+    if secret_path(directory).exists():
+        own["peerSecretFile"] = str(secret_path(directory).absolute())
     own |= _http(state, node)
     mode = MODES[state.mode]
     kind = _classic if mode.engine == CLASSIC else _replicated

@@ -114,7 +114,8 @@ def broker_process(conf):
 
 
 async def test_classic_roles_start_from_broker_conf(tmp_path, port):
-    common = "listenPort=0\nmappedFileSizeCommitLog=8388608\ndiskSpaceWarningLevelRatio=100\n"
+    common = "bindAddress=127.0.0.1\nlistenPort=0\n"
+    common += "mappedFileSizeCommitLog=8388608\ndiskSpaceWarningLevelRatio=100\n"
     master, slave = tmp_path / "master.conf", tmp_path / "slave.conf"
     master.write_text(
         f"{common}brokerRole=SYNC_MASTER\nbrokerId=0\nflushDiskType=SYNC_FLUSH\n"

@@ -447,6 +447,7 @@ async def started(root: Path, loop: Loop, settings: dict[str, str]) -> Broker:
     """Our classic master over an Apache broker's store, with its settings."""
     known = {key: value for key, value in settings.items() if key in OPTIONS}
     ours = {**known, "brokerRole": "ASYNC_MASTER", "listenPort": "0", "haListenPort": "0"}
+    ours["bindAddress"] = "127.0.0.1"
     ours["diskSpaceWarningLevelRatio"] = "100"  # however full the machine's disk is
     config = build_config(Setting(key, value, "test") for key, value in ours.items())
     broker = Broker(config, OsDisk(str(root)))

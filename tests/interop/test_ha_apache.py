@@ -54,6 +54,7 @@ class Mixed:
             "brokerName": NAME,
             "brokerClusterName": SETTINGS["brokerClusterName"],
             "namesrvAddr": self.namesrv.address,
+            "bindAddress": "127.0.0.1",
             "listenPort": str(ports()),
             "flushDiskType": "SYNC_FLUSH",
             "mappedFileSizeCommitLog": SETTINGS["mappedFileSizeCommitLog"],

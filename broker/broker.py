@@ -76,6 +76,7 @@ from remoting.address import format_address
 from remoting.budgets import Budgets
 from remoting.codes import ResponseCode
 from remoting.connection import Connection, ConnectionLimits, Handler
+from remoting.keyfile import load_registration_keys
 from remoting.processtls import ProcessTls
 from remoting.server import RemotingServer
 from remoting.tlslinks import TlsLinks
@@ -137,12 +138,13 @@ class Broker:
         self.http = NodeApi(self)
         self.access = Access(self)
         self.gates = Gates()
+        self._registration_keys: tuple[bytes, ...] = ()
 
     # ---- life -----------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Raises ConfigError, EngineError, StoreError, RaftError, StateError, WebConfigError,
-        TlsError, OSError."""
+        TlsError, KeyFileError, OSError."""
         loop = asyncio.get_running_loop()
         self.failed = loop.create_future()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="broker-disk")
@@ -151,6 +153,9 @@ class Broker:
         bound = self._replication_socket
         self.gates = await loop.run_in_executor(self._pool, make_gates, self.config, bound)
         await loop.run_in_executor(self._pool, self._claim.take)
+        self._registration_keys = await loop.run_in_executor(
+            self._pool, load_registration_keys, self.config.registration_key_file
+        )
         self.keeper: Keeper
         self.engine: Engine
         if self.config.is_classic:
@@ -496,6 +501,7 @@ class Broker:
             timeout_ms=config.register_broker_timeout_mills,
             tls=self.tls.client,
             credentials=config.inner_credentials,
+            signing_keys=self._registration_keys,
         )
         self._housekeeper = Housekeeper(
             self.clock_ms, self._quick_chores(), self.keeper.chores(), self.fail

@@ -35,6 +35,7 @@ from ops.configcli import config_commands
 from ops.logs import set_up
 from ops.memory import return_large_blocks
 from remoting.errors import RemotingError
+from remoting.keyfile import KeyFileError
 from remoting.tls import TlsError
 from store.disk import OsDisk
 from store.errors import StoreError
@@ -58,7 +59,7 @@ START_ERRORS = (
     StoreError,
     WebConfigError,
 )
-WRONG = EngineError | TlsError | WebConfigError | WrongIdentity  # until somebody corrects it
+WRONG = EngineError | KeyFileError | TlsError | WebConfigError | WrongIdentity  # until corrected
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,9 +144,7 @@ def main(
         "node": config.node_name,
         "group": config.group_name,
     }
-    set_up(
-        config.log_format, config.log_level, where, peer_lines_per_s=config.log_peer_lines_per_s
-    )
+    set_up(config.log_format, config.log_level, where, peer_lines_per_s=config.log_peer_lines_per_s)
     return_large_blocks()
     for key in config.without_effect():
         log.warning("config_without_effect key=%s: accepted, but not acted on in this mode", key)

@@ -101,6 +101,9 @@ class BrokerConfig(PeerTlsOptions):
         "Between two registrations.", unit=MS, low=1_000, high=60_000)
     register_broker_timeout_mills: int = option("network", "registerBrokerTimeoutMills", 3_000,
         "A registration that takes longer has failed.", unit=MS, low=10)
+    registration_key_file: str = option("network", "registrationKeyFile", "",
+        "File of the key that registrations are signed with, the name servers' (its first line;"
+        " nobody else may read it); empty: they are not signed ([Security](security.md)).")
     write_buffer_bytes_max: int = option("network", "writeBufferBytesMax", 64 * MIB,
         "Unsent answers of a connection; above, it is closed.", unit=BYTES, low=64 * KIB)
     unfinished_frame_bytes_max: int = option("network", "unfinishedFrameBytesMax", 64 * MIB,

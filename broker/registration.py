@@ -6,6 +6,9 @@ soon after a name server's connection was lost: with the connection it forgets t
 The ready leader registers as brokerId 0, every other replica with its own id; `raftTerm` lets a
 name server refuse a deposed leader's claim. A failed attempt is repeated after RETRY_MS.
 Who is no member of its Raft group (any more, or yet) leaves the routes and stays out of them.
+With a key (`registrationKeyFile`) what a replica says of itself is signed, with a nonce that the
+name server gives for the connection (remoting.registrationproof); a name server that gives none
+knows no key, and is told unsigned.
 
 The topics. A name server of ours says `topicDelta`=true in its answers: from then on it is told
 what changed since the table that it took last, mostly nothing, in a few hundred bytes however many
@@ -27,7 +30,7 @@ from remoting.client import RemotingClient
 from remoting.codes import RequestCode, ResponseCode
 from remoting.command import RemotingCommand
 from remoting.connection import ClientConnection, Connection
-from remoting.errors import RemotingError
+from remoting.errors import RemotingError, SendTimeout
 from remoting.fields import boolean_or, text_or
 from remoting.registration import (
     BrokerHeader,
@@ -37,6 +40,7 @@ from remoting.registration import (
     body_crc,
     encode_register_body,
 )
+from remoting.registrationproof import WRONG_SIGNATURE, RegistrationSigner, nonce_of
 from remoting.tls import TlsContext
 
 log = logging.getLogger("broker.registration")
@@ -88,6 +92,7 @@ class Registrar:
         timeout_ms: int,
         credentials: Credentials | None = None,
         tls: TlsContext | None = None,
+        signing_keys: Sequence[bytes] = (),
     ) -> None:
         """`on_master(address, ha_address)` is told whom a name server takes for the group's leader.
         With `needs_master` (a slave) registration is repeated soon until one names a master."""
@@ -107,6 +112,8 @@ class Registrar:
             connect_timeout_ms=timeout_ms, credentials=credentials, tls=tls
         )
         self._client.on_close(self._connection_lost)
+        self._signing_keys = tuple(signing_keys)
+        self._signers: dict[Connection, RegistrationSigner | None] = {}  # None: it gave no nonce
         self._wanted = {server: asyncio.Event() for server in self._name_servers}
         self._tasks: list[asyncio.Task[None]] = []
         self._body: tuple[DataVersion, bytes] | None = None  # of the last whole table
@@ -142,6 +149,7 @@ class Registrar:
     def _connection_lost(self, connection: Connection, reason: str) -> None:
         assert isinstance(connection, ClientConnection), connection
         server = connection.address
+        self._signers.pop(connection, None)
         self._taken.pop(server, None)  # with the connection it forgets the broker
         if self._gone(server, f"the connection ended: {reason}"):  # else RETRY_MS is running
             loop = asyncio.get_running_loop()
@@ -184,7 +192,7 @@ class Registrar:
         base = self._taken.pop(server, None)  # whatever comes of this one
         command = await self._command(identity, base)
         try:
-            response = await self._client.invoke(server, command, self._timeout_ms)
+            response = await self._tell(server, command, self._timeout_ms)
         except RemotingError as error:
             if self._gone(server, str(error)) or identity.broker_id == 0:
                 log.warning("register_failed namesrv=%s: %s", server, error)
@@ -218,6 +226,45 @@ class Registrar:
         if master:
             self._on_master(master, text_or(response.ext, "haServerAddr"))
         return bool(master) or not self._needs_master
+
+    async def _tell(
+        self, server: str, command: RemotingCommand, timeout_ms: int
+    ) -> RemotingCommand:
+        """Send what this replica says of itself, signed if that is possible. Raises
+        RemotingError."""
+        if not self._signing_keys:
+            return await self._client.invoke(server, command, timeout_ms)
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                connection = await self._client.connect(server)
+                if connection not in self._signers:
+                    self._signers[connection] = await self._signer(connection, timeout_ms)
+        except TimeoutError as error:
+            raise SendTimeout(f"no connection to {server} in {timeout_ms} ms") from error
+        signer = self._signers.get(connection)
+        if signer is not None:
+            signer.sign(command)
+        response = await connection.invoke(command, timeout_ms)
+        if (response.remark or "").startswith(WRONG_SIGNATURE):
+            self._signers.pop(connection, None)  # the next attempt asks for another nonce
+        return response
+
+    async def _signer(
+        self, connection: ClientConnection, timeout_ms: int
+    ) -> RegistrationSigner | None:
+        """None: the name server has no key. Raises RemotingError."""
+        ask = RemotingCommand.request(RequestCode.REGISTRATION_NONCE)
+        answer = await connection.invoke(ask, timeout_ms)
+        nonce = nonce_of(answer)
+        if nonce is None:
+            log.warning(
+                "registering_unsigned namesrv=%s code=%d remark=%s: it gives no nonce to sign with",
+                connection.address,
+                answer.code,
+                answer.remark,
+            )
+            return None
+        return RegistrationSigner(self._signing_keys[0], nonce)
 
     async def _leave(self, server: str) -> bool:
         """Out of the routes, if this replica may be in them; False if it has to be repeated."""
@@ -267,7 +314,9 @@ class Registrar:
         header = BrokerHeader(self._broker_name, self._address(), self._cluster, broker_id)
         command = RemotingCommand.request(RequestCode.UNREGISTER_BROKER, header.to_ext())
         try:
-            await self._client.invoke(server, command, UNREGISTER_TIMEOUT_MS)
+            answer = await self._tell(server, command, UNREGISTER_TIMEOUT_MS)
+            if answer.code != ResponseCode.SUCCESS:
+                log.warning("unregister_refused namesrv=%s: %s", server, answer.remark)
         except RemotingError as error:  # it will notice by itself that our connection closed
             log.info("unregister_failed namesrv=%s: %s", server, error)
             return False

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Starts a container's command, once the tokens of the HTTP API and the peers' secret exist.
+"""Starts a container's command, once the cluster's secrets exist.
 
-Off loopback the HTTP API wants tokens, and brokers want a secret by which they know each other.
+Off loopback the HTTP API wants tokens, brokers want a secret by which they know each other, and
+name servers a key by which they know brokers.
 Unless somebody has put them there, they are made here, by whichever container comes first, in the
 directory that all of a cluster's containers share:
 
@@ -9,6 +10,7 @@ directory that all of a cluster's containers share:
     cluster.token   what the name servers sign with: the admin's (httpClusterTokenFile)
     metrics.token   what Prometheus shows: the viewer's
     peer.secret     what the brokers of a group prove to each other that they have (peerSecretFile)
+    registration.key   what brokers sign their registrations with (registrationKeyFile)
 
 The directory is RAFTMQ_SECRETS (default /run/raftmq); nobody else may read the files.
 """
@@ -40,6 +42,8 @@ def make_secrets(directory: Path) -> None:
         _place(directory / name, of_role[0])
     if not (directory / "peer.secret").exists():
         _place(directory / "peer.secret", secrets.token_urlsafe(32))
+    if not (directory / "registration.key").exists():
+        _place(directory / "registration.key", secrets.token_urlsafe(32) + "\n")
 
 
 def _place(path: Path, text: str) -> None:

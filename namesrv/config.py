@@ -13,6 +13,7 @@ from ops.options import BYTES, MS, ConfigError, Loaded, Option, option, options_
 from ops.settings import gather
 from ops.tlsoptions import TlsOptions
 from remoting.budgets import BudgetLimits
+from remoting.registration import UNPACKED_BYTES_MAX
 
 __all__ = ["FRAME_SIZE_BYTES_MAX", "OPTIONS", "ConfigError", "Loaded", "NameServerConfig", "load"]
 
@@ -55,6 +56,19 @@ class NameServerConfig(TlsOptions):
         "Broker addresses; a registration beyond is refused.", low=1)
     topics_max: int = option("limits", "topicsMax", 1_000_000,
         "Topic names, over all groups; a registration beyond is refused whole.", low=1)
+
+    decompressed_bytes_max: int = option("limits", "decompressedBytesMax", UNPACKED_BYTES_MAX,
+        "Bytes that compressed registrations may be unpacked to at a time; a registration beyond"
+        " is refused. 16 MiB are some 300,000 topics of one broker.",
+        unit=BYTES, low=64 * 1024, high=1 << 31)
+
+    # [registration]
+    registration_key_file: str = option("registration", "registrationKeyFile", "",
+        "File of the key that brokers sign their registrations with, one key a line, which nobody"
+        " else may read. A name that a signed broker leads is then taken by signed ones alone"
+        " ([Security](security.md)); empty: signatures count for nothing.")
+    registrations_must_be_signed: bool = option("registration", "registrationsMustBeSigned", False,
+        "Take signed registrations only: no broker of Apache's. Needs `registrationKeyFile`.")
 
     # [acl]
     acl_enable: bool = option("acl", "aclEnable", False,
@@ -122,4 +136,7 @@ def load(
         declared = next(one for one in OPTIONS.values() if one.name == name)
         value = declared.text(getattr(config, name))
         raise ConfigError(f"{places.get(name, 'default')}: {declared.key}={value}: {why}")
+    if config.registrations_must_be_signed and not config.registration_key_file:
+        where = places.get("registrations_must_be_signed", "default")
+        raise ConfigError(f"{where}: registrationsMustBeSigned=true needs registrationKeyFile")
     return Loaded(config, places)

@@ -21,6 +21,7 @@ from remoting.connection import Answer, Connection, Handler
 from remoting.processtls import ProcessTls
 from remoting.server import RemotingServer
 from remoting.tlsfigures import tell
+from remoting.unpacking import Unpacking
 
 GROUPS_MAX = 1_000
 LATER = "LATER"  # answered by a task; what it said is not counted
@@ -29,9 +30,10 @@ LATER = "LATER"  # answered by a task; what it said is not counted
 class NameServerMetrics:
     """One per name server. `start` when it listens."""
 
-    def __init__(self, table: RouteTable) -> None:
+    def __init__(self, table: RouteTable, unpacking: Unpacking) -> None:
         self.answers: dict[tuple[int, int | None], int] = {}  # (request code, response code)
         self._table = table
+        self._unpacking = unpacking
         self._server: RemotingServer | None = None
         self._tls: ProcessTls | None = None
         self._lag = LoopLag(Timings(LAG_BOUNDS_S))
@@ -64,6 +66,28 @@ class NameServerMetrics:
 
         return counted
 
+    def _tell_registrations(self, families: Families) -> None:
+        table = self._table
+        signed = table.signed_broker_count
+        families.gauges(
+            "rocketmq_namesrv_registered_brokers",
+            "Live broker addresses, by whether their registration was signed.",
+            ("signed",),
+            [(("true",), signed), (("false",), table.broker_count - signed)],
+        )
+        unpacking = self._unpacking
+        families.gauge(
+            "rocketmq_namesrv_decompressed_bytes_peak",
+            "The most bytes that compressed registrations were unpacked to at a time.",
+            unpacking.peak_bytes,
+        )
+        families.counters(
+            "rocketmq_namesrv_decompressions_refused_total",
+            "Compressed registrations that unpack to more than decompressedBytesMax.",
+            (),
+            [((), unpacking.refused_count)],
+        )
+
     def _collect(self) -> Iterable[Metric]:
         families = Families(())
         table = self._table
@@ -81,10 +105,12 @@ class NameServerMetrics:
         all_of_them = sum(n for (request, _), n in self.answers.items() if request == register)
         families.counters(
             "rocketmq_namesrv_registrations_total",
-            "Registrations of brokers; refused ones claim a stale term or pass a limit.",
+            "Registrations of brokers; refused ones claim a stale term, pass a limit, are not "
+            "signed where they have to be, or say what no broker can.",
             ("result",),
             [(("accepted",), accepted), (("refused",), all_of_them - accepted)],
         )
+        self._tell_registrations(families)
         families.gauge("rocketmq_namesrv_topics", "Topics with a route.", table.topic_count)
         groups = list(table.groups())
         led = [group for group in groups if LEADER_ID in group.addresses]

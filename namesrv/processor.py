@@ -15,6 +15,7 @@ import orjson
 from namesrv import views
 from namesrv.config import NameServerConfig
 from namesrv.kv import ORDER_TOPIC_CONFIG, KvConfig
+from namesrv.proofs import Proofs
 from namesrv.routes import EXPIRY_MS, LiveBroker, Registration, RegistrationRefused, RouteTable
 from namesrv.settings import Settings
 from namesrv.watchers import Changes, RouteWatchers
@@ -24,6 +25,8 @@ from remoting.command import RemotingCommand
 from remoting.connection import Connection, Handler
 from remoting.fields import boolean_or, from_boolean, text, text_or
 from remoting.registration import (
+    TOPICS_MAX,
+    UNPACKED_BYTES_MAX,
     BrokerHeader,
     DataVersion,
     RegisterBrokerHeader,
@@ -32,7 +35,10 @@ from remoting.registration import (
     decode_queue_datas,
     decode_register_body,
     peek_data_version,
+    topic_problem,
 )
+from remoting.registrationproof import NONCE
+from remoting.unpacking import Unpacking
 
 LOG = logging.getLogger("namesrv")
 
@@ -55,18 +61,29 @@ class NameServerProcessor:
         now_ms: Callable[[], int],
         save_kv: Callable[[bytes], Awaitable[None]],
         settings: Settings | None = None,
+        proofs: Proofs | None = None,
+        unpacking: Unpacking | None = None,
+        *,
+        admins_only: bool = False,
+        topics_max: int = TOPICS_MAX,
     ) -> None:
+        """`admins_only`: whoever changes something was asked for an admin's signature already."""
         self.table = table
         self.kv = kv
         self._now_ms = now_ms
         self._save_kv = save_kv
         self._settings = settings or Settings(NameServerConfig(), {})
+        self.proofs = proofs or Proofs()
+        self.unpacking = unpacking or Unpacking(UNPACKED_BYTES_MAX)
+        self._admins_only = admins_only
+        self._topics_max = topics_max
         self.watchers: RouteWatchers[Connection] = RouteWatchers()
         self._topic_list = b""  # encoded, of version:
         self._topic_list_version = -1
 
     def handlers(self) -> dict[int, Handler]:
         return {
+            RequestCode.REGISTRATION_NONCE: self.registration_nonce,
             RequestCode.REGISTER_BROKER: self.register_broker,
             RequestCode.UNREGISTER_BROKER: self.unregister_broker,
             RequestCode.QUERY_DATA_VERSION: self.query_data_version,
@@ -94,12 +111,21 @@ class NameServerProcessor:
 
     # --- brokers
 
+    def registration_nonce(
+        self, connection: Connection, request: RemotingCommand
+    ) -> RemotingCommand:
+        """30005: what this connection's signatures are made with; nothing without a key."""
+        nonce = self.proofs.nonce(connection)
+        return _answer(request, ext={NONCE: nonce} if nonce else {})
+
     def register_broker(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         header = RegisterBrokerHeader.parse(request.ext)
         if header.body_crc and header.body_crc != body_crc(request.body):
             return _answer(request, ResponseCode.SYSTEM_ERROR, "crc32 not match")
         try:
-            result = self.table.register(self._claim(connection, header, request), self._now_ms())
+            signed = self.proofs.is_proven(connection, request)
+            claim = self._claim(connection, header, request, signed)
+            result = self.table.register(claim, self._now_ms())
         except RegistrationRefused as refused:
             LOG.warning("registration_refused broker=%s %s", header.broker_name, refused)
             ext = {"leaderAddr": refused.leader_address, "raftTerm": str(refused.term)}
@@ -121,7 +147,11 @@ class NameServerProcessor:
         return _answer(request, ext=ext, body=body)
 
     def _claim(
-        self, connection: Connection, header: RegisterBrokerHeader, request: RemotingCommand
+        self,
+        connection: Connection,
+        header: RegisterBrokerHeader,
+        request: RemotingCommand,
+        signed: bool,
     ) -> Registration:
         body = request.body
         version = peek_data_version(body, header.compressed) if body else None
@@ -129,10 +159,12 @@ class NameServerProcessor:
         if body and (
             version is None
             or self.table.wants_topics(
-                header.broker_name, header.broker_address, header.broker_id, version
+                header.broker_name, header.broker_address, header.broker_id, version, signed
             )
         ):
-            version, topics = decode_register_body(body, header.compressed)
+            version, topics = decode_register_body(
+                body, header.compressed, self.unpacking, self._topics_max
+            )
         return Registration(
             cluster=header.cluster,
             broker_name=header.broker_name,
@@ -148,11 +180,15 @@ class NameServerProcessor:
             timeout_ms=_timeout(header.heartbeat_timeout_ms) or EXPIRY_MS,
             channel=connection,
             http_address=header.http_address,
+            signed=signed,
         )
 
-    def unregister_broker(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+    def unregister_broker(
+        self, connection: Connection, request: RemotingCommand
+    ) -> RemotingCommand:
         header = BrokerHeader.parse(request.ext)
-        if self.table.unregister(header.broker_address, header.broker_name):
+        signed = self.proofs.is_proven(connection, request)
+        if self.table.unregister(header.broker_address, header.broker_name, self._now_ms(), signed):
             LOG.info(
                 "broker_gone address=%s broker=%s reason=unregistered",
                 header.broker_address, header.broker_name,
@@ -167,7 +203,13 @@ class NameServerProcessor:
         known = self.table.version_known(
             header.broker_address, header.broker_name, header.broker_id
         )
-        self.table.refresh(header.broker_address, header.broker_name, connection, self._now_ms())
+        self.table.refresh(
+            header.broker_address,
+            header.broker_name,
+            connection,
+            self._now_ms(),
+            signed=self.proofs.is_proven(connection, request),
+        )
         ext = {"changed": from_boolean(known != asked)}
         return _answer(request, ext=ext, body=known.encode() if known is not None else b"")
 
@@ -179,12 +221,14 @@ class NameServerProcessor:
             connection,
             self._now_ms(),
             _timeout(header.heartbeat_timeout_ms),
+            self.proofs.is_proven(connection, request),
         )
         return _answer(request, ext={} if known else {"needFull": "true"})
 
     def channel_closed(self, connection: Connection, reason: str) -> None:
         self.watchers.closed(connection)
-        log_gone(self.table.channel_closed(connection), f"channel {reason}")
+        self.proofs.closed(connection)
+        log_gone(self.table.channel_closed(connection, self._now_ms()), f"channel {reason}")
 
     # --- routes
 
@@ -227,31 +271,47 @@ class NameServerProcessor:
     def unit_sub_only_topics(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         return _answer(request, body=views.unit_topics_body(self.table, UNIT_SUB, UNIT))
 
-    def register_topic(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+    def register_topic(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """217: queues of a topic on groups that are registered, until these say otherwise."""
         topic = text(request.ext, "topic")
-        for broker_name, queues in decode_queue_datas(request.body).items():
-            self.table.put_queues(broker_name, TopicConfig(topic, *queues))
+        signed = self._may_change(connection, request)
+        wanted = [
+            (broker_name, TopicConfig(topic, *queues))
+            for broker_name, queues in decode_queue_datas(request.body).items()
+        ]
+        for _, config in wanted:
+            if problem := topic_problem(config):
+                return _answer(request, ResponseCode.INVALID_PARAMETER, problem)
+        for broker_name, config in wanted:
+            self.table.put_queues(broker_name, config, signed)
         LOG.info("topic_registered topic=%s", topic)
         return _answer(request)
 
-    def delete_topic(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+    def delete_topic(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """216. Groups whose name is held say themselves what they have: a tool that deleted the
+        topic there first, as all do, need not know the key."""
         topic = text(request.ext, "topic")
-        count = self.table.delete_topic(topic, text_or(request.ext, "clusterName"))
+        signed = self._may_change(connection, request)
+        count = self.table.delete_topic(topic, text_or(request.ext, "clusterName"), signed)
         LOG.info("topic_deleted topic=%s groups=%d", topic, count)
         return _answer(request)
 
-    def wipe_write_perm(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        return self._set_writable(request, False, "wipeTopicCount")
+    def wipe_write_perm(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        return self._set_writable(connection, request, False, "wipeTopicCount")
 
-    def add_write_perm(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        return self._set_writable(request, True, "addTopicCount")
+    def add_write_perm(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        return self._set_writable(connection, request, True, "addTopicCount")
+
+    def _may_change(self, connection: Connection, request: RemotingCommand) -> bool:
+        """Whether what signed brokers said may be changed for who asks: he has the key, or is an
+        admin."""
+        return self.proofs.is_proven(connection, request) or self._admins_only
 
     def _set_writable(
-        self, request: RemotingCommand, writable: bool, count_name: str
+        self, connection: Connection, request: RemotingCommand, writable: bool, count_name: str
     ) -> RemotingCommand:
         name = text(request.ext, "brokerName")
-        count = self.table.set_writable(name, writable)
+        count = self.table.set_writable(name, writable, self._may_change(connection, request))
         LOG.info("write_perm_set broker=%s writable=%s topics=%d", name, writable, count)
         return _answer(request, ext={count_name: str(count)})
 

@@ -9,7 +9,13 @@ Rules of registration (103):
 - Raft groups say their `term`. The highest term that claimed id 0 is kept; a claim with a lower
   term, or with the same term from another address while the first is listed, is refused
   (`RegistrationRefused`), and so is any registration older than what the same node said before.
-  The term is forgotten with the group, when its last address goes.
+  The term is forgotten with the group, when its last address goes, and CLAIM_MS after the one that
+  claimed it is gone: what somebody claimed outlives his connection by no more than that.
+- A claim may be `signed` (remoting.registrationproof). From the first signed claim to id 0 on the
+  name is held: only signed registrations, and signed requests to change something, count for it;
+  what was registered unsigned before goes, whatever term it claimed. A name is held for as long as
+  its claim lasts or a signed broker of it is there. An address that a signed broker has is nobody
+  else's. Names that nobody signed for are as ever, unless the table is told `signed_only`.
 - The table of topics is kept per group. The one that registers as 0 replaces it; a follower's is
   taken only while the group has none (a name server that restarted during an election).
 - A leader may send only what changed: a delta. It names the DataVersion it builds on (`base`); the
@@ -41,6 +47,8 @@ from remoting.registration import DataVersion, TopicConfig
 
 LEADER_ID = 0
 EXPIRY_MS = 120_000  # Apache's; four registrations of 30 s
+CLAIM_MS = 30_000  # a registration period: so long the claim to lead outlives who made it
+BROKERS_PER_CHANNEL_MAX = 64  # one process is one broker; a container of Apache's has some
 PERM_WRITE = 2
 NO_VERSION = DataVersion()
 
@@ -79,6 +87,7 @@ class Registration:
     timeout_ms: int = EXPIRY_MS
     channel: Hashable = None
     http_address: str = ""  # of the broker's node API
+    signed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +123,7 @@ class LiveBroker:
     last_seen_ms: int
     channel: Hashable
     http_address: str = ""
+    signed: bool = False
 
 
 @dataclass(slots=True)
@@ -124,6 +134,9 @@ class BrokerGroup:
     cluster: str
     addresses: dict[int, str] = field(default_factory=dict)
     term: int = 0  # highest that claimed LEADER_ID
+    claimant: str = ""  # address that claimed it
+    claim_ends_ms: int | None = None  # None: it is there
+    signed: bool = False  # the claim, or one before it, was signed
     version: DataVersion | None = None  # of the topics; None: no table yet
     version_author: str = ""  # address that sent them
     topics: set[str] = field(default_factory=set)
@@ -132,8 +145,9 @@ class BrokerGroup:
 class RouteTable:
     """See the module's docstring. Not thread-safe; one loop owns it."""
 
-    def __init__(self, limits: RouteLimits | None = None) -> None:
+    def __init__(self, limits: RouteLimits | None = None, *, signed_only: bool = False) -> None:
         self._limits = limits or RouteLimits()
+        self._signed_only = signed_only
         self._live: dict[str, LiveBroker] = {}
         self._groups: dict[str, BrokerGroup] = {}
         self._queues: dict[str, dict[str, QueueData]] = {}  # topic -> broker name -> queues
@@ -145,11 +159,16 @@ class RouteTable:
     # --- what brokers say
 
     def wants_topics(
-        self, broker_name: str, address: str, broker_id: int, version: DataVersion
+        self,
+        broker_name: str,
+        address: str,
+        broker_id: int,
+        version: DataVersion,
+        signed: bool = False,
     ) -> bool:
         """Whether the topics in a registration of this version would be looked at."""
         group = self._groups.get(broker_name)
-        if group is None or group.version is None:
+        if group is None or group.version is None or (signed and not group.signed):
             return True
         if broker_id != LEADER_ID:
             return False
@@ -161,10 +180,17 @@ class RouteTable:
             text = f"brokerId {claim.broker_id} is negative"
             raise RegistrationRefused(text, ResponseCode.INVALID_PARAMETER)
         group = self._groups.get(claim.broker_name)
+        if group is not None:
+            self._forget_claim(group, now_ms)
+        self._check_signed(claim, group)
         self._check_term(claim, group)
         topics = self._check_size(claim)
         changed = self._place(claim, now_ms)
         group = self._groups[claim.broker_name]
+        if claim.signed and claim.broker_id == LEADER_ID and not group.signed:
+            changed |= self._hold(group, now_ms)
+            if topics is None:
+                changed |= self._replace_topics(group, [])
         need_full = False
         if topics is not None and (claim.broker_id == LEADER_ID or group.version is None):
             if not claim.whole:
@@ -183,11 +209,12 @@ class RouteTable:
 
     def refresh(
         self, address: str, broker_name: str, channel: Hashable, now_ms: int,
-        timeout_ms: int | None = None,
+        timeout_ms: int | None = None, signed: bool = False,
     ) -> bool:  # fmt: skip
-        """A sign of life (322, 904). False if this broker is not known: it should register."""
+        """A sign of life (322, 904). False if this broker is not known, or registered signed and
+        this is not: it should register."""
         live = self._live.get(address)
-        if live is None or live.broker_name != broker_name:
+        if live is None or live.broker_name != broker_name or (live.signed and not signed):
             return False
         live.last_seen_ms = now_ms
         if timeout_ms:
@@ -202,60 +229,69 @@ class RouteTable:
             return None
         return group.version if broker_id == LEADER_ID else live.version
 
-    def unregister(self, address: str, broker_name: str) -> bool:
-        """A broker says good-bye (104)."""
+    def unregister(self, address: str, broker_name: str, now_ms: int, signed: bool = False) -> bool:
+        """A broker says good-bye (104). Raises RegistrationRefused for one that is signed, unless
+        this is, too."""
         live = self._live.get(address)
         if live is None or live.broker_name != broker_name:
             return False
-        self._remove(live)
+        if live.signed and not signed:
+            raise _unsigned(f"{address} of {broker_name} registered signed")
+        self._remove(live, now_ms)
         return True
 
-    def channel_closed(self, channel: Hashable) -> list[LiveBroker]:
+    def channel_closed(self, channel: Hashable, now_ms: int) -> list[LiveBroker]:
         """Drop the brokers whose current channel this is; they are returned."""
         gone = [self._live[address] for address in self._channels.get(channel, ())]
         for live in gone:
-            self._remove(live)
+            self._remove(live, now_ms)
         return gone
 
     def expire(self, now_ms: int) -> list[LiveBroker]:
         """Drop the brokers that were silent for too long; they are returned."""
         gone = [b for b in self._live.values() if now_ms - b.last_seen_ms > b.timeout_ms]
         for live in gone:
-            self._remove(live)
+            self._remove(live, now_ms)
+        for group in self._groups.values():
+            self._forget_claim(group, now_ms)
         return gone
 
     # --- what administrators say
 
-    def delete_topic(self, topic: str, cluster: str = "") -> int:
-        """Forget a topic, on one cluster or everywhere; how many groups had it.
+    def delete_topic(self, topic: str, cluster: str = "", signed: bool = False) -> int:
+        """Forget a topic, on one cluster or everywhere; how many groups had it. Groups that are
+        held say themselves what they have, unless this is `signed`.
 
         A group that registers its whole table, or this topic changed, brings it back.
         """
         names = [
             name
             for name in self._queues.get(topic, ())
-            if not cluster or self._groups[name].cluster == cluster
+            if (not cluster or self._groups[name].cluster == cluster)
+            and (signed or not self._groups[name].signed)
         ]
         for name in names:
             self._drop_topic(self._groups[name], topic)
         return len(names)
 
-    def put_queues(self, broker_name: str, config: TopicConfig) -> None:
+    def put_queues(self, broker_name: str, config: TopicConfig, signed: bool = False) -> None:
         """Give a topic queues on a group; nothing if the group is not known. Raises
-        RegistrationRefused at the limit of topics.
+        RegistrationRefused at the limit of topics, and for a held group unless this is `signed`.
 
         Lasts until the group registers its whole table.
         """
         group = self._groups.get(broker_name)
         if group is None:
             return
+        self._check_change(group, signed)
         if config.topic not in self._queues and len(self._queues) >= self._limits.topics_max:
             text = f"[TABLE_FULL] the limit of {self._limits.topics_max} topics would be passed"
             raise RegistrationRefused(text, ResponseCode.SYSTEM_BUSY)
         self._put_topics(group, [config])
 
-    def set_writable(self, broker_name: str, writable: bool) -> int:
+    def set_writable(self, broker_name: str, writable: bool, signed: bool = False) -> int:
         """Give or take the write permission of all topics of a group; how many topics it has.
+        Raises RegistrationRefused for a held group unless this is `signed`.
 
         Lasts until the group registers its whole table, for a topic that it registers changed so
         long.
@@ -263,6 +299,7 @@ class RouteTable:
         group = self._groups.get(broker_name)
         if group is None:
             return 0
+        self._check_change(group, signed)
         for topic in group.topics:
             queues = self._queues[topic]
             old = queues[broker_name]
@@ -312,14 +349,56 @@ class RouteTable:
     def broker_count(self) -> int:
         return len(self._live)
 
+    @property
+    def signed_broker_count(self) -> int:
+        return sum(live.signed for live in self._live.values())
+
     # --- inside
+
+    def _check_signed(self, claim: Registration, group: BrokerGroup | None) -> None:
+        if claim.signed:
+            return
+        if self._signed_only:
+            raise _unsigned("only signed registrations are taken (registrationsMustBeSigned)")
+        if group is not None and group.signed:
+            raise _unsigned(f"the name {group.name} is held by signed brokers")
+        live = self._live.get(claim.address)
+        if live is not None and live.signed:
+            raise _unsigned(f"{claim.address} of {live.broker_name} registered signed")
+
+    def _check_change(self, group: BrokerGroup, signed: bool) -> None:
+        if group.signed and not signed:
+            raise _unsigned(f"the name {group.name} is held by signed brokers")
+
+    def _forget_claim(self, group: BrokerGroup, now_ms: int) -> None:
+        """Its term, if who claimed it is gone for long enough; and that the name is held, if no
+        signed broker of it is there either."""
+        if group.claim_ends_ms is None or now_ms < group.claim_ends_ms:
+            return
+        group.term, group.claimant, group.claim_ends_ms = 0, "", None
+        group.signed = any(live.signed for live in self.brokers(group.name))
+
+    def _hold(self, group: BrokerGroup, now_ms: int) -> bool:
+        """The first signed claim: what others said in this name before does not count any more.
+        True if clients see another route now."""
+        group.signed = True
+        strangers = [live for live in self.brokers(group.name) if not live.signed]
+        for live in strangers:
+            self._remove(live, now_ms)
+        group.version = None
+        return bool(strangers)
 
     def _check_term(self, claim: Registration, group: BrokerGroup | None) -> None:
         live = self._live.get(claim.address)
-        if live is not None and live.broker_name == claim.broker_name and claim.term < live.term:
+        if (
+            live is not None
+            and live.broker_name == claim.broker_name
+            and claim.term < live.term
+            and claim.signed <= live.signed
+        ):
             text = f"[STALE_TERM] {claim.address} has registered with term {live.term} already"
             raise RegistrationRefused(text, ResponseCode.ILLEGAL_OPERATION, "", live.term)
-        if group is None or claim.broker_id != LEADER_ID:
+        if group is None or claim.broker_id != LEADER_ID or (claim.signed and not group.signed):
             return
         leader = group.addresses.get(LEADER_ID, "")
         rival = claim.term == group.term > 0 and leader not in ("", claim.address)
@@ -331,14 +410,23 @@ class RouteTable:
             raise RegistrationRefused(text, ResponseCode.ILLEGAL_OPERATION, leader, group.term)
 
     def _check_size(self, claim: Registration) -> list[TopicConfig] | None:
+        """Who is signed has room of his own: what others filled is none of his."""
         limits = self._limits
-        if claim.address not in self._live and len(self._live) >= limits.brokers_max:
+        count = len(self._live) if not claim.signed else self.signed_broker_count
+        if claim.address not in self._live and count >= limits.brokers_max:
             text = f"[TABLE_FULL] {limits.brokers_max} brokers are registered"
+            raise RegistrationRefused(text, ResponseCode.SYSTEM_BUSY)
+        over_channel = self._channels.get(claim.channel, ())
+        if claim.address not in over_channel and len(over_channel) >= BROKERS_PER_CHANNEL_MAX:
+            text = f"[TABLE_FULL] {BROKERS_PER_CHANNEL_MAX} brokers came over this connection"
             raise RegistrationRefused(text, ResponseCode.SYSTEM_BUSY)
         if claim.topics is None:
             return None
         topics = list(claim.topics)
         room = limits.topics_max - len(self._queues)
+        if claim.signed and len(topics) > room:
+            held = sum(len(group.topics) for group in self._groups.values() if group.signed)
+            room = limits.topics_max - held
         if len(topics) > room and sum(t.topic not in self._queues for t in topics) > room:
             text = f"[TABLE_FULL] the limit of {limits.topics_max} topics would be passed"
             raise RegistrationRefused(text, ResponseCode.SYSTEM_BUSY)
@@ -348,7 +436,7 @@ class RouteTable:
         """Put the address under its id, and nowhere else. True if that changed anything."""
         live = self._live.get(claim.address)
         if live is not None and live.broker_name != claim.broker_name:
-            self._remove(live)  # the node moved to another group
+            self._remove(live, now_ms)  # the node moved to another group
             live = None
         if live is None:
             live = LiveBroker(
@@ -363,6 +451,7 @@ class RouteTable:
         live.timeout_ms = claim.timeout_ms
         live.last_seen_ms = now_ms
         live.http_address = claim.http_address
+        live.signed = claim.signed
         self._use_channel(live, claim.channel)
 
         group = self._groups.get(claim.broker_name)
@@ -372,6 +461,7 @@ class RouteTable:
         group.cluster = claim.cluster
         if claim.broker_id == LEADER_ID:
             group.term = claim.term
+            group.claimant, group.claim_ends_ms = claim.address, None
         before = dict(group.addresses)
         addresses = {i: a for i, a in before.items() if a != claim.address}
         addresses[claim.broker_id] = claim.address
@@ -395,10 +485,12 @@ class RouteTable:
             if not members:
                 del self._channels[live.channel]
 
-    def _remove(self, live: LiveBroker) -> None:
+    def _remove(self, live: LiveBroker, now_ms: int) -> None:
         del self._live[live.address]
         self._leave_channel(live)
         group = self._groups[live.broker_name]
+        if group.claimant == live.address:
+            group.claim_ends_ms = now_ms + CLAIM_MS
         addresses = {i: a for i, a in group.addresses.items() if a != live.address}
         group.addresses = addresses
         if not addresses and not any(b.broker_name == group.name for b in self._live.values()):
@@ -464,3 +556,7 @@ class RouteTable:
             del self._queues[topic]
             self.topics_version += 1
         self.topic_changed(topic)
+
+
+def _unsigned(why: str) -> RegistrationRefused:
+    return RegistrationRefused(f"[SIGNED] {why}", ResponseCode.NO_PERMISSION)

@@ -13,14 +13,18 @@ from namesrv.http.server import ClusterApi
 from namesrv.kv import KvConfig
 from namesrv.metrics import NameServerMetrics
 from namesrv.processor import LOG, NameServerProcessor, log_gone, route_changed
+from namesrv.proofs import Proofs
 from namesrv.routes import RouteTable
 from namesrv.settings import Settings
 from remoting.budgets import Budgets
 from remoting.connection import Connection, ConnectionLimits
 from remoting.errors import RemotingError
+from remoting.keyfile import load_registration_keys
 from remoting.processtls import ProcessTls
+from remoting.registration import TOPICS_MAX
 from remoting.server import RemotingServer
 from remoting.threads import in_thread_to_its_end
+from remoting.unpacking import Unpacking
 
 __all__ = ["KV_FILE_NAME", "NameServer", "NameServerConfig"]
 
@@ -34,8 +38,9 @@ class NameServer:
 
     def __init__(self, config: NameServerConfig) -> None:
         self._config = config
-        self.table = RouteTable(config.limits)
-        self.metrics = NameServerMetrics(self.table)
+        self.table = RouteTable(config.limits, signed_only=config.registrations_must_be_signed)
+        self.unpacking = Unpacking(config.decompressed_bytes_max)
+        self.metrics = NameServerMetrics(self.table, self.unpacking)
         self._kv_path = Path(config.store, KV_FILE_NAME) if config.store else None
         self._kv_lock = asyncio.Lock()  # one writer of the file at a time, in order
         self.access = Access(config)
@@ -58,14 +63,24 @@ class NameServer:
     async def start(self) -> None:
         """Raises OSError if a port is taken or the store unusable, BodyError if its file is
         damaged: a name server that forgot its configuration would mislead; WebConfigError for an
-        HTTP API that everybody could use; TlsError; AclError for accounts that cannot be read."""
+        HTTP API that everybody could use; TlsError;
+        AclError for accounts that cannot be read; KeyFileError for a key."""
         await asyncio.to_thread(self.access.prepare)
         await asyncio.to_thread(self.tls.load)
         kv = await asyncio.to_thread(self._load_kv)
         shown = {"kvConfigPath": str(self._kv_path) if self._kv_path else ""}
         settings = Settings(self._config, shown)
+        keys = await asyncio.to_thread(load_registration_keys, self._config.registration_key_file)
         self.processor = processor = NameServerProcessor(
-            self.table, kv, _now_ms, self._save_kv, settings
+            self.table,
+            kv,
+            _now_ms,
+            self._save_kv,
+            settings,
+            Proofs(keys),
+            self.unpacking,
+            admins_only=self.access.enabled,
+            topics_max=max(TOPICS_MAX, self._config.topics_max),
         )
         self._watchers = processor.watchers
         self.table.watch(lambda group: self._push_soon(self._watchers.group_changed(group.name)))

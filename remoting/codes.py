@@ -145,6 +145,7 @@ class RequestCode(IntEnum):
     CHANGE_MEMBERS = 30_002
     BACKUP = 30_003
     ROUTE_CHANGED = 30_004
+    REGISTRATION_NONCE = 30_005
 
 
 class ResponseCode(IntEnum):

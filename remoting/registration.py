@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from remoting.errors import BodyError, RemotingError
+from remoting.errors import BodyError, HeaderError, RemotingError
 from remoting.fastjson import loads_object
 from remoting.fields import (
     Ext,
@@ -35,8 +35,17 @@ from remoting.fields import (
     text_or,
     text_or_none,
 )
+from remoting.names import address_problem, name_problem
+from remoting.unpacking import Unpacking
 
-BODY_SIZE_BYTES_MAX = 256 * 1024 * 1024  # decompressed; a million topics with room to spare
+UNPACKED_BYTES_MAX = 16 * 1024 * 1024  # the default; three hundred thousand topics
+TOPICS_MAX = 1_000_000  # of one registration
+FILTER_SERVERS_MAX = 100
+QUEUE_COUNT_MAX = 65_536  # as at our brokers
+TERM_MAX = 1 << 48  # of Raft; no group ever holds so many elections
+BROKER_ID_MAX = (1 << 31) - 1
+VERSION_BYTES_MAX = 1_024  # of a DataVersion, as JSON
+HEAD_BYTES = 4_096  # of a packed body, which unpack to more than its version
 _INT32 = struct.Struct(">i")
 # Where a JSON body states its version. A topic of the name "dataVersion" does not look like this.
 _VERSION_IN_JSON = re.compile(rb'"dataVersion":(\{[^{}]*"timestamp":\d+[^{}]*\})')
@@ -134,8 +143,9 @@ class RegisterBrokerHeader(NamedTuple):
 
     @classmethod
     def parse(cls, ext: Ext) -> RegisterBrokerHeader:
+        """Raises HeaderError, also for what no broker can say of itself (`header_problem`)."""
         base = text_or_none(ext, "topicDeltaBase")
-        return cls(
+        header = cls(
             text(ext, "brokerName"),
             text(ext, "brokerAddr"),
             text(ext, "clusterName"),
@@ -150,6 +160,9 @@ class RegisterBrokerHeader(NamedTuple):
             DataVersion.decode(base.encode()) if base else None,
             text_or(ext, "httpAddr"),
         )
+        if problem := header_problem(header):
+            raise HeaderError(problem)
+        return header
 
     def to_ext(self) -> dict[str, str]:
         ext = {
@@ -187,13 +200,22 @@ class BrokerHeader(NamedTuple):
 
     @classmethod
     def parse(cls, ext: Ext) -> BrokerHeader:
-        return cls(
+        """Raises HeaderError."""
+        header = cls(
             text(ext, "brokerName"),
             text(ext, "brokerAddr"),
             text(ext, "clusterName"),
             integer_or(ext, "brokerId", 0),
             integer_or_none(ext, "heartbeatTimeoutMills"),
         )
+        problem = (
+            name_problem("brokerName", header.broker_name)
+            or name_problem("clusterName", header.cluster)
+            or address_problem("brokerAddr", header.broker_address)
+        )
+        if problem:
+            raise HeaderError(problem)
+        return header
 
     def to_ext(self) -> dict[str, str]:
         ext = {
@@ -205,6 +227,37 @@ class BrokerHeader(NamedTuple):
         if self.heartbeat_timeout_ms is not None:
             ext["heartbeatTimeoutMills"] = str(self.heartbeat_timeout_ms)
         return ext
+
+
+def header_problem(header: RegisterBrokerHeader) -> str:
+    """Why no broker can say this of itself; '' when one can."""
+    term, http_address = header.raft_term, header.http_address.removeprefix("https://")
+    if term is not None and not 0 <= term <= TERM_MAX:
+        return f"raftTerm {term} is not in 0..{TERM_MAX}"
+    if not 0 <= header.broker_id <= BROKER_ID_MAX:
+        return f"brokerId {header.broker_id} is not in 0..{BROKER_ID_MAX}"
+    return (
+        name_problem("brokerName", header.broker_name)
+        or name_problem("clusterName", header.cluster)
+        or address_problem("brokerAddr", header.broker_address)
+        or (header.ha_address and address_problem("haServerAddr", header.ha_address))
+        or (http_address and address_problem("httpAddr", http_address))
+        or (header.raft_role and name_problem("raftRole", header.raft_role))
+        or ""
+    )
+
+
+def topic_problem(topic: TopicConfig) -> str:
+    """Why no broker can have this topic; '' when one can."""
+    problem = name_problem("topic name", topic.topic)
+    if problem:
+        return problem
+    for count in (topic.read_queue_count, topic.write_queue_count):
+        if not 0 <= count <= QUEUE_COUNT_MAX:
+            return f"topic {topic.topic}: queue count {count} is not in 0..{QUEUE_COUNT_MAX}"
+    if not 0 <= topic.perm <= 15 or not -(1 << 31) <= topic.sys_flag < 1 << 31:
+        return f"topic {topic.topic}: perm {topic.perm} or flags {topic.sys_flag} out of range"
+    return ""
 
 
 def body_crc(body: bytes) -> int:
@@ -230,12 +283,30 @@ def encode_register_body(
     return zlib.compress(b"".join(parts), 6)  # 9, as Apache's, takes far longer for no smaller
 
 
-def decode_register_body(body: bytes, compressed: bool) -> tuple[DataVersion, list[TopicConfig]]:
-    """(version, topics) of a 103 body of either form. Raises BodyError."""
+def decode_register_body(
+    body: bytes,
+    compressed: bool,
+    unpacking: Unpacking | None = None,
+    topics_max: int = TOPICS_MAX,
+) -> tuple[DataVersion, list[TopicConfig]]:
+    """(version, topics) of a 103 body of either form, all of them such as a broker can have.
+    Raises BodyError."""
     if not body:
         return DataVersion(), []
     if compressed:
-        return _decode_compressed(_inflate(body))
+        unpacking = unpacking or Unpacking(UNPACKED_BYTES_MAX)
+        with unpacking.inflated(body, "registration") as data:
+            version, topics, filter_servers = _decode_compressed(data, topics_max)
+    else:
+        version, topics, filter_servers = _decode_json(body, topics_max)
+    _check_filter_servers(filter_servers)
+    for topic in topics:
+        if problem := topic_problem(topic):
+            raise BodyError(problem)
+    return version, topics
+
+
+def _decode_json(body: bytes, topics_max: int) -> tuple[DataVersion, list[TopicConfig], Any]:
     fields = loads_object(body)
     wrapper = fields.get("topicConfigSerializeWrapper")
     if not isinstance(wrapper, dict):
@@ -243,8 +314,26 @@ def decode_register_body(body: bytes, compressed: bool) -> tuple[DataVersion, li
     table = wrapper.get("topicConfigTable", {})
     if not isinstance(table, dict):
         raise BodyError("topicConfigTable is not an object")
+    _check_topic_count(len(table), topics_max)
     topics = [TopicConfig.from_fields(name, config) for name, config in table.items()]
-    return DataVersion.from_fields(wrapper.get("dataVersion")), topics
+    version = DataVersion.from_fields(wrapper.get("dataVersion"))
+    return version, topics, fields.get("filterServerList")
+
+
+def _check_topic_count(count: int, topics_max: int) -> None:
+    if not 0 <= count <= topics_max:
+        raise BodyError(f"[TOO_LARGE] {count} topics in one registration: {topics_max} at most")
+
+
+def _check_filter_servers(servers: Any) -> None:
+    """They are of no use here; what nobody could use is refused all the same."""
+    if servers is None:
+        return
+    if not isinstance(servers, list) or len(servers) > FILTER_SERVERS_MAX:
+        raise BodyError(f"filterServerList is no list of at most {FILTER_SERVERS_MAX}")
+    for server in servers:
+        if not isinstance(server, str) or address_problem("filter server", server):
+            raise BodyError("filterServerList has something else than addresses in it")
 
 
 def decode_queue_datas(body: bytes) -> dict[str, tuple[int, int, int, int]]:
@@ -273,9 +362,11 @@ def peek_data_version(body: bytes, compressed: bool) -> DataVersion | None:
     """
     try:
         if compressed:
-            head = zlib.decompressobj().decompress(body, 1024)
+            head = zlib.decompressobj().decompress(body[:HEAD_BYTES], VERSION_BYTES_MAX)
             (size,) = _INT32.unpack_from(head)
-            return DataVersion.decode(head[4 : 4 + size]) if 0 < size <= 1020 else None
+            if not 0 < size <= VERSION_BYTES_MAX - _INT32.size:
+                return None
+            return DataVersion.decode(head[4 : 4 + size])
         found = _VERSION_IN_JSON.findall(body)
         return DataVersion.decode(found[0]) if len(found) == 1 else None
     except (zlib.error, struct.error, RemotingError):
@@ -286,40 +377,38 @@ def _sized(data: bytes) -> bytes:
     return _INT32.pack(len(data)) + data
 
 
-def _inflate(body: bytes) -> bytes:
-    stream = zlib.decompressobj()
+def _decode_compressed(
+    data: bytearray, topics_max: int
+) -> tuple[DataVersion, list[TopicConfig], Any]:
     try:
-        data = stream.decompress(body, BODY_SIZE_BYTES_MAX)
-    except zlib.error as error:
-        raise BodyError(f"registration is not a zlib stream: {error}") from error
-    if stream.unconsumed_tail:
-        raise BodyError(f"registration inflates to more than {BODY_SIZE_BYTES_MAX} bytes")
-    if not stream.eof:
-        raise BodyError("registration's zlib stream is cut short")
-    return data
-
-
-def _decode_compressed(data: bytes) -> tuple[DataVersion, list[TopicConfig]]:
-    try:
-        (size,) = _INT32.unpack_from(data)
-        version = DataVersion.decode(_slice(data, 4, size))
-        position = 4 + size
+        text_of_version, position = _next(data, 0)
+        version = DataVersion.decode(bytes(text_of_version))
         (count,) = _INT32.unpack_from(data, position)
-        position += 4
-        topics: list[TopicConfig] = []
+        _check_topic_count(count, topics_max)
+        position += _INT32.size
+        topics: dict[str, TopicConfig] = {}
         for _ in range(count):
-            (size,) = _INT32.unpack_from(data, position)
-            topics.append(_topic_of_text(_slice(data, position + 4, size).decode()))
-            position += 4 + size
-    except (struct.error, UnicodeDecodeError) as error:
+            line, position = _next(data, position)
+            topic = _topic_of_text(line.decode())
+            if topic.topic in topics:
+                raise BodyError(f"topic {topic.topic[:100]!r} is in the registration twice")
+            topics[topic.topic] = topic
+        filter_servers = None
+        if position < len(data):
+            text_of_list, position = _next(data, position)
+            filter_servers = orjson.loads(text_of_list) if text_of_list else None
+    except (struct.error, UnicodeDecodeError, orjson.JSONDecodeError) as error:
         raise BodyError(f"registration is damaged: {error}") from error
-    return version, topics  # what follows (filter servers, queue mappings) is of no use here
+    return version, list(topics.values()), filter_servers  # queue mappings are of no use here
 
 
-def _slice(data: bytes, start: int, size: int) -> bytes:
+def _next(data: bytearray, position: int) -> tuple[bytearray, int]:
+    """What is there behind its size, and the place behind it."""
+    (size,) = _INT32.unpack_from(data, position)
+    start = position + _INT32.size
     if size < 0 or start + size > len(data):
         raise BodyError("a size in the registration points outside of it")
-    return data[start : start + size]
+    return data[start : start + size], start + size
 
 
 def _topic_of_text(line: str) -> TopicConfig:

@@ -7,25 +7,24 @@ it reflects beside it. Deterministic: no clock; the data version's time is the f
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from broker.errors import StateError
 from broker.tables.versioned import VersionedTable
+from remoting import names
 
 PERM_READ = 4
 PERM_WRITE = 2
 PERM_INHERIT = 1
 
 DEFAULT_TOPIC = "TBW102"  # the template of auto-created topics
-RETRY_PREFIX = "%RETRY%"
-DLQ_PREFIX = "%DLQ%"
+RETRY_PREFIX = names.RETRY_PREFIX
+DLQ_PREFIX = names.DLQ_PREFIX
+DERIVED_TOPIC_LENGTH_MAX = names.DERIVED_TOPIC_LENGTH_MAX
+topic_name_problem = names.topic_name_problem
 QUEUE_COUNT_MAX = 65_536
-TOPIC_LENGTH_MAX = 127  # what clients check; retry and dead-letter topics may have 255
-DERIVED_TOPIC_LENGTH_MAX = 255
-_CHARSET = re.compile(r"[%|a-zA-Z0-9_-]+")
 
 # Topics clients may not send to (remoting-protocol 6.5).
 NO_SEND_TOPICS = frozenset(
@@ -112,19 +111,6 @@ def topic_problem(topic: TopicConfig) -> str:
         return f"topic {topic.name}: has no queue"
     if not 0 <= topic.perm <= 15:
         return f"topic {topic.name}: perm {topic.perm} is not in 0..15"
-    return ""
-
-
-def topic_name_problem(name: str) -> str:
-    """Why `name` is no topic name; '' when it is one."""
-    if not name:
-        return "the topic name is empty"
-    derived = name.startswith((RETRY_PREFIX, DLQ_PREFIX))
-    longest = DERIVED_TOPIC_LENGTH_MAX if derived else TOPIC_LENGTH_MAX
-    if len(name) > longest:
-        return f"the topic name is {len(name)} characters long, the longest is {longest}"
-    if not _CHARSET.fullmatch(name):
-        return f"the topic name {name!r} has characters outside [%|a-zA-Z0-9_-]"
     return ""
 
 

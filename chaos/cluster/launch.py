@@ -41,19 +41,15 @@ def secret_path(directory: Path) -> Path:
 
 
 def make_secret(directory: Path) -> None:
-    """For nobody else to read; one that is there stays."""
-    try:
-        descriptor = os.open(secret_path(directory), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        return
-    with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        file.write(secrets.token_urlsafe(32) + "\n")
+    """Make it, if it is not there; it is its owner's alone to read."""
+    _make(secret_path(directory))
 
 
 def prepare(directory: Path, state: ClusterState, node: Node) -> None:
     """Write the node's configuration file anew (settings may have changed)."""
     home = node_directory(directory, node)
     home.mkdir(parents=True, exist_ok=True)
+    _make(registration_key(directory))
     if node.kind == PROXY:
         links = [
             {"name": ln.name, "host": ln.host, "port": ln.port, "target_port": ln.target_port}
@@ -62,6 +58,21 @@ def prepare(directory: Path, state: ClusterState, node: Node) -> None:
         (home / "links.json").write_bytes(orjson.dumps(links))
     if node.kind == "broker":
         (home / "broker.conf").write_text(broker_conf(directory, state, node), encoding="utf-8")
+
+
+def registration_key(directory: Path) -> Path:
+    """The key that the cluster's brokers sign their registrations with."""
+    return directory.absolute() / "registration.key"
+
+
+def _make(path: Path) -> None:
+    """A file with a new secret, its owner's alone to read; one that is there stays."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(secrets.token_urlsafe(32) + "\n")
 
 
 def command(directory: Path, node: Node) -> list[str]:
@@ -79,7 +90,8 @@ def command(directory: Path, node: Node) -> list[str]:
     store = node_directory(directory, node).absolute() / "store"
     where = ["--bind", node.host, "--listen-port", str(node.port)]
     http = (f"--set={key}={value}" for key, value in _http(load_state(directory), node).items())
-    return [*python, "namesrv.cli", *where, "--store", str(store), *http]
+    key = f"--set=registrationKeyFile={registration_key(directory)}"
+    return [*python, "namesrv.cli", *where, "--store", str(store), key, *http]
 
 
 def environment() -> dict[str, str]:
@@ -100,6 +112,7 @@ def broker_conf(directory: Path, state: ClusterState, node: Node) -> str:
         "bindAddress": node.host,
         "listenPort": str(node.port),
         "namesrvAddr": _name_servers(state, node),
+        "registrationKeyFile": str(registration_key(directory)),
         "storePathRootDir": str(node_directory(directory, node).absolute() / "store"),
     }
     if secret_path(directory).exists():

@@ -259,6 +259,7 @@ NAME_SERVER: dict[int, Needs | None] = {
         _CODE.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: _READ,
         _CODE.GET_KV_CONFIG: _READ,  # producers ask for the order of a topic's queues
         _CODE.GET_KVLIST_BY_NAMESPACE: _READ,
+        _CODE.REGISTRATION_NONCE: ADMIN,
         _CODE.REGISTER_BROKER: ADMIN,
         _CODE.UNREGISTER_BROKER: ADMIN,
         _CODE.QUERY_DATA_VERSION: ADMIN,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import signal
 import socket
@@ -18,6 +19,7 @@ from chaos.cluster.clusterfile import ClusterError, load_state, locked
 from chaos.cluster.ports import HeldPorts, choose_ports, ephemeral_low, is_free
 from chaos.cluster.process import state
 from chaos.cluster.topology import MODES, Shape, plan, ports_needed, standard_ports
+from remoting.keyfile import load_registration_keys
 from tests.chaos.doubles import ENDS, STUBBORN, AgreeingProbe, Programs, StandInProbe
 
 # Loopback, too, but nobody else's: what tests beside this one take and give back there, moment by
@@ -69,6 +71,8 @@ async def test_broker_conf_says_what_the_cluster_is(cluster: Cluster) -> None:
     assert conf["namesrvAddr"] == made.namesrv
     assert conf["mappedFileSizeCommitLog"] == "65536"
     assert Path(conf["storePathRootDir"]) == (cluster.directory / "n1" / "store").absolute()
+    assert os.stat(conf["registrationKeyFile"]).st_mode & 0o777 == 0o600
+    assert len(load_registration_keys(conf["registrationKeyFile"])) == 1
 
 
 async def test_a_classic_cluster_has_masters_and_slaves_in_each_group(cluster: Cluster) -> None:

@@ -119,7 +119,7 @@ def test_one_term_has_one_leader() -> None:
     table = group_of_three(term=5)
     with pytest.raises(RegistrationRefused):
         table.register(claim(N1, 0, term=5), 1)
-    table.channel_closed("ch0")
+    table.channel_closed("ch0", 0)
     table.register(claim(N1, 0, term=5), 2)  # nobody is listed: the word of a live node counts
     assert addresses(table)[0] == N1
 
@@ -127,7 +127,7 @@ def test_one_term_has_one_leader() -> None:
 def test_a_dead_leaders_term_is_remembered_while_the_group_lives() -> None:
     table = group_of_three(term=5)
     table.register(claim(N1, 0, term=6, channel="ch1"), 1)
-    table.channel_closed("ch1")
+    table.channel_closed("ch1", 0)
     with pytest.raises(RegistrationRefused):
         table.register(claim(N0, 0, term=5, channel="ch0"), 2)
     assert 0 not in addresses(table)
@@ -153,7 +153,7 @@ def test_without_terms_the_last_claim_wins_as_apaches_brokers_expect() -> None:
 def test_a_group_may_start_over_when_all_of_it_is_gone() -> None:
     table = RouteTable()
     table.register(claim(N0, 0, term=9, channel="ch"), 0)
-    table.channel_closed("ch")
+    table.channel_closed("ch", 0)
     assert table.group("g") is None
     assert names(table) == []
     table.register(claim(N0, 0, term=1), 1)
@@ -170,26 +170,26 @@ def test_a_negative_id_is_refused() -> None:
 
 def test_the_end_of_the_current_channel_removes_a_broker_at_once() -> None:
     table = group_of_three()
-    assert [b.address for b in table.channel_closed("ch0")] == [N0]
+    assert [b.address for b in table.channel_closed("ch0", 0)] == [N0]
     assert addresses(table) == {2: N1, 3: N2}
     assert names(table) == ["A", "B"]
-    assert table.channel_closed("ch0") == []
+    assert table.channel_closed("ch0", 0) == []
 
 
 def test_the_end_of_an_older_channel_means_nothing() -> None:
     table = group_of_three()
     table.register(claim(N0, 0, 5, channel="ch0 again"), 1)
-    assert table.channel_closed("ch0") == []
+    assert table.channel_closed("ch0", 0) == []
     assert addresses(table)[0] == N0
     assert table.refresh(N1, "g", "ch1 again", 1)
-    assert table.channel_closed("ch1") == []
-    assert [b.address for b in table.channel_closed("ch1 again")] == [N1]
+    assert table.channel_closed("ch1", 0) == []
+    assert [b.address for b in table.channel_closed("ch1 again", 0)] == [N1]
 
 
 def test_a_replaced_leaders_end_does_not_remove_its_successor() -> None:
     table = group_of_three(term=5)
     table.register(claim(N1, 0, term=6, channel="ch1"), 1)
-    table.channel_closed("ch0")
+    table.channel_closed("ch0", 0)
     assert addresses(table) == {0: N1, 3: N2}
 
 
@@ -217,9 +217,9 @@ def test_a_broker_may_name_its_own_time_out() -> None:
 
 def test_unregistering() -> None:
     table = group_of_three()
-    assert not table.unregister(N0, "another group")
-    assert table.unregister(N0, "g")
-    assert not table.unregister(N0, "g")
+    assert not table.unregister(N0, "another group", 0)
+    assert table.unregister(N0, "g", 0)
+    assert not table.unregister(N0, "g", 0)
     assert addresses(table) == {2: N1, 3: N2}
 
 
@@ -411,5 +411,5 @@ def test_http_addresses_and_watchers() -> None:
     table.register(claim("n1:1", 0, 2), 0)  # deposes n0, and has no node API any more
     assert table.http_address("n1:1") == ""
     assert {live.address for live in table.brokers("g")} == {"n0:1", "n1:1"}
-    table.unregister("n1:1", "g")
+    table.unregister("n1:1", "g", 0)
     assert seen[2:] == [{0: "n1:1"}, {}]

@@ -17,6 +17,7 @@ from remoting.registration import (
     encode_register_body,
     peek_data_version,
 )
+from remoting.unpacking import Unpacking
 
 VERSION = DataVersion(3, 0, 1795239982842)
 TOPICS = [
@@ -119,13 +120,14 @@ def test_damaged_json(body: bytes) -> None:
         decode_register_body(body, False)
 
 
-def test_a_bomb_is_not_inflated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("remoting.registration.BODY_SIZE_BYTES_MAX", 10_000)
+def test_a_bomb_is_not_inflated() -> None:
+    unpacking = Unpacking(10_000)
     exactly = sized(b"{}") + struct.pack(">i", 0)
     fits = exactly + bytes(10_000 - len(exactly))
-    assert decode_register_body(zlib.compress(fits), True) == (DataVersion(), [])
-    with pytest.raises(BodyError, match="inflates to more"):
-        decode_register_body(zlib.compress(fits + b"0"), True)
+    assert decode_register_body(zlib.compress(fits), True, unpacking) == (DataVersion(), [])
+    with pytest.raises(BodyError, match="unpacks to more than 10000 bytes"):
+        decode_register_body(zlib.compress(fits + b"0"), True, unpacking)
+    assert (unpacking.held_bytes, unpacking.refused_count) == (0, 1)
 
 
 def test_the_headers() -> None:

@@ -97,7 +97,7 @@ async def test_a_broker_that_does_not_answer_fails_no_page(
     await call.get("/cluster")
     dead, hanging, wrong = (cluster.nodes[name] for name in ("n0", "n1", "n2"))
     await dead.stop()
-    cluster.server.table.unregister(dead.address, "broker-a")  # as when its connection ends
+    cluster.server.table.unregister(dead.address, "broker-a", 0)  # as when its connection ends
     hanging.hang.clear()
     impatient_with(hanging, monkeypatch)
     wrong.view = []  # type: ignore[assignment]
@@ -197,7 +197,7 @@ async def test_a_write_follows_the_leader_once(cluster: FakeCluster, call: Calle
     old.answers[transfer] = (503, refusal, {"X-Leader-Http": "127.0.0.1:1"})  # none of the group
     status, value, _ = await call("POST", "/groups/broker-a/transfer", {})
     assert (status, value["code"], value["group"]) == (503, "NOT_LEADER", "broker-a")
-    cluster.server.table.unregister(old.address, "broker-a")
+    cluster.server.table.unregister(old.address, "broker-a", 0)
     status, value, _ = await call("POST", "/groups/broker-a/transfer", {})
     assert (status, value["code"]) == (503, "NODE_SILENT")
 
@@ -356,7 +356,7 @@ async def test_events_of_all_brokers_and_the_failover_in_them(
 
     await until(lambda: any(path == "/api/v1/events" for _, path, _, _ in new.asked))
     await until(lambda: kinds("broker-a").count("routeChanged") == 3)
-    cluster.server.table.unregister(old.address, "broker-a")
+    cluster.server.table.unregister(old.address, "broker-a", 0)
     new.tell("electionStarted", 4)
     new.tell("roleChanged", 4, role="leader", ready=False)
     new.tell("roleChanged", 4, role="leader", ready=True)

@@ -1,0 +1,129 @@
+"""Signed registrations: how a name server knows that a broker has the cluster's key. Pure.
+
+A broker asks a name server for a nonce (30005 REGISTRATION_NONCE), once a connection. The name
+server makes one (16 random bytes) for that connection and keeps it. From then on the broker counts
+its requests on that connection and adds two ext fields to each that is about itself (103, 104, 322,
+904):
+
+    registrationCounter     1, 2, …; each greater than the one before
+    registrationSignature   hex of HMAC-SHA256(key, text)
+
+    text: "raftmq registration 1" | nonce (16) | code (4) | counter (8) | SHA-256 of the body (32)
+          | per ext field, by name: size (4), name, size (4), value    (integers big-endian)
+
+without the signature itself and the fields that access control adds behind it.
+
+Why nonce and counter, not a date: what was recorded is worth nothing on any other connection, for
+that has another nonce, and nothing a second time on its own, for the counter stands there. Clocks
+need not agree, and a name server remembers one number a connection and nothing beyond it. Sizes
+before names and values make one text of one request only.
+
+Somebody between broker and name server can keep a request from arriving and no more. He can tell
+the broker that there is no nonce; then it registers unsigned, which takes no signed name from
+anybody. Against reading along, and against cutting off, there is TLS.
+
+An old name server answers 30005 with "not supported", and ignores the fields. Several keys are for
+changing them: a name server takes each of its keys, a broker signs with the first of its.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+
+from remoting.acl.signature import SIGNED_FIELDS
+from remoting.codes import SUCCESS
+from remoting.command import RemotingCommand
+
+COUNTER = "registrationCounter"
+SIGNATURE = "registrationSignature"
+NONCE = "registrationNonce"  # ext field of the answer to 30005: hex
+NONCE_BYTES = 16
+WRONG_SIGNATURE = "[SIGNATURE]"  # what the remark of such a refusal begins with
+KEY_LENGTH_MIN = 16  # characters
+KEYS_MAX = 10
+COUNTER_MAX = (1 << 63) - 1
+_LEFT_OUT = frozenset((SIGNATURE, *SIGNED_FIELDS))
+
+
+def keys_of(text: str) -> tuple[bytes, ...]:
+    """The keys of a file, one a line. Raises ValueError, which does not hold them."""
+    keys = tuple(line.strip().encode() for line in text.splitlines() if line.strip())
+    if not 1 <= len(keys) <= KEYS_MAX or any(len(key) < KEY_LENGTH_MIN for key in keys):
+        raise ValueError(
+            f"expected 1 to {KEYS_MAX} lines, each a key of at least {KEY_LENGTH_MIN} characters"
+        )
+    return keys
+
+
+class RegistrationSigner:
+    """The broker's side of one connection."""
+
+    def __init__(self, key: bytes, nonce: bytes) -> None:
+        self._key = key
+        self._nonce = nonce
+        self._counter = 0
+
+    def sign(self, command: RemotingCommand) -> None:
+        """Last before access control signs: whatever changes after it breaks it."""
+        self._counter += 1
+        ext = {**(command.ext or {}), COUNTER: str(self._counter)}
+        command.ext = ext
+        made = _signature(self._key, self._nonce, self._counter, command)
+        command.ext = {**ext, SIGNATURE: made}
+
+
+@dataclass(slots=True)
+class RegistrationChallenge:
+    """The name server's side of one connection."""
+
+    nonce: bytes
+    counter: int = 0  # the greatest whose signature was right
+
+    def proves(self, keys: Sequence[bytes], command: RemotingCommand) -> bool:
+        """Whether this request was signed with one of the keys, for this connection, and for the
+        first time. If so, its counter is used up."""
+        ext = command.ext or {}
+        text = ext.get(COUNTER, "")
+        if not text.isascii() or not text.isdigit() or len(text) > len(str(COUNTER_MAX)):
+            return False
+        counter = int(text)
+        if not self.counter < counter <= COUNTER_MAX:
+            return False
+        given = ext.get(SIGNATURE, "").encode()
+        found = [
+            hmac.compare_digest(given, _signature(key, self.nonce, counter, command).encode())
+            for key in keys
+        ]
+        if not any(found):
+            return False
+        self.counter = counter
+        return True
+
+
+def nonce_of(answer: RemotingCommand) -> bytes | None:
+    """The nonce in an answer to 30005; None if there is none."""
+    text = (answer.ext or {}).get(NONCE, "")
+    try:
+        nonce = bytes.fromhex(text)
+    except ValueError:
+        return None
+    return nonce if answer.code == SUCCESS and len(nonce) == NONCE_BYTES else None
+
+
+def is_signed(command: RemotingCommand) -> bool:
+    """Whether the request says that it is signed; not whether the signature is right."""
+    return bool(command.ext) and SIGNATURE in (command.ext or {})
+
+
+def _signature(key: bytes, nonce: bytes, counter: int, command: RemotingCommand) -> str:
+    parts = [b"raftmq registration 1", nonce, command.code.to_bytes(4, "big", signed=True)]
+    parts += [counter.to_bytes(8, "big"), sha256(command.body).digest()]
+    fields = {name: value for name, value in (command.ext or {}).items() if name not in _LEFT_OUT}
+    for name in sorted(fields):
+        for text in (name, fields[name]):
+            encoded = text.encode("utf-8", "surrogatepass")
+            parts += [len(encoded).to_bytes(4, "big"), encoded]
+    return hmac.digest(key, b"".join(parts), "sha256").hex()

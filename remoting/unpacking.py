@@ -1,0 +1,68 @@
+"""Unpack what a peer compressed, within a limit that all such bodies of a process share. Pure.
+
+A packed body may be a thousandth of what it unpacks to. So it is unpacked in small steps, and given
+up at the first one that passes the limit: whatever it would have become, no more than the limit is
+ever in memory.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from remoting.errors import BodyError
+
+STEP_BYTES = 16 * 1024  # of packed bytes; at most a thousand times as many come of it, in pieces:
+PIECE_BYTES = 256 * 1024
+
+
+class Unpacking:
+    """One per process. `bytes_max`: how much may be unpacked at any one time."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.held_bytes = 0
+        self.peak_bytes = 0
+        self.unpacked_bytes = 0  # in all
+        self.refused_count = 0
+
+    @contextmanager
+    def inflated(self, packed: bytes, what: str) -> Iterator[bytearray]:
+        """The content of a zlib stream, which counts until the end of the block. Raises BodyError
+        for damage, and for more than there is room for; `what` is named there."""
+        content = bytearray()
+        try:
+            for piece in _inflate(packed, what):
+                self.held_bytes += len(piece)
+                self.peak_bytes = max(self.peak_bytes, self.held_bytes)
+                if self.held_bytes > self.bytes_max:
+                    self.held_bytes -= len(piece)
+                    self.refused_count += 1
+                    raise BodyError(
+                        f"[TOO_LARGE] the {what} of {len(packed)} bytes unpacks to more than "
+                        f"{self.bytes_max} bytes (decompressedBytesMax)"
+                    )
+                content += piece
+            self.unpacked_bytes += len(content)
+            yield content
+        finally:
+            self.held_bytes -= len(content)
+
+
+def _inflate(packed: bytes, what: str) -> Iterator[bytes]:
+    """Raises BodyError."""
+    stream = zlib.decompressobj()
+    view = memoryview(packed)
+    try:
+        for start in range(0, len(packed), STEP_BYTES):
+            rest: bytes | memoryview = view[start : start + STEP_BYTES]
+            while rest and not stream.eof:
+                yield stream.decompress(rest, PIECE_BYTES)
+                rest = stream.unconsumed_tail
+        while not stream.eof and (piece := stream.decompress(b"", PIECE_BYTES)):
+            yield piece
+    except zlib.error as error:
+        raise BodyError(f"the {what} is not a zlib stream: {error}") from error
+    if not stream.eof:
+        raise BodyError(f"the zlib stream of the {what} is cut short")

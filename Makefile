@@ -1,4 +1,4 @@
-# make venv | demo | test | docs | bench | simulate | lint; see README.md
+# make venv | demo | test | test-long | docs | bench | simulate | lint; see README.md
 SHELL := /bin/bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
@@ -8,7 +8,7 @@ START ?= 1
 # Test files in turn to so many processes; 0: all in one, as a debugger wants it.
 WORKERS ?= 3
 
-.PHONY: venv demo test interop docs docs-serve screenshots lint bench simulate clean
+.PHONY: venv demo test test-long interop docs docs-serve screenshots lint bench simulate clean
 
 venv: $(VENV)/.ready
 
@@ -31,6 +31,10 @@ demo: $(VENV)/.demo-ready
 
 test: $(VENV)/.demo-ready $(VENV)/.interop-ready
 	@JAVA_HOME="$$(tools/find-java.sh)" && CHROMIUM="$$(tools/find-chromium.sh)" && export JAVA_HOME CHROMIUM && exec $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+
+# What takes longer than a suite may: each planted fault is found by the fuzzer, for one.
+test-long: $(VENV)/.ready
+	@exec $(BIN)/python -m pytest -m long $(PYTEST_ARGS)
 
 # Strictly: a broken link, anchor or a page that nobody finds fails it. Read it from build/docs/index.html;
 # browsers search in it only where it is served.

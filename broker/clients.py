@@ -167,8 +167,7 @@ class ClientTable:
         client_id = body.get("clientID")
         if not isinstance(client_id, str) or not client_id:
             raise BodyError("a heartbeat without clientID")
-        producers = body.get("producerDataSet") or []
-        consumers = body.get("consumerDataSet") or []
+        producers, consumers = _groups(body, "producerDataSet"), _groups(body, "consumerDataSet")
         if len(producers) + len(consumers) > GROUPS_PER_HEARTBEAT_MAX:
             raise BodyError(f"a heartbeat of more than {GROUPS_PER_HEARTBEAT_MAX} groups")
         any_change = False
@@ -382,6 +381,14 @@ def _somebody_elses(client_id: str) -> Refused:
     return Refused(
         ResponseCode.NO_PERMISSION, f"client {client_id[:255]} is connected with another account"
     )
+
+
+def _groups(body: dict[str, Any], key: str) -> list[Any]:
+    """The groups that a heartbeat has under `key`. Raises BodyError."""
+    found = body.get(key) or []
+    if not isinstance(found, list):
+        raise BodyError(f"{key} of a heartbeat is no list")
+    return found
 
 
 def _group_name(fields: Any) -> str:

@@ -340,7 +340,10 @@ def decode_queue_datas(body: bytes) -> dict[str, tuple[int, int, int, int]]:
     """The queues in a TopicRouteData (217), by broker name: read count, write count, perm, flag.
     Raises BodyError."""
     found: dict[str, tuple[int, int, int, int]] = {}
-    for data in loads_object(body).get("queueDatas") or []:
+    datas = loads_object(body).get("queueDatas") or []
+    if not isinstance(datas, list):
+        raise BodyError("queueDatas is no list")
+    for data in datas:
         if not isinstance(data, dict) or not isinstance(data.get("brokerName"), str):
             raise BodyError(f"not a queueData: {data!r}")
         sys_flag = data.get("topicSysFlag", data.get("topicSynFlag", 0))

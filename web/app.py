@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 from aiohttp import web
-from aiohttp.web_protocol import RequestHandler
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.web_protocol import RequestHandler, RequestPayloadError
 
 from web.auth import Access, WebSettings, allow
 from web.openapi import document
@@ -47,6 +48,7 @@ FIRST_REQUEST_S = 10.0  # a connection without a whole request for so long, or t
 KEEPALIVE_S = 75.0
 STOP_LIMIT_S = 2.0  # for requests under way
 BACKLOG = 128
+REASON_CHARS_MAX = 200  # of what was wrong with a request, in the log
 PAGE_POLICY = "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 OPENAPI_PATH = "/api/v1/openapi.json"
 
@@ -151,6 +153,7 @@ class WebServer:
             app,
             handle_signals=False,
             access_log=None,
+            logger=_RequestLog(log),
             keepalive_timeout=KEEPALIVE_S,
             shutdown_timeout=STOP_LIMIT_S,
         )
@@ -286,6 +289,20 @@ class WebServer:
         return web.Response(
             body=self._docs_page, content_type="text/html", charset="utf-8", headers=_guards()
         )
+
+
+class _RequestLog(logging.LoggerAdapter[logging.Logger]):
+    """What aiohttp says of requests: one line of what is no HTTP, the stack of what failed here."""
+
+    def exception(self, msg: object, *args: object, **more: Any) -> None:
+        error = more.get("exc_info")
+        if isinstance(error, HttpProcessingError | RequestPayloadError):
+            peer, reason = args[-1] if args else "", " ".join(str(error).split())[:REASON_CHARS_MAX]
+            # `from_peer`: any peer can cause any number of these, ops.logs bounds them.
+            log.warning("request_malformed peer=%s reason=%s", peer, reason,
+                        extra={"from_peer": True})  # fmt: skip
+        else:
+            super().exception(msg, *args, **more)
 
 
 class _Refusal(asyncio.Protocol):

@@ -23,6 +23,7 @@ from remoting.command import RemotingCommand
 from remoting.connection import Connection, Handler
 from remoting.fastjson import MessageQueue, dumps
 from remoting.fields import boolean_or, integer, integer_or, text, text_or
+from remoting.threads import in_thread_to_its_end
 from store.record import HEAD_SIZE_BYTES, store_timestamp_at
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class ProgressQueries:
                 "minOffset": low,
             }
             await _yield_after(queue_id)
-        return RemotingCommand.response_to(request, body=dumps({"offsetTable": table}))
+        return RemotingCommand.response_to(request, body=await _written({"offsetTable": table}))
 
     def groups_of_topic(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """300: who is connected for the topic, and who committed offsets in it."""
@@ -105,7 +106,8 @@ class ProgressQueries:
                 }
             )
             await _yield_after(queue_id)
-        return RemotingCommand.response_to(request, body=dumps({"consumeTimeSpanSet": spans}))
+        body = await _written({"consumeTimeSpanSet": spans})
+        return RemotingCommand.response_to(request, body=body)
 
     # ---- groups ---------------------------------------------------------------------------
 
@@ -119,7 +121,7 @@ class ProgressQueries:
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"group[{group}] does not exist"
             )
         stats = await self._stats(group, names)
-        return RemotingCommand.response_to(request, body=dumps(stats))
+        return RemotingCommand.response_to(request, body=await _written(stats))
 
     async def broker_consume_stats(
         self, _: Connection, request: RemotingCommand
@@ -142,7 +144,7 @@ class ProgressQueries:
             if parts:
                 listed.append({group: parts})
         value = {"brokerAddr": self.address(), "consumeStatsList": listed, "totalDiff": total}
-        return RemotingCommand.response_to(request, body=dumps(value))
+        return RemotingCommand.response_to(request, body=await _written(value))
 
     async def _stats(self, group: str, names: Iterable[str]) -> dict[str, Any]:
         """Apache's ConsumeStats bean."""
@@ -264,3 +266,8 @@ def stored_ms(store: MessageStore, topic: str, queue_id: int, offset: int) -> in
 async def _yield_after(number: int) -> None:
     if number % QUEUES_PER_TURN == QUEUES_PER_TURN - 1:
         await asyncio.sleep(0)
+
+
+async def _written(value: dict[str, Any]) -> bytes:
+    """As JSON; of many queues that takes half a second, so the loop does not wait for it."""
+    return await in_thread_to_its_end(dumps, value)

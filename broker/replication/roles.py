@@ -75,7 +75,7 @@ class RoleView:
 def most_advanced(status: dict[str, object]) -> str:
     """Of a leader's status (dledger.status): the connected peer whose log matches furthest, of
     those with room on their disks if there are any; "" if none is connected."""
-    peers = status["peers"]
+    peers = status.get("peers", {})  # a classic master has none
     assert isinstance(peers, dict)
     matches = {
         str(name): (bool(peer.get("room", True)), int(peer["match"] or 0))

@@ -49,6 +49,10 @@ def test_most_advanced(peers, best):
     assert most_advanced({"peers": table}) == best
 
 
+def test_nobody_is_the_most_advanced_of_a_classic_master_s_peers():
+    assert most_advanced({}) == ""
+
+
 def test_the_most_advanced_with_room_goes_before_one_without():
     table = {name: {"connected": True, "match": match, "room": match < 7} for name, match in
              (("n1", 4), ("n2", 7), ("n3", 5))}  # fmt: skip

@@ -1,5 +1,7 @@
-"""Input that no client would send: whatever it is, a server goes on serving the others.
+"""Hostile input to real processes: whatever it is, they go on serving the others.
 
-`cases` makes it from a seed, `victims` are the servers and what has to hold of them afterwards.
-`python -m tests.fuzz --minutes 10` goes on for as long as one likes; CI runs some thousand.
+`world` starts the servers as production does; `plan` makes of a seed what is sent (`frames`,
+`peerframes`, `requests`: recorded traffic, changed; `situations`: connections, silence, sizes);
+`attack` sends it; `live` are our own clients meanwhile, `watch` what has to hold. `run` puts that
+together, and halves what was found. `planted` puts faults back that have to be found.
 """

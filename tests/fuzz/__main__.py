@@ -1,67 +1,76 @@
-"""`python -m tests.fuzz [--minutes M] [--seed S]`: go on until the time is over; print how many."""
+"""`python -m tests.fuzz`: attack every port of real processes; docs/architecture.md, tests.
 
-import asyncio
-import logging
-import tempfile
-import time
+Without --minutes one seed, with them as many as there is time for. A finding prints the command
+that does the same again, and with --bisect the smallest part of it that still shows the fault.
+"""
+
+from __future__ import annotations
+
+import sys
 from pathlib import Path
 
 import click
 
-from tests.fuzz.cases import Case, Maker
-from tests.fuzz.victims import BrokerVictim, NameServerVictim, Surprises
-
-ROUND = 2_000  # cases between two restarts of the broker
+from tests.fuzz import findings
+from tests.fuzz.plan import PORTS
+from tests.fuzz.run import Scope, bisected, command_of, run
+from tests.fuzz.world import ROOT
 
 
 @click.command()
-@click.option("--minutes", type=float, default=1.0, show_default=True)
-@click.option("--seed", type=int, default=1, show_default=True, help="Of the first round.")
-def main(minutes: float, seed: int) -> None:
-    logging.disable(logging.WARNING)  # every damaged frame is one
-    with Surprises() as surprises:
-        asyncio.run(run(minutes, seed, surprises))
+@click.option("--seed", type=int, default=1, show_default=True, help="The first, or the only one.")
+@click.option("--port", "ports", multiple=True, type=click.Choice([*PORTS, "all"]), default=["all"])
+@click.option("--kept", is_flag=True, help="What stands in findings.jsonl, and nothing else.")
+@click.option("--minutes", type=float, help="Go on with the seeds that follow.")
+@click.option("--steps", help="FROM:TO, only these of each port.")
+@click.option("--frames", help="FROM:TO, only these of each step.")
+@click.option("--bisect", is_flag=True, help="Of a finding, look for the part that is its cause.")
+@click.option("--keep", metavar="WORDS", help="Keep what --bisect arrives at in findings.jsonl.")
+@click.option("--go-on", is_flag=True, help="What stands in a log ends nothing; told at the end.")
+@click.option(
+    "--product", type=click.Path(path_type=Path), default=ROOT, help="Other servers' code."
+)
+@click.option("--planted", default="", help="A fault of tests.fuzz.planted, put into the servers.")
+def main(
+    seed: int,
+    ports: tuple[str, ...],
+    kept: bool,
+    minutes: float | None,
+    steps: str | None,
+    frames: str | None,
+    bisect: bool,
+    keep: str | None,
+    go_on: bool,
+    product: Path,
+    planted: str,
+) -> None:
+    wanted = PORTS if "all" in ports else ports
+    scope = Scope(seed, tuple(wanted), _pair(steps), _pair(frames))
+    if kept:
+        given = findings.load()
+        scope = Scope(0, tuple(given), given=given)
+    outcome = run(
+        scope, minutes=minutes, product=product, planted=planted, go_on=go_on, told=click.echo
+    )
+    for finding in outcome.noted.values():
+        click.echo(f"NOTED {finding}")
+    click.echo(outcome.summary())
+    if outcome.finding is None:
+        sys.exit(1 if outcome.noted else 0)
+    click.echo(f"FOUND {outcome.finding}\nagain: {command_of(outcome.scope)}")
+    if bisect:
+        least = bisected(outcome, product=product, planted=planted, told=click.echo)
+        click.echo(f"least: {command_of(least)}")
+        if keep and len(least.ports) == 1:
+            findings.keep(least.ports[0], least.plan(least.ports[0]), keep)
+    sys.exit(1)
 
 
-async def run(minutes: float, seed: int, surprises: list[str]) -> None:
-    deadline = time.monotonic() + 60 * minutes
-    broker_cases = name_cases = records = 0
-    while time.monotonic() < deadline:
-        last: Case | None = None
-        try:
-            with tempfile.TemporaryDirectory() as root:
-                victim = BrokerVictim(Path(root))
-                async with victim.group() as group:
-                    await victim.begin(group)
-                    maker = Maker(seed, victim.codes)
-                    for number in range(ROUND):
-                        last = maker.case()
-                        await victim.feed(last)
-                        if number % 50 == 49:
-                            await victim.others()
-                    await victim.read_back()
-                    records += await victim.starts_again()
-                    await victim.close()
-            assert not surprises, "\n".join(surprises)
-            broker_cases += ROUND
-            names = NameServerVictim()
-            async with names.server_() as server:
-                await names.begin(server)
-                maker = Maker(seed, names.codes)
-                for number in range(ROUND):
-                    last = maker.case()
-                    await names.feed(last)
-                    if number % 50 == 49:
-                        await names.others()
-                await names.close()
-            assert not surprises, "\n".join(surprises)
-            name_cases += ROUND
-        except BaseException:
-            print(f"seed {seed}: after {last.what if last else 'nothing'}")
-            raise
-        print(f"seed {seed}: broker {broker_cases} cases, name server {name_cases}", flush=True)
-        seed += 1
-    print(f"{broker_cases + name_cases} cases, {records} records stored, all whole")
+def _pair(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    begin, _, end = text.partition(":")
+    return int(begin), int(end)
 
 
 if __name__ == "__main__":

@@ -1,76 +1,71 @@
-"""Some thousand hostile inputs to a broker and a name server; more: `python -m tests.fuzz`."""
+"""Hostile input to real processes, for a minute; more: `python -m tests.fuzz --minutes 60`."""
 
-from remoting.codec import FrameReader, RemotingProtocolError, decode_command
-from remoting.errors import RemotingError
-from tests.fuzz.cases import Maker, field_names
-from tests.fuzz.victims import BrokerVictim, NameServerVictim, Surprises
+from __future__ import annotations
 
-CASES = 1_500
-ALL_CODES = (10, 11, 12, 34, 36, 37, 41, 103, 105, 310, 320, 325)
+from remoting.codec import FrameReader, decode_command
+from remoting.errors import RemotingProtocolError
+from tests.fuzz import findings
+from tests.fuzz.peerframes import is_readable
+from tests.fuzz.plan import PORTS, SITUATIONS, steps
+from tests.fuzz.run import Outcome, Scope, command_of, run
+from tests.fuzz.samples import load
+from tests.fuzz.situations import DEEDS
+from tests.fuzz.values import field_names
+
+MINUTES = 1.0  # with the world's start
 
 
 def test_the_fields_that_are_tried_are_those_that_are_read():
     assert {"b", "topic", "queueId", "consumerGroup", "commitOrRollback"} <= set(field_names())
 
 
-def test_frames_of_any_bytes_are_read_or_refused():
-    """Only protocol errors come out of the codec, however the bytes arrive."""
-    decoded = refused = 0
-    for seed in range(20):
-        maker = Maker(seed, ALL_CODES)
-        for _ in range(100):
-            reader = FrameReader()
-            data = maker.case().data
-            step = maker.rng.choice((1, 7, 4096, len(data) or 1)) if len(data) < 5_000 else 4096
+def test_a_seed_is_the_same_bytes_each_time():
+    for port in PORTS:
+        first = [(step, step.frames) for step in steps(3, port)]
+        assert first == [(step, step.frames) for step in steps(3, port)]
+        assert first != [(step, step.frames) for step in steps(4, port)]
+
+
+def test_every_situation_comes_round():
+    for port in PORTS:
+        assert set(SITUATIONS[port]) <= set(DEEDS)
+        count = len(SITUATIONS[port])
+        assert {steps(seed, port)[-1].what for seed in range(count)} == set(SITUATIONS[port])
+
+
+def test_most_frames_get_past_the_decoder():
+    for port in ("broker", "names"):
+        frames = [frame for step in steps(5, port) for frame in step.frames]
+        decoded = 0
+        for frame in frames:
+            raw = FrameReader().split(frame)
             try:
-                for at in range(0, len(data), step):
-                    reader.receive_data(data[at : at + step])
-                    while (raw := reader.next_frame()) is not None:
-                        decode_command(raw)
-                        decoded += 1
-            except (RemotingProtocolError, RemotingError):
-                refused += 1
-    assert decoded > 1_000
-    assert refused > 50
+                decoded += bool(raw and decode_command(raw[0]))
+            except RemotingProtocolError:
+                pass  # refused: as it should be
+        assert len(frames) * 0.6 < decoded < len(frames) * 0.99
+    messages = [message for step in steps(5, "raft") for message in step.frames]
+    assert len(messages) * 0.2 < sum(map(is_readable, messages)) < len(messages)
 
 
-async def test_a_broker_goes_on_serving_the_others(tmp_path):
-    victim = BrokerVictim(tmp_path)
-    with Surprises() as surprises:
-        await _feed_broker(victim)
-    assert surprises == []
+def test_everything_that_goes_over_a_port_is_recorded():
+    kinds = {port: {sample.kind for sample in samples} for port, samples in load().items()}
+    assert {f"message {kind}" for kind in (1, 2, 3, 4, 5, 6, 7)} <= kinds["raft"]
+    sends, pulls = {"request 310 0", "request 320 0"}, {"request 11 0", "request 361 0"}
+    others = {"request 34 0", "request 36 0", "request 37 0", "request 15 0", "request 41 0"}
+    assert sends | pulls | others <= kinds["broker"]
+    assert {"request 103 0", "request 105 0"} <= kinds["names"]
+    assert {"ha", "http", "nameshttp", "tls"} <= kinds.keys()
 
 
-async def _feed_broker(victim):
-    async with victim.group() as group:
-        await victim.begin(group)
-        maker = Maker(7, victim.codes)
-        try:
-            for number in range(CASES):
-                await victim.feed(maker.case())
-                if number % 100 == 99:
-                    await victim.others()
-            await victim.read_back()
-            assert await victim.starts_again() > CASES // 100  # some of what it was fed was right
-        finally:
-            await victim.close()
+def test_a_minute_of_it():
+    """All ports; first what once was found."""
+    kept = findings.load()
+    outcome = run(Scope(1, PORTS), first=Scope(0, tuple(kept), given=kept), minutes=MINUTES)
+    _nothing_found(outcome)
+    assert set(outcome.sent) == set(PORTS)
+    assert outcome.verified > 100
 
 
-async def test_a_name_server_goes_on_serving_the_others():
-    victim = NameServerVictim()
-    with Surprises() as surprises:
-        await _feed_name_server(victim)
-    assert surprises == []
-
-
-async def _feed_name_server(victim):
-    async with victim.server_() as server:
-        await victim.begin(server)
-        maker = Maker(8, victim.codes)
-        try:
-            for number in range(CASES):
-                await victim.feed(maker.case())
-                if number % 100 == 99:
-                    await victim.others()
-        finally:
-            await victim.close()
+def _nothing_found(outcome: Outcome) -> None:
+    assert outcome.finding is None, f"{outcome.finding}\nagain: {command_of(outcome.scope)}"

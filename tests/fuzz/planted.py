@@ -1,0 +1,135 @@
+"""`python -m tests.fuzz.planted NAME -- broker.cli ARGUMENTS…`: a server with one fault put back.
+
+Each fault is one that was there once, or one that a check of the fuzzer's is about. It is planted
+by taking away what mends it, in this process only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import runpy
+import sys
+from collections.abc import Callable
+from typing import Any
+
+
+def opaque() -> None:
+    """The opaque of a plain send may be anything, and an answer that fails ends the broker."""
+    import msgspec
+
+    from broker import processor
+    from broker.containment import Contained
+    from broker.sending.plainsend import PlainSend
+
+    class Loose(PlainSend):
+        opaque: Any
+
+    def failed(self: Contained, what: str, error: Exception, connection: object = None) -> None:
+        raise error
+
+    processor.decode_plain = msgspec.json.Decoder(Loose).decode  # type: ignore[assignment]
+    Contained.failed = failed  # type: ignore[assignment, method-assign]
+
+
+def refusal() -> None:
+    """An HTTP connection too many is refused by way of an assertion that uvloop does not meet."""
+    from web import app
+
+    honest = app._Refusal.connection_made
+
+    def connection_made(self: Any, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.WriteTransport)
+        honest(self, transport)
+
+    app._Refusal.connection_made = connection_made  # type: ignore[method-assign]
+
+
+def term() -> None:
+    """A peer may say any term."""
+    from dledger import wire
+
+    wire._TERM_BITS = wire._NUMBER_BITS = 64
+
+
+def unfinished() -> None:
+    """What has been sent of frames is held for as long, and as much, as they like."""
+    from remoting.budgets import Holding
+
+    Holding._make_room = lambda self: None  # type: ignore[method-assign]
+
+
+def fields() -> None:
+    """A header may be as long as its size word lets it, and have as many fields."""
+    from remoting import codec
+
+    codec.HEADER_SIZE_BYTES_MAX = 0xFFFFFF
+    codec.HEADER_FIELDS_MAX = 1 << 30
+
+
+def nesting() -> None:
+    """A header that is nested too deeply is no malformed header."""
+    from broker import processor
+
+    class Never(Exception):
+        """Raised by nobody."""
+
+    processor.RecursionError = Never  # type: ignore[attr-defined]
+
+
+def misplaced() -> None:
+    """Now and then an acknowledgement names another place than the message's."""
+    from broker.sending.cut import AnswerFormat
+
+    honest = AnswerFormat.plain
+
+    def plain(self: Any, opaque: int, position: int, queue: int, offset: int, key: str) -> bytes:
+        return honest(self, opaque, position, queue, offset - (offset % 10 == 9), key)
+
+    AnswerFormat.plain = plain  # type: ignore[method-assign, assignment]
+
+
+def leak() -> None:
+    """What a connection had is kept when it has gone."""
+    from remoting.server import _Accepted
+
+    kept = []
+    honest = _Accepted.connection_made
+
+    def connection_made(self: Any, transport: Any) -> None:
+        kept.append(bytearray(1 << 20))
+        honest(self, transport)
+
+    _Accepted.connection_made = connection_made  # type: ignore[method-assign]
+
+
+def talkative() -> None:
+    """Every request is a line in the log."""
+    import logging
+
+    from remoting.connection import Connection
+
+    honest = Connection._serve
+
+    def serve(self: Any, request: Any) -> None:
+        sys.stderr.write(f"request {request!r}\n")
+        logging.getLogger("remoting").debug("request")
+        honest(self, request)
+
+    Connection._serve = serve  # type: ignore[method-assign]
+
+
+FAULTS: dict[str, Callable[[], None]] = {
+    fault.__name__: fault
+    for fault in (opaque, refusal, term, unfinished, fields, nesting, misplaced, leak, talkative)
+}
+
+
+def main() -> None:
+    name, program = sys.argv[1], sys.argv[3]
+    FAULTS[name]()
+    sys.argv = [program, *sys.argv[4:]]
+    runpy.run_module(program, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -26,6 +26,7 @@ import logging
 import socket
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any, cast
 
 from remoting.address import format_address
@@ -47,6 +48,7 @@ from remoting.errors import (
     TooManyRequests,
 )
 from remoting.pending import PendingRequests, ResponseCallback
+from remoting.turns import Turns
 
 LOG = logging.getLogger("remoting")
 
@@ -89,8 +91,10 @@ class Connection(asyncio.Protocol):
         limits: ConnectionLimits | None = None,
         on_raw: RawHandler | None = None,
         budgets: Budgets | None = None,
+        turns: Turns | None = None,
     ) -> None:
-        """`budgets` None: whoever dialled trusts the other side with its memory."""
+        """`budgets` None: whoever dialled trusts the other side with its memory. `turns` None:
+        and with its time."""
         self.limits = limits or ConnectionLimits()
         self.handlers = handlers
         self.on_raw = on_raw
@@ -114,6 +118,8 @@ class Connection(asyncio.Protocol):
         self._backlog: list[RawFrame] = []  # frames that arrived before reading was paused
         self._backlog_bytes = 0
         self._budgets = budgets
+        self._turns = turns
+        self._put_off: list[bytes] = []  # arrived, and waits for its turn
         self._noted = False  # in budgets.unfinished
         self._sweep: asyncio.TimerHandle | None = None
         self._sweep_at_s = float("inf")
@@ -322,6 +328,41 @@ class Connection(asyncio.Protocol):
             return
         self.last_active_s = self._loop.time()
         self.received_bytes += len(data)
+        turns = self._turns
+        if turns is None:
+            self._take(data)
+        elif not self._put_off and turns.begin():
+            started_s = perf_counter()
+            self._take(data)
+            turns.done(perf_counter() - started_s)
+        else:
+            if not self._put_off:
+                turns.wait(self)
+            self._put_off.append(data)
+            self._note_unfinished(anew=not self._noted)
+            self._settle_reading()
+
+    def take_turn(self) -> None:
+        """Work on what arrived and was put off (remoting.turns)."""
+        arrived, self._put_off = b"".join(self._put_off), []
+        if self._open:
+            self._take(arrived)
+        self._settle_reading()
+
+    def _settle_reading(self) -> None:
+        """Read, or do not: not while an arrival waits, nor (a server) while the peer reads not."""
+        if self._transport is None or not self._open:
+            return
+        pauses = bool(self._put_off) or (self._write_paused and self.pauses_reading)
+        if pauses == self._read_paused:
+            return
+        self._read_paused = pauses
+        if pauses:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
+
+    def _take(self, data: bytes) -> None:
         reader = self._reader
         frames = reader.split(data)
         if frames:
@@ -344,7 +385,7 @@ class Connection(asyncio.Protocol):
         """Tell the budgets what is held of frames that are not served yet."""
         if self._budgets is None or not self._open:
             return
-        size = self._reader.buffered_bytes + self._backlog_bytes
+        size = self._reader.buffered_bytes + self._backlog_bytes + sum(map(len, self._put_off))
         self._noted = size > 0
         note = self._budgets.unfinished.began_anew if anew else self._budgets.unfinished.hold
         note(self, size, self.last_active_s)
@@ -354,10 +395,7 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._write_paused = True
-        if self.pauses_reading and self._open and not self._read_paused:
-            assert self._transport is not None
-            self._transport.pause_reading()
-            self._read_paused = True
+        self._settle_reading()
 
     def resume_writing(self) -> None:
         self._write_paused = False
@@ -369,10 +407,7 @@ class Connection(asyncio.Protocol):
             self._dispatch_all(frames)  # may fill the buffer, and the backlog, again
             self._note_unfinished(anew=True)
         self._note_unsent()
-        if self._read_paused and not self._write_paused and self._open:
-            assert self._transport is not None
-            self._transport.resume_reading()
-            self._read_paused = False
+        self._settle_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end(f"broken: {exc}" if exc else "closed by the peer")
@@ -547,6 +582,7 @@ class Connection(asyncio.Protocol):
         self._out_bytes = 0
         self._backlog.clear()
         self._backlog_bytes = 0
+        self._put_off.clear()
         self._reader.drop()
         if self._budgets is not None:
             self._budgets.unfinished.hold(self, 0, 0.0)

@@ -24,6 +24,7 @@ from remoting.connection import (
 )
 from remoting.tls import TlsMode
 from remoting.tlslistener import ArrivalCounts, TlsListener, TlsPolicy
+from remoting.turns import Turns
 
 LOG = logging.getLogger("remoting")
 
@@ -67,6 +68,7 @@ class RemotingServer:
         self._on_raw = on_raw
         self._on_connection_closed = on_connection_closed
         self._tls = None if tls is None or tls.mode is TlsMode.DISABLED else tls
+        self._turns: Turns | None = None
         self._listeners: list[asyncio.Server | TlsListener] = []  # all for the same clients
         self._idle_timer: asyncio.TimerHandle | None = None
         self._budget_timer: asyncio.TimerHandle | None = None
@@ -102,6 +104,7 @@ class RemotingServer:
         ours."""
         assert not self._listeners, "started already"
         self._stopping = False
+        self._turns = Turns(asyncio.get_running_loop())
         self._listeners.append(await self._listen(host, port, bound))
         self._schedule_idle_sweep()
         self._sweep_budgets()
@@ -159,7 +162,9 @@ class RemotingServer:
             await asyncio.sleep(0)
 
     def _accept(self) -> ServerConnection:
-        return _Accepted(self, self._handlers, self._limits, self._on_raw, self.budgets)
+        return _Accepted(
+            self, self._handlers, self._limits, self._on_raw, self.budgets, self._turns
+        )
 
     def opened(self, connection: ServerConnection) -> None:
         """Called by the connection itself."""
@@ -218,8 +223,9 @@ class _Accepted(ServerConnection):
         limits: ConnectionLimits,
         on_raw: RawHandler | None,
         budgets: Budgets,
+        turns: Turns | None,
     ) -> None:
-        super().__init__(handlers, limits, on_raw, budgets)
+        super().__init__(handlers, limits, on_raw, budgets, turns)
         self._owner = server
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

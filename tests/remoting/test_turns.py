@@ -1,0 +1,105 @@
+"""Arrivals take turns: a loop with many busy connections does the rest of its work on time."""
+
+import asyncio
+import time
+
+import uvloop
+
+from remoting.codec import encode_command
+from remoting.command import RemotingCommand
+from remoting.connection import Connection
+from remoting.turns import TURN_S, Turns
+from tests.remoting.harness import RawPeer, eventually, on_both_loops, serving
+
+
+def test_one_turn_of_the_loop_does_not_serve_everybody():
+    """Each of 40 requests takes a good part of a turn, and all are there at once."""
+    served: list[int] = []
+    most_in_a_turn = 0
+
+    def busy(connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        time.sleep(TURN_S / 2)
+        served.append(request.opaque)
+        return RemotingCommand.response_to(request)
+
+    async def watch() -> None:
+        nonlocal most_in_a_turn
+        while len(served) < 40:
+            before = len(served)
+            await asyncio.sleep(0)
+            most_in_a_turn = max(most_in_a_turn, len(served) - before)
+
+    async def scenario() -> None:
+        async with serving({1: busy}) as (server, address):
+            peers = [await RawPeer.connect(address) for _ in range(40)]
+            await eventually(lambda: len(server.connections) == 40)
+            watching = asyncio.create_task(watch())
+            for number, peer in enumerate(peers):
+                peer.writer.write(encode_command(RemotingCommand(1, number)))
+            async with asyncio.timeout(60):
+                await watching
+            answers = [await peer.command() for peer in peers]
+            assert [answer.opaque for answer in answers] == list(range(40))
+            for peer in peers:
+                await peer.close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(scenario())
+    assert sorted(served) == list(range(40))
+    assert most_in_a_turn <= 6  # two in the turn of arrivals, as many of those put off
+
+
+@on_both_loops
+async def test_what_was_put_off_is_served_in_order_and_closing_loses_nothing_sent() -> None:
+    served: list[int] = []
+
+    def note(connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        time.sleep(TURN_S / 5)
+        served.append(request.opaque)
+        return RemotingCommand.response_to(request)
+
+    async with serving({1: note}) as (server, address):
+        peers = [await RawPeer.connect(address) for _ in range(10)]
+        for start in range(10):
+            for number, peer in enumerate(peers):
+                frame = encode_command(RemotingCommand(1, 1_000 * number + start, flag=2))
+                peer.writer.write(frame)
+                await peer.writer.drain()
+            await asyncio.sleep(0)
+        for peer in peers:
+            peer.writer.close()
+        async with asyncio.timeout(60):
+            await eventually(lambda: len(served) == 100 and not server.connections)
+        for number in range(10):
+            own = [opaque % 1_000 for opaque in served if opaque // 1_000 == number]
+            assert own == list(range(10))
+
+
+async def test_a_turn_that_is_used_up_is_another_one_later():
+    loop = asyncio.get_running_loop()
+    now_s = 1.0
+
+    class Clock:
+        call_soon = loop.call_soon
+
+        @staticmethod
+        def time():
+            return now_s
+
+    turns = Turns(Clock())
+    assert turns.begin()
+    turns.done(TURN_S)
+    assert not turns.begin()
+    now_s = 2.0
+    assert turns.begin()
+
+    class Arrived:
+        turns_taken = 0
+
+        def take_turn(self):
+            Arrived.turns_taken += 1
+
+    turns.wait(Arrived())
+    assert not turns.begin(), "who arrives later is served later"
+    await asyncio.sleep(0)
+    assert Arrived.turns_taken == 1 and turns.begin()

@@ -26,7 +26,7 @@ import uvloop
 from broker.backup.cli import backup, restore, verify
 from broker.broker import Broker
 from broker.claim import described
-from broker.config import OPTIONS, BrokerConfig, load
+from broker.config import OPTIONS, BrokerConfig, Loaded, load
 from broker.errors import ConfigError, EngineError, StateError
 from broker.health import health
 from broker.http.faults import FaultDoor
@@ -34,6 +34,7 @@ from dledger.errors import RaftError
 from ops.configcli import config_commands
 from ops.logs import set_up
 from ops.memory import return_large_blocks
+from ops.permissions import keep_from_others, warn_if_others_read
 from remoting.errors import RemotingError
 from remoting.keyfile import KeyFileError
 from remoting.tls import TlsError
@@ -124,6 +125,7 @@ def main(
 
     SIGTERM or SIGINT stop it in order: leadership is handed over, what is known is written down.
     """
+    keep_from_others()
     if context.invoked_subcommand is not None:
         return
     overrides = list(settings)
@@ -132,10 +134,11 @@ def main(
     if log_level:
         overrides.append(f"logLevel={log_level.upper()}")
     try:
-        config = load(path, overrides, os.environ).config
+        loaded = load(path, overrides, os.environ)
     except ConfigError as error:
         click.echo(f"mqbroker: {error}", err=True)
         sys.exit(2)
+    config = loaded.config
     if print_config:
         click.echo(config.properties_text(), nl=False)
         return
@@ -148,6 +151,7 @@ def main(
     return_large_blocks()
     for key in config.without_effect():
         log.warning("config_without_effect key=%s: accepted, but not acted on in this mode", key)
+    say_what_is_open(loaded, path)
     machine_of: Callable[[str], Machine] = context.obj or this_machine
     sys.exit(owned(config, machine_of, where))
 
@@ -157,6 +161,23 @@ main.add_command(health)
 main.add_command(backup)
 main.add_command(verify)
 main.add_command(restore)
+
+
+def say_what_is_open(loaded: Loaded[BrokerConfig], path: str | None) -> None:
+    """Log whom this broker serves by default, and what others on this machine can read."""
+    config = loaded.config
+    if "bind_address" not in loaded.places:
+        log.warning(
+            "serves_this_machine_only bindAddress=%s: there are no accounts (aclEnable) and no"
+            " bindAddress",
+            config.bind_address,
+        )
+    secret = [o.name for o in OPTIONS.values() if o.secret and getattr(config, o.name)]
+    if path and any(loaded.places[name].startswith(path) for name in secret):
+        warn_if_others_read(path, "it holds secrets")
+    if config.acl_enable:
+        warn_if_others_read(config.acl_file, "it holds the accounts' secrets")
+    warn_if_others_read(config.store_path_root_dir, "it holds messages")
 
 
 def owned(

@@ -37,6 +37,7 @@ from ops.options import (
 from ops.settings import gather, parse_properties
 from ops.tlsoptions import OFF, PeerTlsOptions
 from remoting.acl.signature import Credentials, credentials_of
+from web.loopback import is_loopback
 
 __all__ = [
     "OPTIONS",
@@ -52,6 +53,7 @@ __all__ = [
     "parse_properties",
 ]
 
+LOOPBACK, EVERYWHERE = "127.0.0.1", "0.0.0.0"
 KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
@@ -88,8 +90,9 @@ class BrokerConfig(PeerTlsOptions):
     # [network]
     listen_port: int = option("network", "listenPort", 10911,
         "Where clients connect; 0 takes any free port.", low=0, high=65535)
-    bind_address: str = option("network", "bindAddress", "0.0.0.0",
-        "The address listened on. `brokerIP1` is what clients are told.")
+    bind_address: str = option("network", "bindAddress", LOOPBACK,
+        "The address listened on. `brokerIP1` is what clients are told. With `aclEnable` the"
+        " default is `0.0.0.0`.")
     broker_ip1: str = option("network", "brokerIP1", "127.0.0.1",
         "The host that clients and name servers are told.")
     advertised_port: int = option("network", "advertisedPort", 0,
@@ -125,8 +128,9 @@ class BrokerConfig(PeerTlsOptions):
         "A CommitLog segment.", unit=BYTES, low=64 * KIB, high=2 * GIB - 1)
     mapped_file_size_consume_queue: int = option("store", "mappedFileSizeConsumeQueue", 6_000_000,
         "A ConsumeQueue file; 20 bytes a message.", unit=BYTES, low=20, high=2 * GIB - 1)
-    flush_disk_type: str = option("store", "flushDiskType", "ASYNC_FLUSH",
-        "SYNC_FLUSH: a message is on disk (of a majority) before its sender is answered.",
+    flush_disk_type: str = option("store", "flushDiskType", "SYNC_FLUSH",
+        "SYNC_FLUSH: a message is on disk (of a majority) before its sender is answered. In classic"
+        " mode the default is `ASYNC_FLUSH`, as Apache's.",
         choices=("SYNC_FLUSH", "ASYNC_FLUSH"))
     flush_interval_commit_log: int = option("store", "flushIntervalCommitLog", 500,
         "ASYNC_FLUSH: between two fdatasyncs.", unit=MS, low=1)
@@ -475,9 +479,11 @@ class BrokerConfig(PeerTlsOptions):
         return "\n".join(lines) + "\n"
 
 
-# Defaults with engine=pysyncobj: it sends an entry above 64 KiB in pieces, and raises an exception
-# over each of them but the last (docs/pysyncobj.md, fault 7).
-PYSYNCOBJ_SIZES = {"frame_size_max": 32 * KIB}
+# Defaults of classic mode, as Apache's; and with engine=pysyncobj: that sends an entry above 64 KiB
+# in pieces, and raises an exception over each of them but the last (docs/pysyncobj.md, fault 7).
+# It never calls fsync.
+CLASSIC = {"flush_disk_type": "ASYNC_FLUSH"}
+PYSYNCOBJ = {"frame_size_max": 32 * KIB, "flush_disk_type": "ASYNC_FLUSH"}
 
 OPTIONS: dict[str, Option] = options_of(BrokerConfig)
 
@@ -507,13 +513,27 @@ def build_config(settings: Iterable[Setting]) -> BrokerConfig:
 
 def _build(settings: Iterable[Setting]) -> Loaded[BrokerConfig]:
     values, places = parse_settings(OPTIONS, settings)
-    if values.get("engine") == "pysyncobj":
-        for name, size in PYSYNCOBJ_SIZES.items():
-            if name not in values:
-                values[name] = size
-                places[name] = "default with engine=pysyncobj"
+
+    def default(place: str, defaults: Mapping[str, object]) -> None:
+        for name in defaults.keys() - values.keys():
+            values[name] = defaults[name]
+            places[name] = place
+
+    if not values.get("enable_dleger_commit_log"):
+        default("default in classic mode", CLASSIC)
+    elif values.get("engine") == "pysyncobj":
+        default("default with engine=pysyncobj", PYSYNCOBJ)
+    if values.get("acl_enable"):
+        default("default with aclEnable", {"bind_address": EVERYWHERE})
     config = BrokerConfig(**values)
     _check_together(config, places)
+    if "bind_address" not in places and not is_loopback(config.broker_ip1):
+        raise ConfigError(
+            f"{places['broker_ip1']}: brokerIP1={config.broker_ip1}: nobody would listen there:"
+            " without accounts (aclEnable) and without bindAddress only loopback is listened on;"
+            f" set aclEnable=true, or bindAddress={EVERYWHERE} if everybody who reaches this"
+            " machine may do everything"
+        )
     return Loaded(config, places)
 
 

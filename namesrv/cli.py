@@ -18,6 +18,7 @@ from namesrv.server import NameServer
 from ops.configcli import WRONG, config_commands
 from ops.logs import set_up
 from ops.memory import return_large_blocks
+from ops.permissions import keep_from_others, warn_if_others_read
 from remoting.errors import RemotingError
 from web.auth import WebConfigError
 
@@ -36,7 +37,8 @@ LOG_LEVELS = click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=
 )  # fmt: skip
 @click.option(
     "--bind", metavar="HOST",
-    help="Address or name to listen on; 127.0.0.1 keeps it on this machine. [bindAddress: 0.0.0.0]",
+    help="Address or name to listen on; 0.0.0.0: all of this machine's. [bindAddress: 127.0.0.1, "
+    "with accounts (aclEnable) 0.0.0.0]",
 )  # fmt: skip
 @click.option(
     "--store", type=click.Path(file_okay=False), metavar="DIR",
@@ -72,6 +74,7 @@ def main(
     Environment variables override the file: RAFTMQ_LISTEN_PORT=9877 is listenPort, and so on.
     Options override both. Ends in order on SIGTERM or Ctrl-C.
     """
+    keep_from_others()
     if context.invoked_subcommand is not None:
         return
     own = {
@@ -83,13 +86,22 @@ def main(
     }
     overrides = [f"{key}={value}" for key, value in own.items() if value is not None]
     try:
-        config = load(path, [*overrides, *settings], os.environ).config
+        loaded = load(path, [*overrides, *settings], os.environ)
     except ConfigError as error:
         click.echo(f"mqnamesrv: {error}", err=True)
         sys.exit(WRONG)
+    config = loaded.config
     where = {"service": "namesrv", "node": f"{config.bind}:{config.port}"}
     set_up(config.log_format, config.log_level, where, peer_lines_per_s=config.log_peer_lines_per_s)
     return_large_blocks()
+    if "bind" not in loaded.places:
+        LOG.warning(
+            "serves_this_machine_only bindAddress=%s: there are no accounts (aclEnable) and no"
+            " bindAddress",
+            config.bind,
+        )
+    if config.acl_enable:
+        warn_if_others_read(config.acl_file, "it holds the accounts' secrets")
     sys.exit(uvloop.run(run(config)))
 
 

@@ -17,6 +17,7 @@ from remoting.registration import UNPACKED_BYTES_MAX
 
 __all__ = ["FRAME_SIZE_BYTES_MAX", "OPTIONS", "ConfigError", "Loaded", "NameServerConfig", "load"]
 
+LOOPBACK, EVERYWHERE = "127.0.0.1", "0.0.0.0"
 FRAME_SIZE_BYTES_MAX = 64 * 1024 * 1024  # 16 MiB, Apache's, is too small for 100,000 topics
 
 
@@ -27,8 +28,8 @@ class NameServerConfig(TlsOptions):
     # fmt: off
 
     # [network]
-    bind: str = option("network", "bindAddress", "0.0.0.0",
-        "The address listened on; 127.0.0.1 keeps it on this machine.")
+    bind: str = option("network", "bindAddress", LOOPBACK,
+        "The address listened on. With `aclEnable` the default is `0.0.0.0`.")
     port: int = option("network", "listenPort", 9876,
         "Where brokers and clients connect; 0 takes any free port.", low=0, high=65535)
 
@@ -130,6 +131,8 @@ def load(
     """The defaults, the file at `path`, RAFTMQ_ variables of `environment` and `key=value`
     overrides, each over the ones before. Raises ConfigError."""
     values, places = parse_settings(OPTIONS, gather(OPTIONS, path, overrides, environment))
+    if values.get("acl_enable") and "bind" not in values:
+        values["bind"], places["bind"] = EVERYWHERE, "default with aclEnable"
     config = NameServerConfig(**values)
     if (wrong := config.wrong_tls()) is not None:
         name, why = wrong

@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from store.ownership import FILE_MODE, make_directory
+
 BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
 
 
@@ -108,7 +110,7 @@ class OsFile:
     """A `File` over a file descriptor."""
 
     def __init__(self, path: str, allocate_bytes: int | None) -> None:
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
         try:
             self._size = os.fstat(self._fd).st_size
             if allocate_bytes is not None and self._size < allocate_bytes:
@@ -170,7 +172,7 @@ class OsDisk:
 
     def __init__(self, root: str) -> None:
         self.root = os.path.abspath(root)
-        os.makedirs(self.root, exist_ok=True)
+        make_directory(self.root)
 
     def _path(self, path: str) -> str:
         return os.path.join(self.root, path)
@@ -188,7 +190,7 @@ class OsDisk:
             return []
 
     def makedirs(self, path: str) -> None:
-        os.makedirs(self._path(path), exist_ok=True)
+        make_directory(self._path(path))
 
     def remove(self, path: str) -> None:
         os.remove(self._path(path))

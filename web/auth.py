@@ -13,7 +13,6 @@ owner or group, not by the world. It is read once, at start.
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import secrets
 import stat
 from collections.abc import Mapping
@@ -25,6 +24,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta
 
+from web.loopback import is_loopback
 from web.operation import Caller, Role
 from web.problem import ApiProblem, forbidden, unauthorized
 from web.signing import Challenges, Signed, key_of
@@ -165,16 +165,6 @@ def load_token(path: Path, key: str) -> str:
     if not TOKEN_LENGTH_MIN <= len(token) <= 512 or not token.isprintable() or " " in token:
         raise WebConfigError(f"{key}={path} does not hold one token")
     return token
-
-
-def is_loopback(host: str) -> bool:
-    """Of a name or a literal address."""
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 def _host_name(host: str) -> str | None:

@@ -32,6 +32,7 @@ from broker.backup.manifest import (
     encode,
     encode_progress,
 )
+from store.ownership import FILE_MODE, make_directory
 
 READ_BYTES = 1 << 20
 
@@ -40,7 +41,7 @@ class SegmentFile:
     """A segment's file, open to be appended to from `length_bytes` on; what stood behind goes."""
 
     def __init__(self, path: Path, length_bytes: int) -> None:
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
         os.ftruncate(self._fd, length_bytes)
         self._at = length_bytes
 
@@ -69,9 +70,9 @@ class BackupDirectory:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Raises BackupError if another process takes a backup here."""
-        self._commitlog.mkdir(parents=True, exist_ok=True)
-        self._states.mkdir(exist_ok=True)
-        with open(self.path / "lock", "w") as file:
+        make_directory(str(self._commitlog))
+        make_directory(str(self._states))
+        with open(self.path / "lock", "w", opener=_private) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -175,12 +176,17 @@ class BackupDirectory:
     def _replace(self, name: str, data: bytes) -> None:
         path = self.path / name
         beside = path.with_name(path.name + ".tmp")
-        with open(beside, "wb") as file:
+        with open(beside, "wb", opener=_private) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(beside, path)
         _sync_directory(path.parent)
+
+
+def _private(path: str, flags: int) -> int:
+    """As built-in open's opener: what is created is not for everybody to read."""
+    return os.open(path, flags, FILE_MODE)
 
 
 def segment_name(start: int) -> str:

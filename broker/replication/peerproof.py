@@ -17,7 +17,7 @@ from broker.config import BrokerConfig
 from broker.errors import EngineError
 from dledger.gate import Gate
 from dledger.proof import Purpose, Secret
-from web.auth import is_loopback
+from web.loopback import is_loopback
 
 log = logging.getLogger("broker.peerproof")
 

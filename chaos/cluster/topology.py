@@ -50,6 +50,12 @@ _ALL = (
 MODES: dict[str, Mode] = {mode.name: mode for mode in _ALL}
 
 
+def flush_of(state: ClusterState) -> str:
+    """The flushDiskType that the cluster's brokers have: a Raft group's default is SYNC_FLUSH."""
+    default = "SYNC_FLUSH" if MODES[state.mode].engine == RAFT else "ASYNC_FLUSH"
+    return state.settings.get("flushDiskType", default)
+
+
 @dataclass(frozen=True, slots=True)
 class Shape:
     """What is asked for; None: as the mode has it, or as the cluster in the directory has it."""

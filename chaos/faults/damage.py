@@ -20,7 +20,7 @@ from pathlib import Path
 from chaos.cluster.clusterfile import ClusterError, Node
 from chaos.cluster.launch import log_path
 from chaos.cluster.process import tail
-from chaos.cluster.topology import MODES, RAFT
+from chaos.cluster.topology import MODES, RAFT, flush_of
 from chaos.faults.aim import (
     CHECKPOINT_BYTES,
     INDEX_HEAD_BYTES,
@@ -56,7 +56,7 @@ class Damage(Kill):
 
     async def do(self, hit: Hit) -> None:
         await super().do(hit)
-        may_cut = self.context.cluster.state().settings.get("flushDiskType") == "SYNC_FLUSH"
+        may_cut = flush_of(self.context.cluster.state()) == "SYNC_FLUSH"
         for node in hit.nodes:
             rng = random.Random(f"{self.planned.number}:{self.planned.choice}:{node.name}")
             store = store_of(self.context, node)

@@ -100,7 +100,7 @@ class Journal:
         """Leave out what is struck out. Whole before it takes the old one's place."""
         self.close()
         beside = self._path.with_suffix(".new")
-        self._fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
+        self._fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o640)
         self._size = 0
         self._append(b"".join(record.encode() for record in self.pending.records()))
         os.replace(beside, self._path)

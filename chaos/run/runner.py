@@ -26,7 +26,7 @@ from chaos.cluster.cluster import Cluster
 from chaos.cluster.clusterfile import COMPOSE, PROCESSES, ClusterError
 from chaos.cluster.compose import ComposeCluster
 from chaos.cluster.credentials import signing
-from chaos.cluster.topology import RAFT, Shape
+from chaos.cluster.topology import RAFT, Shape, flush_of
 from chaos.cluster.whole import WHOLE_TIMEOUT_S
 from chaos.faults.base import Context, Planned
 from chaos.faults.links import Links
@@ -88,7 +88,7 @@ async def run_scenario(config: RunConfig, command: str, say: Say) -> RunResult:
             seed=config.seed,
             scenario=scenario.name,
             mode=state.mode,
-            flush=state.settings.get("flushDiskType", "ASYNC_FLUSH"),
+            flush=flush_of(state),
             command=command,
         ) as history:
             for words in skipped:

@@ -164,3 +164,41 @@ async def test_a_lookup_that_fails_behind_its_dial_is_no_error(caplog):
     caplog.clear()
     _on_exception(None, {"message": "never retrieved", "exception": OSError("another")})
     assert [record.levelname for record in caplog.records] == ["ERROR"]
+
+
+def lines_of(log, *events):
+    return [line for line in log.splitlines() if any(f" {event} " in line for event in events)]
+
+
+async def test_a_bare_broker_serves_this_machine_only_and_keeps_files_from_others(tmp_path, port):
+    """And says so, as it says which secrets were open to others before."""
+    conf, store = tmp_path / "broker.conf", tmp_path / "deep" / "store"
+    secret = 'innerClientAuthenticationCredentials={"accessKey":"a","secretKey":"12345678"}\n'
+    conf.write_text(
+        f"enableDLegerCommitLog=true\nlistenPort=0\ndLegerPeers=n0-127.0.0.1:{port}\n"
+        f"storePathRootDir={store}\nmappedFileSizeCommitLog=8388608\n" + secret
+    )
+    conf.chmod(0o644)
+    command = [sys.executable, "-m", "tests.broker.node", "-c", str(conf)]
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(  # noqa: ASYNC220 (nothing else runs on this loop)
+            command, stdout=subprocess.PIPE, stderr=log, text=True, umask=0
+        )
+    try:
+        address = process.stdout.readline().split()[-1]
+        listening = int(address.rpartition(":")[2])
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.2", listening))
+        client = RemotingClient()
+        await send(client, address)
+        await client.close()
+    finally:
+        process.send_signal(signal.SIGTERM)
+        code = process.wait(timeout=PATIENCE_S)
+        process.stdout.close()
+    assert code == 0
+    said = lines_of((tmp_path / "log").read_text(), "serves_this_machine_only", "open_to_others")
+    assert [f"path={conf}" in line for line in said] == [False, True]
+    modes = {path: path.stat().st_mode & 0o777 for path in (store.parent, *store.parent.rglob("*"))}
+    assert len(modes) > 10
+    assert {path: oct(mode) for path, mode in modes.items() if mode & 0o027} == {}

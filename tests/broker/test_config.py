@@ -109,3 +109,43 @@ def test_keys_without_effect_are_named(text: str, names: tuple[str, ...]) -> Non
 )
 def test_ha_port_is_the_one_above_listen_port(text: str, port: int) -> None:
     assert build_config(parse(text, "f")).ha_port == port
+
+
+@pytest.mark.parametrize(
+    ("text", "flush"),
+    [
+        ("", "ASYNC_FLUSH"),
+        ("brokerRole=SYNC_MASTER", "ASYNC_FLUSH"),
+        (RAFT, "SYNC_FLUSH"),
+        (RAFT + "engine=pysyncobj", "ASYNC_FLUSH"),  # which never syncs
+        (RAFT + "flushDiskType=ASYNC_FLUSH", "ASYNC_FLUSH"),
+        ("flushDiskType=SYNC_FLUSH", "SYNC_FLUSH"),
+    ],
+)
+def test_what_raft_acknowledges_is_on_disk_unless_somebody_says_otherwise(text, flush):
+    assert build_config(parse(text, "f")).flush_disk_type == flush
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("", "127.0.0.1"),
+        (RAFT, "127.0.0.1"),
+        ("aclEnable=false", "127.0.0.1"),
+        ("aclEnable=true", "0.0.0.0"),
+        ("bindAddress=0.0.0.0", "0.0.0.0"),
+        ("bindAddress=10.0.0.1\naclEnable=true", "10.0.0.1"),
+        ("brokerIP1=localhost", "127.0.0.1"),
+        ("brokerIP1=10.0.0.1\naclEnable=true", "0.0.0.0"),
+        ("brokerIP1=10.0.0.1\nbindAddress=127.0.0.1", "127.0.0.1"),  # behind a proxy, say
+    ],
+)
+def test_without_accounts_this_machine_alone_is_served_unless_somebody_says_otherwise(
+    text, address
+):
+    assert build_config(parse(text, "f")).bind_address == address
+
+
+def test_an_address_where_nobody_would_listen_is_not_told_to_clients():
+    with pytest.raises(ConfigError, match=r"^f:1: brokerIP1=10\.0\.0\.1: nobody .*bindAddress=0"):
+        build_config(parse("brokerIP1=10.0.0.1", "f"))

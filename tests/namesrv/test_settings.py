@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from namesrv.config import NameServerConfig
+from namesrv.config import NameServerConfig, load
 from namesrv.settings import Settings
 from ops.options import ConfigError
 
@@ -40,3 +40,19 @@ def test_all_of_a_change_or_nothing(level, text, says):
     with pytest.raises(ConfigError, match=says):
         Settings(config, {}).change(text)
     assert (config, level().level) == (NameServerConfig(), before)
+
+
+@pytest.mark.parametrize(
+    ("settings", "address"),
+    [
+        ([], "127.0.0.1"),
+        (["aclEnable=false"], "127.0.0.1"),
+        (["aclEnable=true"], "0.0.0.0"),
+        (["bindAddress=0.0.0.0"], "0.0.0.0"),
+        (["bindAddress=10.0.0.1", "aclEnable=true"], "10.0.0.1"),
+    ],
+)
+def test_without_accounts_this_machine_alone_is_served_unless_somebody_says_otherwise(
+    settings, address
+):
+    assert load(None, settings).config.bind == address

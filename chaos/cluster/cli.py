@@ -16,7 +16,7 @@ from rich.table import Table
 
 from chaos.cluster import members
 from chaos.cluster.cluster import DOWN_TIMEOUT_S, UP_TIMEOUT_S, Cluster, NodeStatus
-from chaos.cluster.clusterfile import ClusterError
+from chaos.cluster.clusterfile import ClusterError, SettingsError
 from chaos.cluster.members import CHANGE_TIMEOUT_S
 from chaos.cluster.restart import restart_all, restart_rolling
 from chaos.cluster.topology import GROUPS_MAX, MODES, NAME_SERVERS_MAX, REPLICAS_MAX, Shape
@@ -39,6 +39,12 @@ SIGNALS = {
     "STOP": signal.SIGSTOP,
     "CONT": signal.SIGCONT,
 }
+
+
+class WrongSettings(click.ClickException):
+    """What was typed is wrong, and nothing was done."""
+
+    exit_code = 2
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -123,7 +129,9 @@ def up(
     """Start the cluster in DIR; return once a send would be acknowledged.
 
     A cluster that DIR holds already is started again with its data. If it does not come up in
-    time the logs' last lines are printed, nothing is left running and the exit status is 1.
+    time the logs' last lines are printed, nothing is left running and the exit status is 1;
+    settings are remembered all the same. Settings that the brokers would refuse are told before
+    anything is made or started, and the exit status is 2.
     """
     wanted = parse_settings(settings)
 
@@ -328,7 +336,8 @@ def run(directory: Path, work: Callable[[Cluster], Awaitable[T]]) -> T:
     try:
         return asyncio.run(whole())
     except ClusterError as error:
-        raise click.ClickException(str(error)) from error
+        told = WrongSettings if isinstance(error, SettingsError) else click.ClickException
+        raise told(str(error)) from error
     except (KeyboardInterrupt, asyncio.CancelledError):
         raise click.Abort from None
 

@@ -21,12 +21,14 @@ from pathlib import Path
 
 from chaos.cluster import launch, namespaces
 from chaos.cluster.clusterfile import (
+    LOCK_FILE,
     NAMESRV,
     ClusterError,
     ClusterState,
     Node,
     load_state,
     locked,
+    make_directory,
     save_state,
 )
 from chaos.cluster.ports import HeldPorts, choose_ports, is_free
@@ -124,12 +126,22 @@ class Cluster:
         settings: Mapping[str, str] | None = None,
         timeout_s: float = UP_TIMEOUT_S,
     ) -> ClusterState:
-        """Make the cluster, or start an existing one again with its data; wait until it serves."""
-        self.directory.mkdir(parents=True, exist_ok=True)
+        """Make the cluster, or start an existing one again with its data; wait until it serves.
+
+        Settings are remembered, also if it does not come up: the next try is not to run without
+        them. Raises SettingsError for those that the brokers would refuse, and ClusterError for a
+        directory with other things in it: then nothing was made."""
+        shape = shape or Shape()
+        self._refuse_strangers(shape)
+        made = make_directory(self.directory)
         with locked(self.directory):
-            exists = (self.directory / "cluster.json").exists()
-            before = self.state().settings if exists else {}
-            planned = self._plan(shape or Shape(), dict(settings or {}))
+            try:
+                planned = self._plan(shape, dict(settings or {}))
+                if settings:
+                    await asyncio.to_thread(launch.check_settings, self.directory, planned)
+            except BaseException:
+                self._unmake(made)
+                raise
             if planned.netns:
                 namespaces.create(planned.netns, {n.name: n.host for n in planned.nodes})
             if all(n.process is None or state(n.process) == "dead" for n in planned.brokers):
@@ -147,8 +159,6 @@ class Cluster:
                 if planned.netns and len(started) == len(planned.nodes):
                     self._leave()
                     namespaces.delete(planned.netns)
-                # A setting that the brokers refuse must not be in the way of the next try.
-                save_state(self.directory, replace(self.state(), settings=before))
                 raise
             return self.state()
 
@@ -249,6 +259,27 @@ class Cluster:
         for node in () if old.netns else old.nodes:
             self.ports.hold({node.port, node.peer_port, node.http_port} - {0})
         return replace(old, settings=old.settings | settings)
+
+    def _refuse_strangers(self, shape: Shape) -> None:
+        """Raises ClusterError if there is no cluster in the directory, but something else than what
+        its nodes will use (a disk may be mounted there already)."""
+        if not self.directory.exists() or (self.directory / "cluster.json").exists():
+            return
+        planned = plan(shape, {}, HOST, [0] * ports_needed(shape))
+        own = {LOCK_FILE, *(node.name for node in planned.nodes)}
+        others = sorted(path.name for path in self.directory.iterdir() if path.name not in own)
+        if others:
+            raise ClusterError(
+                f"{self.directory} is not empty and holds no cluster ({', '.join(others[:5])}):"
+                " nothing is put there; name another directory"
+            )
+
+    def _unmake(self, made: Sequence[Path]) -> None:
+        """Remove what was made for a cluster that is not to be."""
+        if not (self.directory / "cluster.json").exists():
+            (self.directory / LOCK_FILE).unlink()
+        for path in made:
+            path.rmdir()
 
     def _ports(self, shape: Shape) -> list[int]:
         if shape.netns:  # where nobody else is

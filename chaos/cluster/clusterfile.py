@@ -19,6 +19,8 @@ import orjson
 from chaos.cluster.process import ProcessId
 
 FILE_VERSION = 3
+LOCK_FILE = "cluster.lock"
+SECRET_MODE, DIRECTORY_MODE = 0o600, 0o750  # of what this writes
 NAMESRV = "namesrv"  # the kind of name servers, and the first one's node name
 PROCESSES, COMPOSE = "processes", "compose"  # what a cluster runs on
 PROXY = "proxy"  # the kind and the name of the process that carries a cluster's traffic
@@ -26,6 +28,10 @@ PROXY = "proxy"  # the kind and the name of the process that carries a cluster's
 
 class ClusterError(Exception):
     """Something about a cluster that its user has to know; the message is for a person."""
+
+
+class SettingsError(ClusterError):
+    """The brokers would refuse these settings. Nothing was made or started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +162,24 @@ def save_state(directory: Path, state: ClusterState) -> None:
     }
     path = directory / "cluster.json"
     temporary = directory / f".cluster.json.{os.getpid()}"
-    temporary.write_bytes(orjson.dumps(data, option=orjson.OPT_INDENT_2))
+    write_private(temporary, orjson.dumps(data, option=orjson.OPT_INDENT_2))
     temporary.replace(path)
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Write a file that nobody else can read: settings may hold secrets."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, SECRET_MODE)
+    with os.fdopen(descriptor, "wb") as file:
+        os.fchmod(descriptor, SECRET_MODE)  # one that is there may be open to others
+        file.write(data)
+
+
+def make_directory(path: Path) -> list[Path]:
+    """Make a directory for a cluster and its missing parents; returns those, the deepest first."""
+    missing = [one for one in (path, *path.parents) if not one.exists()]
+    for one in reversed(missing):
+        one.mkdir(DIRECTORY_MODE, exist_ok=True)
+    return missing
 
 
 @contextmanager
@@ -166,12 +188,16 @@ def locked(directory: Path) -> Iterator[None]:
     such directory."""
     if not directory.is_dir():
         raise _no_cluster(directory)
-    with (directory / "cluster.lock").open("a") as lock:
+    with open(directory / LOCK_FILE, "a", opener=_private) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ClusterError(f"another command is changing the cluster in {directory}") from None
         yield
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, SECRET_MODE)
 
 
 def _no_cluster(directory: Path) -> ClusterError:

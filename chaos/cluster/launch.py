@@ -7,16 +7,28 @@ installed; the directory they are started from never shadows them (`-P`).
 from __future__ import annotations
 
 import os
+import re
 import secrets
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import orjson
 
-from chaos.cluster.clusterfile import PROXY, ClusterState, Node, load_state
+from chaos.cluster.clusterfile import (
+    PROXY,
+    ClusterState,
+    Node,
+    SettingsError,
+    load_state,
+    make_directory,
+    write_private,
+)
 from chaos.cluster.linkmap import links_of
 from chaos.cluster.topology import CLASSIC, MODES, PYSYNCOBJ, Mode
 
+CHECK_TIMEOUT_S = 120.0  # a bound against hanging: an interpreter's start
 PROJECT_ROOT = Path(__file__).resolve().parent.parent.parent
 
 
@@ -48,7 +60,7 @@ def make_secret(directory: Path) -> None:
 def prepare(directory: Path, state: ClusterState, node: Node) -> None:
     """Write the node's configuration file anew (settings may have changed)."""
     home = node_directory(directory, node)
-    home.mkdir(parents=True, exist_ok=True)
+    make_directory(home)
     _make(registration_key(directory))
     if node.kind == PROXY:
         links = [
@@ -57,7 +69,30 @@ def prepare(directory: Path, state: ClusterState, node: Node) -> None:
         ]
         (home / "links.json").write_bytes(orjson.dumps(links))
     if node.kind == "broker":
-        (home / "broker.conf").write_text(broker_conf(directory, state, node), encoding="utf-8")
+        write_private(home / "broker.conf", broker_conf(directory, state, node).encode())
+
+
+def check_settings(directory: Path, state: ClusterState) -> None:
+    """Have the broker's own command look at the configuration that one of each role would get.
+    Blocking. Raises SettingsError in the broker's words."""
+    roles = {(node.kind, node.broker_id > 0): node for node in reversed(state.brokers)}
+    if MODES[state.mode].engine != CLASSIC:
+        roles = {("broker", False): state.brokers[0]}
+    with tempfile.TemporaryDirectory() as scratch:  # which nobody else can enter
+        path = Path(scratch) / "broker.conf"
+        for node in roles.values():
+            write_private(path, broker_conf(directory, state, node).encode())
+            done = subprocess.run(
+                [sys.executable, "-P", "-m", "broker.cli", "config", "check", str(path)],
+                env=environment(),
+                capture_output=True,
+                text=True,
+                timeout=CHECK_TIMEOUT_S,
+                check=False,
+            )
+            if done.returncode != 0:
+                words = done.stderr.strip().removeprefix("mqbroker: ")
+                raise SettingsError(re.sub(rf"{re.escape(str(path))}:\d+: ", "--set ", words))
 
 
 def registration_key(directory: Path) -> Path:

@@ -38,7 +38,7 @@ def spawn(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> 
         dict(environment),
         file_actions=[
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-            (os.POSIX_SPAWN_OPEN, 1, str(log), flags, 0o644),
+            (os.POSIX_SPAWN_OPEN, 1, str(log), flags, 0o640),
             (os.POSIX_SPAWN_DUP2, 1, 2),
         ],
         setsid=True,

@@ -15,7 +15,7 @@ import pytest
 
 from chaos.cluster import cluster as cluster_module
 from chaos.cluster.cluster import Cluster
-from chaos.cluster.clusterfile import ClusterError, load_state, locked
+from chaos.cluster.clusterfile import ClusterError, SettingsError, load_state, locked
 from chaos.cluster.ports import HeldPorts, choose_ports, ephemeral_low, is_free
 from chaos.cluster.process import state
 from chaos.cluster.topology import MODES, Shape, plan, ports_needed, standard_ports
@@ -60,8 +60,33 @@ async def test_up_status_kill_start_down_and_up_again(cluster: Cluster) -> None:
     assert [n.address for n in again.nodes] == [n.address for n in made.nodes]
 
 
+async def test_nothing_is_put_into_a_directory_that_is_no_clusters(tmp_path: Path) -> None:
+    for name in ("home", "node"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "home" / "thesis.tex").write_text("mine")
+    (tmp_path / "node" / "n0" / "store").mkdir(parents=True)  # a disk of its own, mounted there
+    (tmp_path / "node" / "n7").mkdir()
+    for name, stranger in (("home", "thesis.tex"), ("node", "n7")):
+        made = Cluster(tmp_path / name, AgreeingProbe(), Programs())
+        before = sorted((tmp_path / name).rglob("*"))
+        with pytest.raises(ClusterError, match=rf"holds no cluster \({stranger}\)"):
+            await made.up()
+        assert sorted((tmp_path / name).rglob("*")) == before
+        await made.close()
+    (tmp_path / "node" / "n7").rmdir()
+    made = Cluster(tmp_path / "node", AgreeingProbe(), Programs())
+    with pytest.raises(SettingsError, match="did you mean flushDiskType"):
+        await made.up(settings={"flushDiskTyp": "SYNC_FLUSH"})
+    assert [path.name for path in (tmp_path / "node").iterdir()] == ["n0"]
+    await made.close()
+    made = Cluster(tmp_path / "node", AgreeingProbe(), Programs())
+    await made.up()
+    await made.down()
+    await made.close()
+
+
 async def test_broker_conf_says_what_the_cluster_is(cluster: Cluster) -> None:
-    made = await cluster.up(Shape(replicas=2), settings={"mappedFileSizeCommitLog": "65536"})
+    made = await cluster.up(Shape(replicas=2), settings={"mappedFileSizeCommitLog": "8388608"})
     text = (cluster.directory / "n1" / "broker.conf").read_text()
     conf = dict(line.split("=", 1) for line in text.splitlines())
     n0, n1 = made.brokers
@@ -69,7 +94,7 @@ async def test_broker_conf_says_what_the_cluster_is(cluster: Cluster) -> None:
     assert conf["dLegerSelfId"] == "n1"
     assert conf["listenPort"] == str(n1.port)
     assert conf["namesrvAddr"] == made.namesrv
-    assert conf["mappedFileSizeCommitLog"] == "65536"
+    assert conf["mappedFileSizeCommitLog"] == "8388608"
     assert Path(conf["storePathRootDir"]) == (cluster.directory / "n1" / "store").absolute()
     assert os.stat(conf["registrationKeyFile"]).st_mode & 0o777 == 0o600
     assert len(load_registration_keys(conf["registrationKeyFile"])) == 1

@@ -124,17 +124,44 @@ def test_commands_against_a_cluster_that_runs_already(tmp_path: Path) -> None:
         ("flushDiskType=SOMETIMES", "expected one of SYNC_FLUSH, ASYNC_FLUSH"),
     ],
 )
-def test_wrong_setting_is_told_in_the_brokers_words_and_forgotten(
+def test_a_wrong_setting_is_told_in_the_brokers_words_before_anything_is_made(
     tmp_path: Path, setting: str, words: str
 ) -> None:
-    up = ["up", "--dir", str(tmp_path), "--replicas", "1", "--set"]
+    home = tmp_path / "deep" / "c"
+    up = ["up", "--dir", str(home), "--replicas", "1", "--set"]
     result = CliRunner().invoke(cluster_cli.main, [*up, setting])
-    assert result.exit_code == 1
+    assert result.exit_code == 2
+    assert (
+        f"Error: --set {setting.split('=')[0]}" in result.output or "--set unknown" in result.output
+    )
     assert words in result.output
-    assert_stopped(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_settings_are_kept_through_a_start_that_fails(tmp_path: Path) -> None:
+    """Nobody shall get a cluster without accounts who asked for one with them."""
+    home = tmp_path / "c"
+    up = ["up", "--dir", str(home), "--replicas", "1"]
+    accounts = tmp_path / "accounts.yml"
+    asked = ["--set", "aclEnable=true", "--set", f"aclFile={accounts}"]
     try:
-        result = CliRunner().invoke(cluster_cli.main, [*up, "flushDiskType=SYNC_FLUSH"])
+        for more in (asked, []):
+            result = CliRunner().invoke(cluster_cli.main, [*up, *more])
+            assert result.exit_code == 1
+            assert str(accounts) in result.output
+            assert_stopped(home)
+        wrong = CliRunner().invoke(cluster_cli.main, [*up, "--set", "aclEnable=maybe"])
+        assert wrong.exit_code == 2
+        assert orjson.loads((home / "cluster.json").read_bytes())["settings"] == {
+            "aclEnable": "true",
+            "aclFile": str(accounts),
+        }
+        result = CliRunner().invoke(cluster_cli.main, [*up, "--set", "aclEnable=false"])
         assert result.exit_code == 0, result.output
+        modes = {path: path.stat().st_mode & 0o777 for path in (home, *home.rglob("*"))}
+        assert {path: oct(mode) for path, mode in modes.items() if mode & 0o007} == {}
+        for name in ("cluster.json", "n0/broker.conf"):
+            assert modes[home / name] == 0o600
     finally:
-        CliRunner().invoke(cluster_cli.main, ["down", "--dir", str(tmp_path)])
-    assert_stopped(tmp_path)
+        CliRunner().invoke(cluster_cli.main, ["down", "--dir", str(home)])
+    assert_stopped(home)

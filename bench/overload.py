@@ -63,6 +63,7 @@ BODY_BYTES = 1024
 PACE_S = 0.02
 SAMPLE_S = 0.05
 IN_FLIGHT = 256
+LOOKS_MAX = 10
 SYNC_DELAY_MS = 100
 # One frame holds some thirty messages: what a slow disk carries is small enough to be exceeded.
 SLOW_DISK = {"frameSizeMax": str(32 << 10)}
@@ -145,25 +146,32 @@ class Cluster:
 
     def __init__(self, root: Path, settings: dict[str, str]) -> None:
         self._root = root
+        self.namesrv = self.address = ""
+        self.brokers: list[dict[str, Any]] = []
+        self.leader_pid = 0
+        self.follower_pids: list[int] = []
         self.directory = Path(tempfile.mkdtemp(prefix="bench-overload-"))
         given = [part for item in settings.items() for part in ("--set", "=".join(item))]
         try:
             self._mqcluster("up", "--faultable", *given, "--timeout", "120")
-            self.nodes = self.status()
+            self.look()
         except BaseException:
             self.down()
             raise
-        (self.namesrv,) = [n["address"] for n in self.nodes if n["kind"] == "namesrv"]
-        self.brokers = [n for n in self.nodes if n["kind"] == "broker"]
-        (leader,) = [n for n in self.brokers if n["role"] == "leader"]
-        self.address = str(leader["address"])
-        self.leader_pid = int(leader["pid"])
-        self.follower_pids = [int(n["pid"]) for n in self.brokers if n is not leader]
 
-    def status(self) -> list[dict[str, Any]]:
-        found = json.loads(self._mqcluster("status", "--json"))["nodes"]
-        assert isinstance(found, list)
-        return found
+    def look(self) -> None:
+        """Who leads now; again for a while if nobody does. Raises ClickException."""
+        for _ in range(LOOKS_MAX):
+            nodes: list[dict[str, Any]] = json.loads(self._mqcluster("status", "--json"))["nodes"]
+            (self.namesrv,) = [n["address"] for n in nodes if n["kind"] == "namesrv"]
+            self.brokers = [n for n in nodes if n["kind"] == "broker"]
+            leaders = [n for n in self.brokers if n["role"] == "leader"]
+            if len(leaders) == 1:
+                self.address = str(leaders[0]["address"])
+                self.leader_pid = int(leaders[0]["pid"])
+                self.follower_pids = [int(n["pid"]) for n in self.brokers if n != leaders[0]]
+                return
+        raise click.ClickException("nobody leads the group")
 
     def slow_down(self) -> None:
         for node in self.brokers:
@@ -285,7 +293,8 @@ async def terms(cluster: Cluster) -> int:
 
 
 async def capacity_of(cluster: Cluster, seconds: float) -> float:
-    """Messages a second that the group carries when it is not asked for more."""
+    """Messages a second that the group carries when it is not asked for more. Whoever leads then
+    is the cluster's `address`. On a busy machine leadership may change meanwhile: tried again."""
 
     async def rate(count: int) -> float:
         load = run_load(
@@ -297,7 +306,13 @@ async def capacity_of(cluster: Cluster, seconds: float) -> float:
         )
         return (await load).rate
 
-    return await rate(max(IN_FLIGHT, int(await rate(IN_FLIGHT) * seconds)))
+    for _ in range(LOOKS_MAX):
+        await asyncio.to_thread(cluster.look)
+        try:
+            return await rate(max(IN_FLIGHT, int(await rate(IN_FLIGHT) * seconds)))
+        except (RuntimeError, OSError) as error:
+            click.echo(f"the capacity is measured again: {error}", err=True)
+    raise click.ClickException("the group does not keep a leader on this machine just now")
 
 
 async def flooded(plan: Plan) -> tuple[float, dict[str, Any]]:

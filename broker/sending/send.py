@@ -188,8 +188,8 @@ class SendPath:
     def admit_plain(
         self, connection: Connection, send: PlainSend, body: bytes, born_host: bytes
     ) -> bool:
-        """The quick way onto the waiting list. False: nothing has happened, `receive` is to be
-        tried."""
+        """The quick way onto the waiting list, or to hear that there is no room. False: nothing has
+        happened, `receive` is to be tried."""
         topic = self._topics.get(send.fields.b)
         groups = self._groups
         if topic is None or not topic.plain or not self._leading or self.disk_full or not groups:
@@ -201,10 +201,11 @@ class SendPath:
         size = record[1]
         group = groups[-1]
         held_bytes = self._held_bytes + size + WAITING_OVERHEAD_BYTES
-        if (
-            held_bytes > self.held_bytes_max
-            or group.size_bytes + group.command_bytes + size > self._group_size_max
-        ):
+        if held_bytes > self.held_bytes_max:  # here: a refusal must not cost more than a send
+            sender = connection, send.opaque, 0, JSON
+            self._answers.refuse(sender, ResponseCode.SYSTEM_BUSY, self._busy_remark())
+            return True
+        if group.size_bytes + group.command_bytes + size > self._group_size_max:
             return False
         group.size_bytes += size
         group.held_bytes += size + WAITING_OVERHEAD_BYTES
@@ -347,8 +348,7 @@ class SendPath:
         if self._held_bytes + held > self.held_bytes_max:
             raise Refused(
                 ResponseCode.SYSTEM_BUSY,
-                f"[BUSY] {self._held_bytes} bytes of sends wait already, the bound is "
-                f"{self.held_bytes_max}; try again",
+                self._busy_remark(),
                 retriable=True,
             )
         groups = self._groups
@@ -366,6 +366,12 @@ class SendPath:
         group.held_bytes += held
         self._held_bytes += held
         return group
+
+    def _busy_remark(self) -> str:
+        return (
+            f"[BUSY] {self._held_bytes} bytes of sends wait already, the bound is "
+            f"{self.held_bytes_max}; try again"
+        )
 
     def _queue_for(self, topic: SendTopic, queue_id: int) -> SendQueue:
         if queue_id < 0:

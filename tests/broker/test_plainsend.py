@@ -175,6 +175,23 @@ def test_both_ways_make_the_same_of_it(seed, monkeypatch):
     assert quick.asked
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_both_ways_refuse_alike_what_there_is_no_room_for(seed, monkeypatch):
+    random_ = random.Random(seed)
+    monkeypatch.setattr("broker.sending.sendrequest.uuid.uuid4", lambda: Fixed)
+    quick, general = Side(True), Side(False)
+    busy = 0
+    for _ in range(20):
+        bound = random_.randrange(200, 4_000)
+        quick.bench.sends.held_bytes_max = general.bench.sends.held_bytes_max = bound
+        sent = requests(random_, 40, False)
+        made = quick.send(sent)
+        assert made == general.send(sent)
+        busy += sum(remark is not None and remark.startswith("[BUSY]") for *_, remark, _ in made[1])
+    assert busy > 100
+    assert quick.quick > 2 * busy / 3  # the refusals, too
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_both_header_codecs_make_the_same_of_it(seed, monkeypatch):
     random_ = random.Random(seed)

@@ -29,6 +29,7 @@ log = logging.getLogger("broker.clients")
 GROUPS_PER_HEARTBEAT_MAX = 1_000
 REQUESTERS_MAX = 10_000
 SUBSCRIPTIONS_PER_GROUP_MAX = 10_000
+MEMBERSHIPS_PER_CONNECTION_MAX = 2 * GROUPS_PER_HEARTBEAT_MAX  # a process has one client id
 
 
 class ClientConnection(Protocol):
@@ -204,6 +205,14 @@ class ClientTable:
                 raise Refused(
                     ResponseCode.SYSTEM_BUSY,
                     f"[BUSY] {self._clients_max} clients are known already",
+                )
+            if len(self._by_connection.get(member.connection, ())) >= (
+                MEMBERSHIPS_PER_CONNECTION_MAX
+            ):
+                raise Refused(
+                    ResponseCode.SYSTEM_BUSY,
+                    f"[BUSY] {MEMBERSHIPS_PER_CONNECTION_MAX} clients and groups are known of this "
+                    "connection already",
                 )
             self._count += 1
         elif not self._may_replace(old.connection, member.connection):

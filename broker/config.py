@@ -37,6 +37,7 @@ from ops.options import (
 from ops.settings import gather, parse_properties
 from ops.tlsoptions import OFF, PeerTlsOptions
 from remoting.acl.signature import Credentials, credentials_of
+from remoting.names import name_problem
 from web.loopback import is_loopback
 
 __all__ = [
@@ -593,6 +594,9 @@ def _check_together(config: BrokerConfig, places: dict[str, str]) -> None:
         value = declared.text(getattr(config, name))
         raise ConfigError(f"{places.get(name, 'default')}: {declared.key}={value}: {why}")
 
+    for name in ("broker_name", "broker_cluster_name"):
+        if problem := name_problem("name", getattr(config, name)):
+            fail(name, problem)
     try:
         peers = config.peers
     except ValueError as error:

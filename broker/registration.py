@@ -40,7 +40,8 @@ from remoting.registration import (
     body_crc,
     encode_register_body,
 )
-from remoting.registrationproof import WRONG_SIGNATURE, RegistrationSigner, nonce_of
+from remoting.registrationproof import WRONG_SIGNATURE, RegistrationSigner
+from remoting.signedregistration import ask_signer
 from remoting.tls import TlsContext
 
 log = logging.getLogger("broker.registration")
@@ -238,7 +239,11 @@ class Registrar:
             async with asyncio.timeout(timeout_ms / 1000):
                 connection = await self._client.connect(server)
                 if connection not in self._signers:
-                    self._signers[connection] = await self._signer(connection, timeout_ms)
+                    key = self._signing_keys[0]
+                    signer = await ask_signer(connection, key, timeout_ms)
+                    self._signers[connection] = signer
+                    if signer is None:
+                        log.warning("registering_unsigned namesrv=%s: it has no key", server)
         except TimeoutError as error:
             raise SendTimeout(f"no connection to {server} in {timeout_ms} ms") from error
         signer = self._signers.get(connection)
@@ -248,23 +253,6 @@ class Registrar:
         if (response.remark or "").startswith(WRONG_SIGNATURE):
             self._signers.pop(connection, None)  # the next attempt asks for another nonce
         return response
-
-    async def _signer(
-        self, connection: ClientConnection, timeout_ms: int
-    ) -> RegistrationSigner | None:
-        """None: the name server has no key. Raises RemotingError."""
-        ask = RemotingCommand.request(RequestCode.REGISTRATION_NONCE)
-        answer = await connection.invoke(ask, timeout_ms)
-        nonce = nonce_of(answer)
-        if nonce is None:
-            log.warning(
-                "registering_unsigned namesrv=%s code=%d remark=%s: it gives no nonce to sign with",
-                connection.address,
-                answer.code,
-                answer.remark,
-            )
-            return None
-        return RegistrationSigner(self._signing_keys[0], nonce)
 
     async def _leave(self, server: str) -> bool:
         """Out of the routes, if this replica may be in them; False if it has to be repeated."""

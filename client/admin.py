@@ -32,6 +32,7 @@ from remoting.command import RemotingCommand
 from remoting.errors import HeaderError, RemotingError
 from remoting.fastjson import dumps, loads_object
 from remoting.headers import ConsumerOffsetHeader, PullHeader, PullResponseHeader, QueueOffsetHeader
+from remoting.signedregistration import ask_signer
 from store.record import decode_offset_message_id
 
 PERM_READ_WRITE = 6
@@ -40,6 +41,9 @@ TO_END = -1  # a reset's timestamp: behind the last message
 PULL_SUBSCRIPTION = 0x4  # of a pull's sysFlag: it brings its own subscription
 MEMBERS_TIMEOUT_MS = 15_000  # longer than a broker waits for the commit
 RETRY_PREFIX = "%RETRY%"
+NAME_SERVER_TIMEOUT_MS = 3_000
+# What a name server takes of a signed broker's routes from whoever has the key.
+SIGNED_CODES = (RequestCode.WIPE_WRITE_PERM_OF_BROKER, RequestCode.ADD_WRITE_PERM_OF_BROKER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,11 +271,22 @@ class Admin:
         for address in self.name_servers:
             command = RemotingCommand.request(code, dict(ext) if ext else None, body)
             try:
-                response = await self._instance.remoting.invoke(address, command, 3000)
+                response = await self._ask_name_server(address, command)
             except RemotingError as error:
                 raise NameServerUnreachable(f"name server {address}: {error}") from error
             answers[address] = _successful(response, address)
         return answers
+
+    async def _ask_name_server(self, address: str, command: RemotingCommand) -> RemotingCommand:
+        """Signed, where that counts and there is a key. Raises RemotingError."""
+        remoting, key = self._instance.remoting, self._instance.config.registration_key
+        if key and command.code in SIGNED_CODES:
+            connection = await remoting.connect(address)
+            signer = await ask_signer(connection, key, NAME_SERVER_TIMEOUT_MS)
+            if signer is not None:
+                signer.sign(command)
+            return await connection.invoke(command, NAME_SERVER_TIMEOUT_MS)
+        return await remoting.invoke(address, command, NAME_SERVER_TIMEOUT_MS)
 
     @property
     def name_servers(self) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
@@ -52,6 +52,7 @@ class InstanceConfig:
     heartbeat_timeout_ms: int = 3_000
     credentials: Credentials | None = None
     tls: ClientTls | None = None
+    registration_key: bytes = field(default=b"", repr=False)  # of name servers; for Admin alone
 
 
 class ClientInstance:

@@ -25,9 +25,11 @@ from mqadmin.credentials import Given, find
 from remoting.acl.signature import Credentials
 from remoting.address import parse_address, parse_address_list
 from remoting.errors import ConnectError, RemotingError
+from remoting.keyfile import load_registration_keys
 from remoting.tlsfile import client_tls_of
 
 REFUSED, USAGE, UNREACHABLE, UNKNOWN = 1, 2, 3, 4
+REGISTRATION_KEY_FILE = "RAFTMQ_REGISTRATION_KEY_FILE"  # environment
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
@@ -192,7 +194,11 @@ async def _answer(
     credentials: Credentials | None,
 ) -> Sequence[Part]:
     tls = await asyncio.to_thread(client_tls_of, os.environ)
-    config = InstanceConfig(credentials=credentials, tls=tls)
+    path = os.environ.get(REGISTRATION_KEY_FILE, "")
+    keys = await asyncio.to_thread(load_registration_keys, path, REGISTRATION_KEY_FILE)
+    config = InstanceConfig(
+        credentials=credentials, tls=tls, registration_key=keys[0] if keys else b""
+    )
     async with Admin(namesrv, instance_config=config) as admin:
         return await command.run(admin, arguments)
 

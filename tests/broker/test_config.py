@@ -39,6 +39,8 @@ def test_overrides_win(tmp_path):
         ("fileReservedTime=-1", ["at least 0"]),
         ("autoCreateTopicEnable=ture", ["true or false", "did you mean true?"]),
         ("no equals sign", ["f:1", "expected key=value"]),
+        ("brokerName=a b", ["f:1", "brokerName", "characters outside"]),
+        ("brokerClusterName=" + "c" * 256, ["brokerClusterName", "the longest is 255"]),
         ("dLegerPeers=n0+host", ["f:1", "dLegerPeers", "'n0+host'"]),
         ("dLegerPeers=n0-a:1;n0-b:2", ["'n0'", "twice"]),
         ("enableDLegerCommitLog=true", ["dLegerPeers", "needs the peers"]),

@@ -308,6 +308,19 @@ def test_clients_are_bounded():
         clients.table.heartbeat(FakeConnection(), {}, 0, 0, 0)
 
 
+def test_one_connection_is_not_all_clients(monkeypatch):
+    monkeypatch.setattr("broker.clients.MEMBERSHIPS_PER_CONNECTION_MAX", 3)
+    clients = Clients(clients_max=10)
+    greedy = FakeConnection()
+    for number in range(3):
+        clients.beat(greedy, f"c{number}")
+    with pytest.raises(Refused, match="of this connection"):
+        clients.beat(greedy, "c3")
+    clients.beat(greedy, "c1")  # who is known stays so
+    clients.beat(FakeConnection(), "c3")
+    assert clients.table.count == 4
+
+
 # ---- commits -----------------------------------------------------------------------------------
 
 

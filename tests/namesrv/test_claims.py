@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 
 from broker.registration import Identity, Registrar
+from client.admin import Admin
+from client.errors import BrokerRefused
+from client.instance import InstanceConfig
 from namesrv.routes import CLAIM_MS, Registration, RegistrationRefused, RouteLimits, RouteTable
 from namesrv.server import NameServer, NameServerConfig
 from remoting.codes import RequestCode
@@ -337,6 +340,24 @@ async def test_a_registration_with_another_key_tries_again_and_says_so(server, c
     assert server.table.broker_count == 0
     assert "[SIGNATURE]" in caplog.text and "a-key-that" not in caplog.text
     await wrong.stop()
+
+
+async def test_a_tool_that_has_the_key_changes_routes_of_signed_brokers(server):
+    own = registrar(server, [KEY.encode()])
+    own.start()
+    await eventually(lambda: server.address in own.registered)
+    for key, taken in ((b"", False), (b"a-key-that-is-another", False), (KEY.encode(), True)):
+        config = InstanceConfig(registration_key=key)
+        async with Admin(server.address, instance_config=config) as admin:
+            if taken:
+                assert await admin.set_write_perm("g", False) == {server.address: 1}
+                assert server.table.queues("T")["g"].perm == 4
+                assert await admin.set_write_perm("g", True) == {server.address: 1}
+            else:
+                with pytest.raises(BrokerRefused, match="SIGN"):
+                    await admin.set_write_perm("g", False)
+            assert server.table.queues("T")["g"].perm == 6
+    await own.stop()
 
 
 # ---- what nobody can be called ------------------------------------------------------------------

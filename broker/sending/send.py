@@ -84,6 +84,7 @@ log = logging.getLogger("broker.send")
 
 COMMAND_OVERHEAD_BYTES = 64  # at least what one command costs in a frame besides its own bytes
 UNKNOWN_REMARK = f"{UNKNOWN_PREFIX} the message was written but is not known to be committed"
+REFUSED_AT_ONCE = 512  # some ten milliseconds of work
 OVERDUE_REMARK = "[BUSY] more comes in than can be stored; the message was not stored, try again"
 BATCH_CODE = int(RequestCode.SEND_BATCH_MESSAGE)
 
@@ -609,7 +610,13 @@ class SendPath:
         if self._held.overdue:
             self._release()
         now_ms, wait_ms = self._attended.look(), self._config.wait_time_mills_in_send_queue
-        while self._groups and self._groups[0].begun_ms < now_ms - wait_ms:
+        refused = 0
+        while (
+            self._groups
+            and self._groups[0].begun_ms < now_ms - wait_ms
+            and refused < REFUSED_AT_ONCE  # the others in the next tick: heartbeats are due
+        ):
+            refused += len(self._groups[0].replies)
             self._fail(self._groups.popleft(), ResponseCode.SYSTEM_BUSY, OVERDUE_REMARK)
         self.held_bytes_max = self._backlog.look(self._groups, self._held_bytes, wait_ms, now_ms)
 

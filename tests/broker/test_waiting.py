@@ -2,6 +2,7 @@
 
 import pytest
 
+from broker.sending.send import REFUSED_AT_ONCE
 from broker.sending.waiting import AttendedTime, Backlog, Group
 from remoting.codes import ResponseCode
 from tests.broker.test_send import Bench
@@ -152,3 +153,17 @@ def test_overload_is_refused_at_once_and_whoever_is_taken_is_stored():
     assert taken > 0.08 * offered
     assert refused_late < 0.02 * offered
     assert refused_at_once > 0.85 * offered
+
+
+def test_a_long_queue_is_not_refused_in_one_go():
+    bench = Bench(frame_size_max=16 << 10)
+    for _ in range(1_500):
+        bench.send(bytes(512))
+    counts = []
+    pass_time(bench, WAIT_MS)
+    for _ in range(6):
+        pass_time(bench, TICK_MS)
+        counts.append(len(bench.connection.answers()))
+    assert sum(counts) == 1_500
+    assert max(counts) < 2 * REFUSED_AT_ONCE
+    assert bench.sends.held_bytes == 0

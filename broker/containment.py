@@ -15,6 +15,18 @@ from typing import Protocol
 
 from remoting.connection import FROM_PEER
 
+# There before the first one: Prometheus sees no increase in a series that begins at its new value.
+KINDS = (
+    "answer",
+    "clients_told",
+    "cut",
+    "group_created",
+    "held_pull",
+    "told_of_command",
+    "told_of_store",
+    "topics_told",
+    "units_told",
+)
 log = logging.getLogger("broker.containment")
 
 
@@ -28,11 +40,11 @@ class Contained:
     """One per broker. `counts`: failures by what was being done."""
 
     def __init__(self) -> None:
-        self.counts: dict[str, int] = {}
+        self.counts = dict.fromkeys(KINDS, 0)
 
     def failed(self, what: str, error: Exception, connection: Closable | None = None) -> None:
         """Note that `what` failed, and end the connection it was done for."""
-        self.counts[what] = self.counts.get(what, 0) + 1
+        self.counts[what] += 1
         log.error("contained what=%s error=%r", what, error, exc_info=error, extra=FROM_PEER)
         if connection is not None:
             connection.abort(f"{what} failed")

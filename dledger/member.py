@@ -367,7 +367,7 @@ class RaftMember(Performing):
         Raises NotLeader, UnknownTarget, Busy."""
         if not self._running:
             raise NotLeader(None)
-        self.core.transfer(target, self._core_ms())
+        self._in_core(lambda: self.core.transfer(target, self._core_ms()))
         self._pump()
 
     def preferred_successor(self) -> NodeId | None:
@@ -671,8 +671,17 @@ class RaftMember(Performing):
     def _ask_read(self, token: int) -> None:
         if not self._running:
             raise NotLeader(None)
-        self.core.read_index(token)
+        self._in_core(lambda: self.core.read_index(token))
         self._pump()
+
+    def _in_core(self, act: Callable[[], None]) -> None:
+        """Do what a client asks of the core. An assertion there stops the node, whoever asked:
+        whoever called contains what it raises, as anything that a request may raise."""
+        try:
+            act()
+        except AssertionError as error:
+            self._fail("an invariant is broken", error)
+            raise
 
     def _cut_now(self) -> None:
         self._cut_scheduled = False

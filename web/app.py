@@ -4,7 +4,8 @@
     port = await server.start();  …;  await server.stop()
 
 It runs on the loop that is there. Bounds: BODY_BYTES_MAX of a request's body and BODY_LIMIT_S for
-it to arrive, CONNECTIONS_MAX, each operation's own time. Whatever goes wrong is answered as a
+it to arrive, BODIES_BYTES_MAX of all bodies that are there, CONNECTIONS_MAX, each operation's own
+time. Whatever goes wrong is answered as a
 problem; what nobody foresaw is logged and answered 500 without its details.
 """
 
@@ -42,6 +43,7 @@ from web.versions import Condition, condition_of, etag
 log = logging.getLogger("web")
 
 BODY_BYTES_MAX = 1024 * 1024
+BODIES_BYTES_MAX = 16 * BODY_BYTES_MAX  # of the requests under way; above, they are answered 503
 BODY_LIMIT_S = 10.0
 CONNECTIONS_MAX = 512
 FIRST_REQUEST_S = 10.0  # a connection without a whole request for so long, or twice, is closed
@@ -94,6 +96,32 @@ Listen = Callable[
 ]
 
 
+class Bodies:
+    """Bytes of bodies that requests under way may hold together. A request's are counted once, by
+    what it announces, until it is answered."""
+
+    def __init__(self) -> None:
+        self.held_bytes = 0
+        self._held: dict[int, int] = {}  # by the request's identity
+
+    def hold(self, request: web.BaseRequest) -> None:
+        """Raises ApiProblem when there is no room."""
+        if id(request) in self._held:
+            return
+        announced = request.content_length
+        size = BODY_BYTES_MAX if announced is None else announced
+        if self.held_bytes + size > BODIES_BYTES_MAX:
+            raise busy(f"requests under way hold {self.held_bytes} bytes of bodies")
+        self._held[id(request)] = size
+        self.held_bytes += size
+
+    def let_go(self, request: web.BaseRequest) -> None:
+        self.held_bytes -= self._held.pop(id(request), 0)
+
+
+BODIES = web.AppKey("bodies", Bodies)
+
+
 class WebServer:
     """See the module. `start` once, `stop` once."""
 
@@ -143,6 +171,7 @@ class WebServer:
         self._document = to_json(document(title, version, self.operations))
         self._docs_page = _docs_page(title, self.operations)
         app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[self._outermost])
+        self.bodies = app[BODIES] = Bodies()
         for operation in self.operations:
             app.router.add_route(operation.method, operation.path, self._route(operation))
         for page in pages:
@@ -240,6 +269,8 @@ class WebServer:
             raise
         except Exception as error:
             return _problem_response(request, self._unforeseen(request, error))
+        finally:
+            request.app[BODIES].let_go(request)
 
     def _unforeseen(self, request: web.Request, error: Exception) -> ApiProblem:
         problem = self._translate(error)
@@ -324,6 +355,7 @@ async def read_body(request: web.Request) -> bytes:
     """The whole body, within the bounds. Raises ApiProblem."""
     if (request.content_length or 0) > BODY_BYTES_MAX:
         raise too_large(f"the body is larger than {BODY_BYTES_MAX} bytes")
+    request.app[BODIES].hold(request)
     try:
         async with asyncio.timeout(BODY_LIMIT_S):
             return await request.read()

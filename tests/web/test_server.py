@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from tests.broker.http.client import Client
-from web.app import BODY_BYTES_MAX, Page, WebServer
+from web.app import BODIES_BYTES_MAX, BODY_BYTES_MAX, Page, WebServer
 from web.auth import Access, WebConfigError, WebSettings, load_token
 from web.events import EventHub
 from web.operation import Operation, Reply, Role
@@ -323,3 +323,29 @@ async def test_quiet_streams_say_that_they_live():
         async with client.session.get(f"{client.base}/api/v1/events") as response:
             async with asyncio.timeout(PATIENCE_S):
                 await response.content.readuntil(b":\n\n")
+
+
+async def test_bodies_of_all_requests_under_way_have_a_bound():
+    """Sixteen begin and do not end; one more is told to come again, and later it is served."""
+    async with serving() as client:
+        host, port = "127.0.0.1", client.server.port
+        head = (
+            f"POST /echo HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {BODY_BYTES_MAX}\r\n\r\n{{"
+        ).encode()
+        held = []
+        for _ in range(BODIES_BYTES_MAX // BODY_BYTES_MAX):
+            _, writer = await asyncio.open_connection(host, port)
+            writer.write(head)
+            held.append(writer)
+        async with asyncio.timeout(PATIENCE_S):
+            while client.server.bodies.held_bytes < BODIES_BYTES_MAX:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        json = {"headers": {"Content-Type": "application/json"}}
+        answer = await client.ask("POST", "/echo", data=b"{}", **json)
+        assert (answer.status, answer.code) == (503, "BUSY")
+        for writer in held:
+            writer.transport.abort()
+        while answer.status == 503:  # until the server has seen that they are gone
+            answer = await client.ask("POST", "/echo", data=b"{}", **json)
+        assert answer.status == 200

@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -35,6 +37,7 @@ def config(**values):
         RAFT | {"dLegerPeers": "n0-broker-1:40911"},
         {"bindAddress": "0.0.0.0"},
         {"bindAddress": "10.0.0.1", "brokerRole": "SYNC_MASTER"},
+        {"aclEnable": "true"},  # then bindAddress is every address
         {"bindAddress": "10.0.0.1"} | MUTUAL | {"tlsServerNeedClientAuth": "optional"},
         {"bindAddress": "10.0.0.1"} | MUTUAL | {"tlsServerMode": "permissive"},
     ],
@@ -98,6 +101,18 @@ def test_wrong_secrets_are_refused_and_never_shown():
     with pytest.raises(ConfigError, match="one of them"):
         config(peerSecret=SECRET, peerSecretFile="file")
     assert SECRET not in config(peerSecret=SECRET).properties_text()
+
+
+def test_the_process_ends_with_status_2_and_says_which_keys_it_misses(tmp_path):
+    settings = (f"storePathRootDir={tmp_path}", "listenPort=0", "bindAddress=0.0.0.0")
+    given = [part for setting in settings for part in ("--set", setting)]
+    ended = subprocess.run(
+        [sys.executable, "-m", "broker.cli", *given], capture_output=True, text=True, timeout=120
+    )
+    assert ended.returncode == 2
+    assert "mqbroker: cannot start: the HA port would listen on 0.0.0.0" in ended.stderr
+    assert "peerSecretFile" in ended.stderr and "haAcceptUnprovenSlaves" in ended.stderr
+    assert not (tmp_path / "commitlog").exists()
 
 
 # -- brokers -----------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """Unpack what a peer compressed, within a limit that all such bodies of a process share. Pure.
 
-A packed body may be a thousandth of what it unpacks to. So it is unpacked in small steps, and given
-up at the first one that passes the limit: whatever it would have become, no more than the limit is
-ever in memory.
+A packed body may be a thousandth of what it unpacks to. So it is unpacked twice: first in small
+pieces that are only counted, and given up at the first one that passes the limit; then, if it fits,
+into memory of exactly that size. What is refused costs a piece.
 """
 
 from __future__ import annotations
@@ -31,23 +31,29 @@ class Unpacking:
     def inflated(self, packed: bytes, what: str) -> Iterator[bytearray]:
         """The content of a zlib stream, which counts until the end of the block. Raises BodyError
         for damage, and for more than there is room for; `what` is named there."""
-        content = bytearray()
+        room = self.bytes_max - self.held_bytes
+        size = 0
+        for piece in _inflate(packed, what):
+            size += len(piece)
+            if size > room:
+                self.refused_count += 1
+                raise BodyError(
+                    f"[TOO_LARGE] the {what} of {len(packed)} bytes unpacks to more than "
+                    f"{self.bytes_max} bytes (decompressedBytesMax)"
+                )
+        self.held_bytes += size
+        self.peak_bytes = max(self.peak_bytes, self.held_bytes)
+        self.unpacked_bytes += size
         try:
+            content = bytearray(size)
+            position = 0
             for piece in _inflate(packed, what):
-                self.held_bytes += len(piece)
-                self.peak_bytes = max(self.peak_bytes, self.held_bytes)
-                if self.held_bytes > self.bytes_max:
-                    self.held_bytes -= len(piece)
-                    self.refused_count += 1
-                    raise BodyError(
-                        f"[TOO_LARGE] the {what} of {len(packed)} bytes unpacks to more than "
-                        f"{self.bytes_max} bytes (decompressedBytesMax)"
-                    )
-                content += piece
-            self.unpacked_bytes += len(content)
+                content[position : position + len(piece)] = piece
+                position += len(piece)
+            assert position == size, (position, size)
             yield content
         finally:
-            self.held_bytes -= len(content)
+            self.held_bytes -= size
 
 
 def _inflate(packed: bytes, what: str) -> Iterator[bytes]:

@@ -303,7 +303,8 @@ async def test_without_acl_there_is_no_step_more(tmp_path):
 
 
 async def test_a_wrong_or_missing_file_is_an_error_at_the_start(tmp_path):
-    keys = {"aclEnable": "true", "aclFile": str(tmp_path / "none.yml"), "listenPort": "0"}
+    keys = {"aclEnable": "true", "aclFile": str(tmp_path / "none.yml"), "listenPort": "0",
+            "bindAddress": "127.0.0.1"}  # fmt: skip
     for text, why in ((None, "No such file"), ("accounts: [{secretKey: sesame-open-1}]", "access")):
         if text is not None:
             (tmp_path / "none.yml").write_text(text)

@@ -341,7 +341,7 @@ async def test_bodies_of_all_requests_under_way_have_a_bound():
         async with asyncio.timeout(PATIENCE_S):
             while client.server.bodies.held_bytes < BODIES_BYTES_MAX:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-        json = {"headers": {"Content-Type": "application/json"}}
+        json = {"Content-Type": "application/json"}
         answer = await client.ask("POST", "/echo", data=b"{}", **json)
         assert (answer.status, answer.code) == (503, "BUSY")
         for writer in held:

@@ -77,41 +77,36 @@ def loads_object(data: bytes) -> dict[str, Any]:
     return value
 
 
+_OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_PASSTHROUGH_DATACLASS
+
+
 def dumps(value: Any) -> bytes:
     """Write `value` (dict, list, str, int, float, bool, None; keys str, int or MessageQueue)."""
+    return _written(value)
+
+
+def _written(value: Any) -> bytes:
+    """As orjson writes it, but for MessageQueue keys. What holds none is left to orjson whole: of a
+    topic with 65,536 queues that is all but the keys."""
     try:
-        return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS)
+        return orjson.dumps(value, default=_fields_of, option=_OPTIONS)
     except orjson.JSONEncodeError:
-        pass  # a MessageQueue key, most likely; what cannot be written raises below
-    parts: list[bytes] = []
-    _write(value, parts)
-    return b"".join(parts)
+        if isinstance(value, dict):
+            items = [_written_key(key) + b":" + _written(item) for key, item in value.items()]
+            return b"{%s}" % b",".join(items)
+        if isinstance(value, list | tuple):
+            return b"[%s]" % b",".join(map(_written, value))
+        raise
 
 
-def _write(value: Any, parts: list[bytes]) -> None:
-    if isinstance(value, dict):
-        parts.append(b"{")
-        for position, (key, item) in enumerate(value.items()):
-            if position:
-                parts.append(b",")
-            if isinstance(key, MessageQueue):
-                parts.append(orjson.dumps(key.as_fields()))
-            else:
-                parts.append(orjson.dumps(str(key)))
-            parts.append(b":")
-            _write(item, parts)
-        parts.append(b"}")
-    elif isinstance(value, list | tuple):
-        parts.append(b"[")
-        for position, item in enumerate(value):
-            if position:
-                parts.append(b",")
-            _write(item, parts)
-        parts.append(b"]")
-    elif isinstance(value, MessageQueue):
-        parts.append(orjson.dumps(value.as_fields()))
-    else:
-        parts.append(orjson.dumps(value))
+def _fields_of(value: Any) -> Any:
+    if isinstance(value, MessageQueue):
+        return value.as_fields()
+    raise TypeError(f"{type(value).__name__} is not written as JSON")
+
+
+def _written_key(key: Any) -> bytes:
+    return orjson.dumps(key.as_fields() if isinstance(key, MessageQueue) else str(key))
 
 
 def _skip(text: str, position: int) -> int:

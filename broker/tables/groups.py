@@ -94,6 +94,9 @@ def group_problem(group: SubscriptionGroup) -> str:
     """Why this configuration cannot be; '' when it can."""
     if len(group.extra) > EXTRA_FIELDS_MAX:
         return f"group {group.name}: too many fields"
+    numbers = (group.retry_queue_count, group.retry_times_max, group.broker_id)
+    if any(not -(1 << 63) <= n < 1 << 63 for n in (*numbers, group.slow_broker_id)):
+        return f"group {group.name}: a number is not of 64 bits"
     return group_name_problem(group.name)
 
 

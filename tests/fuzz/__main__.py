@@ -24,6 +24,7 @@ from tests.fuzz.world import ROOT
 @click.option("--minutes", type=float, help="Go on with the seeds that follow.")
 @click.option("--steps", help="FROM:TO, only these of each port.")
 @click.option("--frames", help="FROM:TO, only these of each step.")
+@click.option("--weight", type=int, default=1, help="So many times the frames of each seed.")
 @click.option("--bisect", is_flag=True, help="Of a finding, look for the part that is its cause.")
 @click.option("--keep", metavar="WORDS", help="Keep what --bisect arrives at in findings.jsonl.")
 @click.option("--go-on", is_flag=True, help="What stands in a log ends nothing; told at the end.")
@@ -38,6 +39,7 @@ def main(
     minutes: float | None,
     steps: str | None,
     frames: str | None,
+    weight: int,
     bisect: bool,
     keep: str | None,
     go_on: bool,
@@ -45,7 +47,7 @@ def main(
     planted: str,
 ) -> None:
     wanted = PORTS if "all" in ports else ports
-    scope = Scope(seed, tuple(wanted), _pair(steps), _pair(frames))
+    scope = Scope(seed, tuple(wanted), _pair(steps), _pair(frames), weight=weight)
     if kept:
         given = findings.load()
         scope = Scope(0, tuple(given), given=given)

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import ssl
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 
 from remoting.codec import FrameReader, RemotingProtocolError, decode_command
 from tests.fuzz.peerframes import is_readable
@@ -42,8 +42,15 @@ class Attack:
 
     async def step(self, port: str, step: Step) -> None:
         """To all of its targets. Raises Finding if something is wrong by then."""
-        deliver = self._deliverer(port, step)
-        await asyncio.gather(*(deliver(port, node, step.frames) for node in self.targets(port)))
+        targets = self.targets(port)
+        if step.what == "openings":
+            await asyncio.gather(*(self._openings(port, node, step.frames) for node in targets))
+        elif port in ("http", "nameshttp"):
+            await asyncio.gather(*(self._requests(port, node, step.frames) for node in targets))
+        elif port == "raft":
+            await asyncio.gather(*(self._messages(port, node, step.frames) for node in targets))
+        else:
+            await self._frames(port, targets, step.frames)
         self.watch.check()
 
     async def close(self) -> None:
@@ -60,29 +67,27 @@ class Attack:
             reader, writer = await asyncio.open_connection(
                 HOST, node.ports[SPOKEN[port]], ssl=context, **options
             )
-            if port == "raft":
-                await greet(self.world, node, reader, writer)
+            if port in ("raft", "ha"):
+                await greet(self.world, node, port, (reader, writer))
         return reader, writer
-
-    def _deliverer(
-        self, port: str, step: Step
-    ) -> Callable[[str, Node, Sequence[bytes]], Awaitable[None]]:
-        if step.what == "openings":
-            return self._openings
-        if port in ("http", "nameshttp"):
-            return self._requests
-        return self._messages if port == "raft" else self._frames
 
     # ---- remoting
 
-    async def _frames(self, port: str, node: Node, frames: Sequence[bytes]) -> None:
-        keepers = [frame for frame in frames if survives(frame)]
-        closers = [frame for frame in frames if not survives(frame)]
-        for at in range(0, len(keepers), CHUNK):
-            await self._together(port, node, keepers[at : at + CHUNK])
+    async def _frames(self, port: str, targets: list[Node], frames: Sequence[bytes]) -> None:
+        """The frames that leave a connection open to all, each of the others to one of them."""
+        keepers, closers = [], []
+        for frame in frames:
+            (keepers if survives(frame) else closers).append(frame)
+        await asyncio.gather(*(self._on_lines(port, node, keepers) for node in targets))
         for at in range(0, len(closers), CLOSERS_AT_ONCE):
-            some = closers[at : at + CLOSERS_AT_ONCE]
-            await asyncio.gather(*(self._alone(port, node, frame) for frame in some))
+            some = enumerate(closers[at : at + CLOSERS_AT_ONCE], at)
+            await asyncio.gather(
+                *(self._alone(port, targets[n % len(targets)], frame) for n, frame in some)
+            )
+
+    async def _on_lines(self, port: str, node: Node, frames: Sequence[bytes]) -> None:
+        for at in range(0, len(frames), CHUNK):
+            await self._together(port, node, frames[at : at + CHUNK])
 
     async def _together(self, port: str, node: Node, frames: Sequence[bytes]) -> None:
         line = self._lines.get((port, node.name))

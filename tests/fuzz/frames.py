@@ -16,6 +16,7 @@ from typing import Any
 
 import orjson
 
+from broker.tables.topics import QUEUE_COUNT_MAX
 from remoting.codec import FrameReader, decode_command
 from remoting.codes import RequestCode
 from tests.fuzz.samples import Sample
@@ -48,6 +49,7 @@ ADMINISTRATION = frozenset(
     }
 )
 # What clients send all day takes the ways that were made quick.
+QUEUES_MAX = 64
 BUSY = frozenset({310, 320, 11, 34, 36, 37, 15, 103, 105})
 _PREFIX = struct.Struct(">II")
 _FIXED = struct.Struct(">HBHII")
@@ -97,6 +99,7 @@ class FrameMaker:
         parts = self._base()
         for _ in range(rng.choice((0, 1, 1, 1, 2, 2, 3))):
             self._change(parts)
+        _tame(parts)
         data = put_together(parts, rng)
         return _misframed(data, rng) if rng.random() < 0.02 else data
 
@@ -152,6 +155,14 @@ class FrameMaker:
             ext.update((f"k{n}", "v") for n in range(rng.choice((10, 100, 1_000))))
         else:
             parts.body = changed_body(parts.body, rng)
+
+
+def _tame(parts: Parts) -> None:
+    """Topics get few queues: 65,536 are allowed, and every table that is asked for is then large."""
+    for name in ("d", "defaultTopicQueueNums", "readQueueNums", "writeQueueNums"):
+        value = str(parts.ext.get(name, ""))
+        if value.isascii() and value.isdigit() and QUEUES_MAX < int(value) <= QUEUE_COUNT_MAX:
+            parts.ext[name] = str(QUEUES_MAX)
 
 
 def take_apart(data: bytes) -> Parts | None:

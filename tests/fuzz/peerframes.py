@@ -112,7 +112,7 @@ def is_readable(data: bytes) -> bool:
 
 def damaged_opening(samples: Sequence[Sample], rng: random.Random) -> bytes:
     """A hello that is not quite one; its checksum may be right."""
-    openings = [s.data for s in samples if s.kind == "opening"]
+    openings = [s.data for s in samples if not s.kind.startswith("message")]
     made = damaged(rng.choice(openings), rng)
     if rng.random() < 0.5 and len(made) > 4:
         made = made[:-4] + struct.pack(">I", crc32c(made[:-4]))

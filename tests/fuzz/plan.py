@@ -24,16 +24,19 @@ TARGETS = {
     "names": ("names",),
     "raft": ("lone",),  # by somebody who has the secret
     "stranger": ("n0", "n1", "n2", "solo"),  # on the Raft port, by somebody who has not
-    "ha": ("master",),
+    "ha": ("master",),  # by somebody who has it
+    "hastranger": ("master",),
     "http": ("solo", "n0", "n1"),
     "nameshttp": ("names",),
 }
 PORTS = tuple(TARGETS)
 SPOKEN = {"broker": "remoting", "names": "remoting", "tls": "remoting", "raft": "raft",
-          "stranger": "raft", "ha": "ha", "http": "http", "nameshttp": "http"}  # fmt: skip
+          "stranger": "raft", "ha": "ha", "hastranger": "ha", "http": "http",
+          "nameshttp": "http"}  # fmt: skip
 # Steps of a seed, and frames of a step.
 SIZES = {"broker": (12, 250), "tls": (6, 250), "names": (12, 300), "raft": (20, 100),
-         "stranger": (4, 25), "ha": (4, 25), "http": (6, 24), "nameshttp": (4, 24)}  # fmt: skip
+         "stranger": (4, 25), "ha": (4, 25), "hastranger": (2, 25), "http": (6, 24),
+         "nameshttp": (4, 24)}  # fmt: skip
 SITUATIONS = {
     "broker": ("silent", "unfinished", "slow", "unread", "churn", "oneway", "fields", "nesting",
                "bomb", "long"),
@@ -42,7 +45,8 @@ SITUATIONS = {
               "long", "claim"),
     "raft": ("unfinished", "churn"),
     "stranger": ("silent", "unfinished", "churn"),
-    "ha": ("silent", "churn"),
+    "ha": ("churn",),
+    "hastranger": ("silent", "churn"),
     "http": ("silent", "unfinished", "slow", "unread", "churn", "fields", "nesting", "long"),
     "nameshttp": ("silent", "unfinished", "slow", "unread", "churn", "fields", "nesting", "long"),
 }  # fmt: skip
@@ -61,12 +65,12 @@ class Step:
         return replace(self, frames=self.frames[begin:end])
 
 
-def steps(seed: int, port: str) -> list[Step]:
-    """All steps of one seed at one port: frames first."""
+def steps(seed: int, port: str, weight: int = 1) -> list[Step]:
+    """All steps of one seed at one port: frames first, `weight` times as many as by default."""
     rng = random.Random(f"{seed} {port}")
     count, size = SIZES[port]
     make, what = _maker(port, rng)
-    made = [Step(what, tuple(make() for _ in range(size))) for _ in range(count)]
+    made = [Step(what, tuple(make() for _ in range(size))) for _ in range(count * weight)]
     if port == "tls":
         made.append(Step("openings", tuple(damaged(_opening(), rng) for _ in range(20))))
     choices = SITUATIONS[port]
@@ -95,6 +99,9 @@ def _maker(port: str, rng: random.Random) -> tuple[Callable[[], bytes], str]:
         return RaftMaker(rng, recorded["raft"]).message, "frames"
     if port == "stranger":
         return lambda: damaged_opening(recorded["raft"], rng), "openings"
+    if port == "hastranger":
+        openings = [*recorded["raft"], *recorded["ha"]]
+        return lambda: damaged_opening(openings, rng), "openings"
     if port == "ha":
         return lambda: reports(recorded["ha"], rng), "openings"
     return RequestMaker(rng, recorded[port]).request, "frames"

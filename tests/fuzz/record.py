@@ -36,6 +36,7 @@ from client import (
     TransactionState,
 )
 from dledger import wire
+from dledger.proof import PROOF_SIZE_BYTES
 from remoting.client import RemotingClient
 from remoting.codec import FrameReader, RemotingProtocolError, decode_command
 from remoting.codes import RequestCode
@@ -219,6 +220,7 @@ def samples_of(talk: Conversation) -> Iterator[Sample]:
     elif talk.port == "raft":
         yield from _peer_messages(said)
     elif talk.port == "ha":
+        said = said[_proven(said) :]
         for at in range(0, min(len(said), 80), 8):
             yield Sample("ha", f"report {at}", said[at : at + 8])
     elif said:
@@ -238,23 +240,28 @@ def _commands(port: str, said: bytes) -> Iterator[Sample]:
 
 def _peer_messages(said: bytes) -> Iterator[Sample]:
     """The opening, and each message."""
-    at = said.find(struct.pack(">B", wire.MESSAGE_VERSION))
-    found = wire.decode_hello(said)
+    at = _proven(said)
+    yield Sample("raft", "opening", said[:at])
+    found = wire.decode_hello(said[at:])
     if found is None:
         return
-    at = found[1]
-    yield Sample("raft", "opening", said[:at])
-    while at < len(said) and said[at : at + 3] == b"RMQ":  # identity, proofs
-        end = at + 1
-        while end < len(said) and said[end : end + 3] != b"RMQ" and not _is_message(said, end):
-            end += 1
-        at = end
+    yield Sample("raft", "hello", said[at : at + found[1]])
+    at += found[1]
+    identity = wire.decode_identity(said[at:])
+    at += identity[1] if identity is not None else 0
     while _is_message(said, at):
         length = struct.unpack_from(">i", said, at)[0]
         end = at + 4 + length
         if end <= len(said):
             yield Sample("raft", f"message {said[at + 5]}", said[at:end])
         at = end
+
+
+def _proven(said: bytes) -> int:
+    """Where what follows the dialler's challenge and proof begins."""
+    if said[:4] != b"RMQS":
+        return 0
+    return 41 + sum(said[6:9]) + PROOF_SIZE_BYTES
 
 
 def _is_message(said: bytes, at: int) -> bool:

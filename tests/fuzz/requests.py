@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Sequence
 
 import orjson
@@ -11,6 +12,7 @@ from tests.fuzz.frames import changed_json
 from tests.fuzz.samples import Sample
 from tests.fuzz.values import damaged, nested, odd_number, odd_text
 
+_QUEUES = re.compile(rb'("(?:read|write)Queues") ?: ?\d{3,5}(?!\d)')
 METHODS = (b"GET", b"HEAD", b"OPTIONS", b"TRACE", b"get", b"G\0ET", b"PROPFIND", b"X" * 300)
 SAFE = (b"GET", b"HEAD", b"OPTIONS")
 # Paths that change something are tried only on what is there to be changed.
@@ -46,6 +48,9 @@ class RequestMaker:
                 body = rng.choice((b"{}", b"x" * 100, nested(rng)))
                 _set(headers, b"Content-Length", b"%d" % len(body))
         lines = b"".join(b"%s: %s\r\n" % header for header in headers)
+        body = _QUEUES.sub(rb"\1:64", body)  # as frames' _tame
+        if body and rng.random() < 0.97:
+            _set(headers, b"Content-Length", b"%d" % len(body))
         data = b"%s %s %s\r\n%s\r\n%s" % (method, target, self._version(), lines, body)
         return damaged(data, rng) if rng.random() < 0.05 else data
 

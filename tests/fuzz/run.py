@@ -32,9 +32,10 @@ class Scope:
     steps: tuple[int, int] | None = None
     frames: tuple[int, int] | None = None
     given: Mapping[str, list[Step]] | None = None
+    weight: int = 1
 
     def plan(self, port: str) -> list[Step]:
-        made = steps(self.seed, port) if self.given is None else self.given[port]
+        made = steps(self.seed, port, self.weight) if self.given is None else self.given[port]
         if self.steps is not None:
             made = made[slice(*self.steps)]
         if self.frames is not None:
@@ -177,6 +178,8 @@ def command_of(scope: Scope) -> str:
         return "python -m tests.fuzz --kept"
     ports = " ".join(f"--port {port}" for port in scope.ports)
     parts = [f"python -m tests.fuzz --seed {scope.seed} {ports}"]
+    if scope.weight != 1:
+        parts.append(f"--weight {scope.weight}")
     for name, pair in (("steps", scope.steps), ("frames", scope.frames)):
         if pair is not None:
             parts.append(f"--{name} {pair[0]}:{pair[1]}")
@@ -203,8 +206,7 @@ def bisected(
             break
     if len(least.ports) > 1:
         return least
-    count = len(steps(least.seed, least.ports[0]))
-    begin, end = least.steps or (0, count)
+    begin, end = least.steps or (0, len(least.plan(least.ports[0])))
     begin, end = _halved(begin, end, lambda b, e: shows(replace(least, steps=(b, e))))
     least = replace(least, steps=(begin, end))
     sizes = {len(step.frames) for step in least.plan(least.ports[0])}

@@ -210,7 +210,10 @@ def _stack(node: Node) -> str:
     os.kill(node.pid, signal.SIGABRT)
     assert node.process is not None
     node.process.wait(timeout=STUCK_S)
-    return node.log.read_bytes()[size:].decode(errors="replace")[:_TAIL_BYTES]
+    text = node.log.read_bytes()[size:].decode(errors="replace")
+    return text[max(0, text.find("Current thread")) :][
+        :_TAIL_BYTES
+    ]  # the loop's: it had the signal
 
 
 def _signature(text: str) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import random
+import secrets
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -97,6 +98,9 @@ class World:
         self._held = HeldPorts(HOST)
         self._ca = Authority(directory)
         self._cert = self._ca.issue("server")
+        self.secret = secrets.token_hex(16).encode()  # of all groups
+        self._secret_file = _private(directory / "secret", self.secret)
+        self._key_file = _private(directory / "key", secrets.token_hex(16).encode())
         everybody = [n for n in ("names", *GROUP_OF) if n in names]
         numbers = iter(self._held.choose(3 * len(everybody), random.Random()))
         self._ports = {
@@ -159,6 +163,7 @@ class World:
             "listenPort": ports["remoting"],
             "httpPort": ports["http"],
             **BUDGETS,
+            "registrationKeyFile": self._key_file,
             **self._tls(),
         }
         arguments = [f"--set={key}={value}" for key, value in settings.items()]
@@ -183,6 +188,8 @@ class World:
             "maxIndexNum": 100_000,
             "waitingBytesMax": 16 * MIB,
             **BUDGETS,
+            "registrationKeyFile": self._key_file,
+            "peerSecretFile": self._secret_file,
             "diskMaxUsedSpaceRatio": 95,
             "diskSpaceWarningLevelRatio": 100,
             "messageDelayLevel": "1s 5s",
@@ -240,3 +247,10 @@ class World:
             "tls.server.keyPath": key,
             "tls.server.keyPassword": "",
         }
+
+
+def _private(path: Path, content: bytes) -> Path:
+    """A file that nobody else may read."""
+    path.touch(0o600)
+    path.write_bytes(content)
+    return path

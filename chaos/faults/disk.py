@@ -186,23 +186,24 @@ def needs_restoring(state: ClusterState, node: Node) -> bool:
 
 
 def copy_store(context: Context, source: Node, target: Node) -> None:
-    """The store of a stopped node to another's disk. Blocking. Raises StoreInUse, OSError.
+    """The store of a stopped node to another's disk. Blocking. Raises StoreInUse, OSError."""
+    copy_files(store_of(context, source), store_of(context, target))
+
+
+def copy_files(source: Path, target: Path) -> None:
+    """One store into another. Blocking. Raises StoreInUse, OSError.
 
     Without the index: its files are sparse and large, a copy would fill them, and the broker makes
     them anew from the log."""
-    with owned(store_of(context, source)), owned(store_of(context, target)):
-        _copy(store_of(context, source), store_of(context, target))
-
-
-def _copy(source: Path, target: Path) -> None:
-    for entry in source.iterdir():
-        if entry.name in ("index", LOCK_FILE):  # a lock is its directory's own
-            continue
-        place = target / entry.name
-        if entry.is_dir():
-            shutil.copytree(entry, place, dirs_exist_ok=True)
-        else:
-            shutil.copy2(entry, place)
+    with owned(source), owned(target):
+        for entry in source.iterdir():
+            if entry.name in ("index", LOCK_FILE):  # a lock is its directory's own
+                continue
+            place = target / entry.name
+            if entry.is_dir():
+                shutil.copytree(entry, place, dirs_exist_ok=True)
+            else:
+                shutil.copy2(entry, place)
 
 
 def lose_disk(context: Context, node: Node) -> None:
@@ -211,13 +212,18 @@ def lose_disk(context: Context, node: Node) -> None:
     store = store_of(context, node)
     if not store.exists():
         raise ClusterError(f"{node.name} has no store yet")
+    empty(store)
+    power.forget(faults_of(context, node))
+
+
+def empty(store: Path) -> None:
+    """Remove everything in a store. Blocking. Raises StoreInUse, OSError."""
     with owned(store):
         for entry in list(store.iterdir()):  # not the directory: it may be where a disk is mounted
             if entry.is_dir():
                 shutil.rmtree(entry)
             elif entry.name != LOCK_FILE:
                 entry.unlink()
-    power.forget(faults_of(context, node))
 
 
 def _told(rules: RulesOf, words: str, *, may_end: bool = True) -> Callable[..., Told]:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from chaos.faults import faultdisk
+from chaos.faults.disk import copy_files, empty
 from chaos.faults.faultdisk import FaultDisk, FaultFile, Journal
 from chaos.faults.power import cut, forget
 from chaos.faults.steering import (
@@ -33,6 +34,7 @@ from chaos.faults.steering import (
 )
 from chaos.faults.undo import KEEP_ALL, LOSE_ALL, SECTOR_BYTES, Record, RecordKind, Temper
 from store.disk import DiskUsage, OsDisk
+from store.ownership import StoreInUse, lock_store
 
 MIXED = Temper(0.3, 0.3)
 
@@ -536,3 +538,29 @@ def test_the_wall_clock_is_put_off_and_strobed(tmp_path: Path) -> None:
     steering.set_clock(0)
     assert control.wall_ms() == 5_000
     control.close()
+
+
+# ---- whose store it is -----------------------------------------------------------------------
+
+
+def test_a_store_in_use_is_neither_cut_nor_emptied_nor_copied(node: Node, tmp_path: Path) -> None:
+    """A harness that took a live node for dead would report losses that no disk caused."""
+    node.disk.open("f").pwrite(0, b"not synced")
+    other = tmp_path / "other"
+    other.mkdir()
+    lock = lock_store(str(node.store), "a broker")
+    deeds: list[Callable[[], object]] = [
+        lambda: cut(node.home, node.store, random.Random(1), LOSE_ALL),
+        lambda: empty(node.store),
+        lambda: copy_files(node.store, other),
+        lambda: copy_files(other, node.store),
+    ]
+    for deed in deeds:
+        with pytest.raises(StoreInUse, match="a broker"):
+            deed()
+        assert node.read("f") == b"not synced"
+    lock.release()
+    copy_files(node.store, other)
+    assert (other / "f").read_bytes() == b"not synced"
+    empty(node.store)
+    assert node.names() == []

@@ -158,7 +158,7 @@ class FrameMaker:
 
 
 def _tame(parts: Parts) -> None:
-    """Topics get few queues: 65,536 are allowed, and every table that is asked for is then large."""
+    """Topics get few queues: 65,536 are allowed, and make every answer about them large."""
     for name in ("d", "defaultTopicQueueNums", "readQueueNums", "writeQueueNums"):
         value = str(parts.ext.get(name, ""))
         if value.isascii() and value.isdigit() and QUEUES_MAX < int(value) <= QUEUE_COUNT_MAX:

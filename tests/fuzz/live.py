@@ -159,7 +159,7 @@ class Live:
             addresses = {self._world.address(name) for name in GROUPS[group]}
             found = ""
             try:
-                async with asyncio.timeout(PATIENCE_S / 4):
+                async with asyncio.timeout(PATIENCE_S / 2):
                     while found not in addresses:
                         brokers = (await self._until_done(self._admin.cluster_info)).brokers
                         found = brokers[group].leader if group in brokers else ""

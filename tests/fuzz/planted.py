@@ -118,10 +118,28 @@ def talkative() -> None:
     Connection._serve = serve  # type: ignore[method-assign]
 
 
-FAULTS: dict[str, Callable[[], None]] = {
-    fault.__name__: fault
-    for fault in (opaque, refusal, term, unfinished, fields, nesting, misplaced, leak, talkative)
-}
+def bomb() -> None:
+    """A registration is unpacked to whatever it unpacks to."""
+    from remoting.unpacking import Unpacking
+
+    honest = Unpacking.__init__
+
+    def init(self: Unpacking, bytes_max: int) -> None:
+        honest(self, 1 << 40)
+
+    Unpacking.__init__ = init  # type: ignore[method-assign]
+
+
+def claim() -> None:
+    """Anybody's claim to lead a group counts, and for good."""
+    from namesrv.routes import RouteTable
+
+    RouteTable._check_signed = lambda self, claim, group: None  # type: ignore[method-assign]
+    RouteTable._forget_claim = lambda self, group, now_ms: None  # type: ignore[method-assign]
+
+
+_ALL = (opaque, refusal, term, unfinished, fields, nesting, bomb, claim, misplaced, leak, talkative)
+FAULTS: dict[str, Callable[[], None]] = {fault.__name__: fault for fault in _ALL}
 
 
 def main() -> None:

@@ -72,6 +72,7 @@ from broker.tables.topics import RETRY_PREFIX, retry_topic
 from dledger.errors import RaftError
 from dledger.messages import Role, RoleEvent
 from ops.logs import set_level
+from ops.memory import Trimmer
 from remoting.address import format_address
 from remoting.budgets import Budgets
 from remoting.codes import ResponseCode
@@ -485,6 +486,7 @@ class Broker:
             on_connection_closed=lambda connection, _: self._connection_closed(connection),
             tls=self.tls.server,
             budgets=Budgets(budget_limits(config)),
+            on_held=Trimmer().look,
         )
         self.registrar = Registrar(
             config.name_servers,

@@ -16,7 +16,7 @@ from remoting.acl.needs import NAME_SERVER_READS
 from remoting.acl.signature import ACCESS_KEY
 from remoting.aclfile import AccountFile
 from remoting.command import RemotingCommand
-from remoting.connection import Answer, Connection, Handler
+from remoting.connection import FROM_PEER, Answer, Connection, Handler
 
 LOG = logging.getLogger("namesrv.acl")
 
@@ -70,6 +70,7 @@ class Access:
             (request.ext or {}).get(ACCESS_KEY, "")[:256],
             request.code,
             error,
+            extra=FROM_PEER,
         )
         if request.is_oneway:
             self.dropped_count += 1

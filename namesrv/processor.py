@@ -22,7 +22,7 @@ from namesrv.watchers import Changes, RouteWatchers
 from ops.options import ConfigError
 from remoting.codes import RequestCode, ResponseCode
 from remoting.command import RemotingCommand
-from remoting.connection import Connection, Handler
+from remoting.connection import FROM_PEER, Connection, Handler
 from remoting.fields import boolean_or, from_boolean, text, text_or
 from remoting.registration import (
     TOPICS_MAX,
@@ -127,7 +127,9 @@ class NameServerProcessor:
             claim = self._claim(connection, header, request, signed)
             result = self.table.register(claim, self._now_ms())
         except RegistrationRefused as refused:
-            LOG.warning("registration_refused broker=%s %s", header.broker_name, refused)
+            LOG.warning(
+                "registration_refused broker=%s %s", header.broker_name, refused, extra=FROM_PEER
+            )
             ext = {"leaderAddr": refused.leader_address, "raftTerm": str(refused.term)}
             return _answer(request, refused.code, str(refused), ext)
         if result.changed:

@@ -16,6 +16,7 @@ from namesrv.processor import LOG, NameServerProcessor, log_gone, route_changed
 from namesrv.proofs import Proofs
 from namesrv.routes import RouteTable
 from namesrv.settings import Settings
+from ops.memory import Trimmer
 from remoting.budgets import Budgets
 from remoting.connection import Connection, ConnectionLimits
 from remoting.errors import RemotingError
@@ -91,6 +92,7 @@ class NameServer:
             on_connection_closed=processor.channel_closed,
             tls=self.tls.server,
             budgets=Budgets(self._config.budgets),
+            on_held=Trimmer().look,
         )
         await self._server.start(self._config.bind, self._config.port)
         self.metrics.start(self._server, self.tls)

@@ -142,6 +142,11 @@ class Budgets:
         self.work = Allowance(self.limits.work_bytes_max)
         self.failures = 0
 
+    @property
+    def held_bytes(self) -> int:
+        """What peers make this process hold, all together."""
+        return self.unfinished.held_bytes + self.unsent.held_bytes + self.work.used_bytes
+
     def expire(self, now_s: float) -> None:
         """Close connections whose frame has taken too long. To be called about once a second."""
         self.unfinished.expire(now_s - self.limits.frame_deadline_s)

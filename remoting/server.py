@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from remoting.budgets import Budgets
@@ -54,9 +54,12 @@ class RemotingServer:
         on_connection_closed: CloseCallback | None = None,
         tls: TlsPolicy | None = None,
         budgets: Budgets | None = None,
+        on_held: Callable[[int], object] = lambda held_bytes: None,
     ) -> None:
-        """`tls` None: plain connections only. `budgets`: of the process, if it has more servers."""
+        """`tls` None: plain connections only. `budgets`: of the process, if it has more servers.
+        `on_held` is told about once a second how much peers make it hold."""
         self.budgets = budgets or Budgets()
+        self._on_held = on_held
         self._stopping = False
         self.connections: set[ServerConnection] = set()
         self.refused_count = 0  # connections closed for want of room
@@ -211,6 +214,7 @@ class RemotingServer:
         loop = asyncio.get_running_loop()
         self._budget_timer = loop.call_later(BUDGET_SWEEP_S, self._sweep_budgets)
         self.budgets.expire(loop.time())
+        self._on_held(self.budgets.held_bytes)
 
 
 class _Accepted(ServerConnection):

@@ -16,7 +16,7 @@ from typing import Any, Protocol, cast
 from dledger.gate import Gate
 from dledger.identity import GroupIdentity
 from dledger.messages import NodeId
-from dledger.network import Network, PlainNetwork, tune
+from dledger.network import FROM_PEER, Network, PlainNetwork, tune
 from dledger.state import Random
 from dledger.wire import (
     GROUP_ID_VERSION,
@@ -184,7 +184,8 @@ class Accepted(Connection):
                     self.links.handler.on_messages(messages)
         except WireError as error:
             self.links.refused += 1
-            log.warning("peer_refused from=%s reason=%s", self.peer or self.where, error.reason)
+            where = self.peer or self.where
+            log.warning("peer_refused from=%s reason=%s", where, error.reason, extra=FROM_PEER)
             self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -227,7 +228,7 @@ class Accepted(Connection):
         if reason:
             self.links.refused += 1
             if not self.group_id:  # else it was logged if that was due
-                log.warning("peer_refused from=%s reason=%s", self.where, reason)
+                log.warning("peer_refused from=%s reason=%s", self.where, reason, extra=FROM_PEER)
             self.transport.close()  # not abort: the reason shall arrive
         return not reason
 

@@ -13,6 +13,9 @@ from typing import Protocol
 
 from dledger.messages import NodeId
 
+# Marks a log record that any peer can cause any number of (ops.logs bounds those).
+FROM_PEER = {"from_peer": True}
+
 Factory = Callable[[], asyncio.Protocol]
 
 

@@ -31,7 +31,7 @@ from dledger.connections import (
 )
 from dledger.identity import GroupIdentity, Meeting
 from dledger.messages import NodeId
-from dledger.network import Listening
+from dledger.network import FROM_PEER, Listening
 from dledger.state import Random
 from dledger.wire import (
     GROUP_ID_VERSION,
@@ -201,7 +201,8 @@ class PeerLinks:
         and say something better."""
         self.refused += 1
         if self.refused & (self.refused - 1) == 0:  # 1, 2, 4, 8, ...: no flood
-            log.error("peer_breaks_rules peer=%s total=%d %s", peer, self.refused, reason)
+            words = "peer_breaks_rules peer=%s total=%d %s"
+            log.error(words, peer, self.refused, reason, extra=FROM_PEER)
         accepted = self._incoming.get(peer)
         if accepted is not None:
             accepted.abort()

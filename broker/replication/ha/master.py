@@ -22,6 +22,7 @@ from typing import Any, cast
 from broker.replication.ha.protocol import HaProtocolError, ReportReader, transfer
 from dledger.gate import Gate
 from remoting.address import format_address
+from remoting.connection import FROM_PEER
 from remoting.tlslistener import TlsListener, TlsPolicy
 from store.commitlog import CommitLog
 
@@ -293,7 +294,7 @@ class SlaveLink(asyncio.Protocol):
             self._written_ms = now_ms
 
     def close(self, reason: str) -> None:
-        log.warning("slave_closed address=%s: %s", self.peer_address, reason)
+        log.warning("slave_closed address=%s: %s", self.peer_address, reason, extra=FROM_PEER)
         self.serving = False
         if self._transport is not None:
             self._transport.abort()

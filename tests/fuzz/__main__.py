@@ -27,7 +27,7 @@ from tests.fuzz.world import ROOT
 @click.option("--weight", type=int, default=1, help="So many times the frames of each seed.")
 @click.option("--bisect", is_flag=True, help="Of a finding, look for the part that is its cause.")
 @click.option("--keep", metavar="WORDS", help="Keep what --bisect arrives at in findings.jsonl.")
-@click.option("--go-on", is_flag=True, help="What stands in a log ends nothing; told at the end.")
+@click.option("--go-on", is_flag=True, help="A finding ends nothing; all are told at the end.")
 @click.option(
     "--product", type=click.Path(path_type=Path), default=ROOT, help="Other servers' code."
 )

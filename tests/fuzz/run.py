@@ -73,7 +73,7 @@ def run(
     told: Callable[[str], None] = lambda _: None,
 ) -> Outcome:
     """One seed, or all from it on until the time is over; `first` is sent before. What goes wrong
-    is in `finding`."""
+    is in `finding`; with `go_on` in `noted`, and another world takes what follows."""
     logging.disable(logging.ERROR)  # of our own clients, who suffer with the servers
     began = time.monotonic()
     outcome = Outcome(scope)
@@ -83,8 +83,12 @@ def run(
         with tempfile.TemporaryDirectory(prefix="fuzz-") as directory:
             names = nodes or nodes_of(scope.ports)
             with World(Path(directory), names, product=product, planted=planted) as world:
-                asyncio.run(_in_world(world, outcome, before, until, go_on))
+                asyncio.run(_in_world(world, outcome, before, until, go_on, told))
         outcome.seconds = time.monotonic() - began
+        if outcome.finding is not None and go_on:
+            outcome.noted[command_of(outcome.scope)] = outcome.finding
+            told(f"FOUND {outcome.finding}\nagain: {command_of(outcome.scope)}")
+            outcome.finding = None
         if outcome.finding is not None or time.monotonic() >= until:
             return outcome
         told(outcome.summary())
@@ -92,7 +96,12 @@ def run(
 
 
 async def _in_world(
-    world: World, outcome: Outcome, before: list[Scope], until: float, go_on: bool
+    world: World,
+    outcome: Outcome,
+    before: list[Scope],
+    until: float,
+    go_on: bool,
+    told: Callable[[str], None],
 ) -> None:
     """What comes before, once, and some seeds in one world."""
     try:
@@ -111,6 +120,7 @@ async def _in_world(
                         if count:
                             outcome.scope = replace(outcome.scope, seed=outcome.scope.seed + 1)
                         await _one_seed(attack, outcome.scope)
+                        told(f"seed {outcome.scope.seed}: {sum(attack.sent.values())} frames")
                         if time.monotonic() >= until:
                             break
                 finally:
@@ -124,7 +134,8 @@ async def _in_world(
 
 async def _one_seed(attack: Attack, scope: Scope) -> None:
     """The ports' frames side by side, then the situations one after the other."""
-    plans = {port: scope.plan(port) for port in scope.ports if attack.targets(port)}
+    ports = [port for port in scope.ports if attack.targets(port)]
+    plans = {port: await asyncio.to_thread(scope.plan, port) for port in ports}
 
     async def stream(port: str) -> None:
         for step in plans[port]:

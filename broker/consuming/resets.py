@@ -180,12 +180,17 @@ class Resets:
         source, target = text(request.ext, "srcGroup"), text(request.ext, "destGroup")
         wanted = (request.ext or {}).get("topic") or ""
         table = self.state.offsets.offsets
-        topics = [t for t, group in table if group == source and wanted in ("", t)]
+        # As they are now: a topic may be deleted while another's offsets are set.
+        topics = {
+            topic: dict(offsets)
+            for (topic, group), offsets in table.items()
+            if group == source and wanted in ("", topic)
+        }
         self.access.permit(
             connection, request, [topic_need(topic, Permission.SUB) for topic in topics]
         )
-        for topic in topics:
-            await self.reset(target, topic, dict(table[topic, source]))
+        for topic, offsets in topics.items():
+            await self.reset(target, topic, offsets)
         return RemotingCommand.response_to(request)
 
     # ---- pulls ----------------------------------------------------------------------------

@@ -202,6 +202,7 @@ class Attack:
             writer.close()
         except (OSError, TimeoutError) as error:
             await asyncio.sleep(0.5)
+            self.watch.check()
             assert node.process is not None
             if node.process.poll() is not None:
                 raise self.watch.died(node) from None

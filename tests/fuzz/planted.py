@@ -83,7 +83,7 @@ def misplaced() -> None:
     honest = AnswerFormat.plain
 
     def plain(self: Any, opaque: int, position: int, queue: int, offset: int, key: str) -> bytes:
-        return honest(self, opaque, position, queue, offset - (offset % 10 == 9), key)
+        return honest(self, opaque, position, queue, offset - offset % 2, key)
 
     AnswerFormat.plain = plain  # type: ignore[method-assign, assignment]
 

@@ -16,9 +16,9 @@ PLANTED: dict[str, tuple[str, int, set[str], tuple[str, ...]]] = {
     "unfinished": ("broker", 10, {"memory", "stalled"}, ("names", "solo")),
     "fields": ("broker", 10, {"cpu", "stalled"}, ("names", "solo")),
     "nesting": ("broker", 10, {"log", "died"}, ("names", "solo")),
-    "bomb": ("names", 10, {"memory"}, ("names", "solo")),
-    "claim": ("names", 10, {"route"}, ("names", "solo")),
-    "misplaced": ("ha", 1, {"lost"}, ("names", "solo")),
+    "bomb": ("names", 10, {"memory", "stalled", "died"}, ("names", "solo")),
+    "claim": ("names", 40, {"route"}, ("names", "solo")),
+    "misplaced": ("http", 1, {"lost"}, ("names", "solo")),
     "leak": ("broker", 10, {"memory"}, ("names", "solo")),
     "talkative": ("broker", 2, {"flood"}, ("names", "solo")),
 }

@@ -329,7 +329,11 @@ class Broker:
         self.delays = delay_service(self, self._propose_then)
         self.timers = timer_service(self, self._propose_then)
         self.keeper.spare = self.timers.spare
-        self.commits = CommitService(self.engine.propose_command, self._takes_commits)
+        self.commits = CommitService(
+            self.engine.propose_command,
+            self._takes_commits,
+            has_room=state.offsets.room_within(config.consumer_offsets_max),
+        )
         self.clients = ClientTable(
             clients_max=config.clients_max,
             expiry_ms=config.client_expiry_ms,

@@ -253,6 +253,9 @@ class BrokerConfig(PeerTlsOptions):
     offset_commit_interval_ms: int = option("messages", "offsetCommitIntervalMs", 150,
         "Consumer offsets are gathered so long before they go into the log.",
         unit=MS, low=1, high=5_000)
+    consumer_offsets_max: int = option("messages", "consumerOffsetsMax", 4_000_000,
+        "Offsets of groups, one a group and queue; above, those of further ones are refused"
+        " (`[BUSY]`).", low=1)
     clients_max: int = option("messages", "clientsMax", 50_000,
         "Memberships of clients in groups; above, heartbeats are refused.", low=1)
     client_expiry_ms: int = option("messages", "clientExpiryMs", 120_000,

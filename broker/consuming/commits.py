@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 
 from broker.errors import Refused
@@ -33,8 +33,11 @@ class CommitService:
         propose: Callable[[bytes], asyncio.Future[int]],
         leading: Callable[[], bool],
         count_max: int = PENDING_COMMITS_MAX,
+        has_room: Callable[[str, str, Collection[int]], bool] = lambda topic, group, queues: True,
     ) -> None:
-        """`propose(payload)` raises, or its future fails, as RaftMember.propose_command does."""
+        """`propose(payload)` raises, or its future fails, as RaftMember.propose_command does.
+        `has_room(topic, group, queue ids)`: the table of offsets takes them."""
+        self.has_room = has_room
         self._propose = propose
         self._leading = leading
         self._gathered = OffsetCommits(count_max)
@@ -44,7 +47,7 @@ class CommitService:
 
     def commit(self, topic: str, group: str, queue_id: int, offset: int) -> bool:
         """Take a commit that nobody waits for; False when it was not taken."""
-        if not self._leading() or offset < 0:
+        if not self._leading() or offset < 0 or not self.has_room(topic, group, (queue_id,)):
             return False
         taken = self._gathered.add(topic, group, queue_id, offset)
         if not taken:
@@ -54,6 +57,8 @@ class CommitService:
     async def commit_and_wait(self, topic: str, group: str, queue_id: int, offset: int) -> None:
         """Take a commit and return once it is committed and applied. Raises Refused and the
         member's errors (OutcomeUnknown among them)."""
+        if not self.has_room(topic, group, (queue_id,)):
+            raise no_room()
         if not self._gathered.add(topic, group, queue_id, offset):
             raise Refused(ResponseCode.SYSTEM_BUSY, "[BUSY] too many offset commits wait")
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -109,6 +114,12 @@ class CommitService:
         if error is not None:
             log.info("offset_commits_failed count=%d: %s", len(keys), error)
         _settle(waiters, error)
+
+
+def no_room() -> Refused:
+    return Refused(
+        ResponseCode.SYSTEM_BUSY, "[BUSY] there are consumerOffsetsMax offsets already; none is new"
+    )
 
 
 def _settle(waiters: list[asyncio.Future[None]], error: BaseException | None) -> None:

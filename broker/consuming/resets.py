@@ -16,13 +16,13 @@ the consumer pulled at its new place counts.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from broker.clients import ClientTable
-from broker.consuming.commits import COMMITS_PER_FRAME_MAX
+from broker.consuming.commits import COMMITS_PER_FRAME_MAX, no_room
 from broker.errors import Refused
 from broker.tables.offsets import Commit
 from broker.tables.state import BrokerState, reset_offsets, reset_taken
@@ -69,6 +69,7 @@ class Resets:
     not_leader: Callable[[], Refused]
     flush_commits: Callable[[], None]
     wake: Callable[[], None]
+    has_room: Callable[[str, str, Collection[int]], bool]  # as broker.consuming.commits has it
     access: Access
     # Queues whose consumer was told by this leader, and pulls that wait for `reset_taken`.
     _told: set[Key] = field(default_factory=set)
@@ -145,6 +146,8 @@ class Resets:
         if online is not None and online.message_model == BROADCASTING:
             self._tell_broadcasters(group, topic, targets)
             return
+        if not self.has_room(topic, group, targets):
+            raise no_room()
         resets: list[Commit] = [(topic, group, q, offset) for q, offset in sorted(targets.items())]
         for start in range(0, len(resets), COMMITS_PER_FRAME_MAX):
             part = resets[start : start + COMMITS_PER_FRAME_MAX]

@@ -44,6 +44,7 @@ class Operators:
             not_leader=not_leader,
             flush_commits=broker.commits.flush,
             wake=broker.pulls.holds.release_all,
+            has_room=broker.commits.has_room,
             access=broker.access,
         )
         broker.pulls.judge_reset = self.resets.judge

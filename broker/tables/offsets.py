@@ -13,7 +13,7 @@ The owners of queues that are consumed in order (broker.consuming.locks) are kep
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from broker.tables.locktable import LockTable, table_from_json
@@ -29,6 +29,7 @@ class OffsetTable:
 
     def __init__(self) -> None:
         self.offsets: dict[tuple[str, str], dict[int, int]] = {}
+        self.count = 0  # of offsets
         self.resets: dict[tuple[str, str], dict[int, int]] = {}  # marks
         self.locks = LockTable()
         self.applied_index = 0
@@ -43,14 +44,34 @@ class OffsetTable:
         for topic, group, queue_id, offset in commits:
             if self.resets and self.reset_of(topic, group, queue_id) is not None:
                 continue
-            self.offsets.setdefault((topic, group), {})[queue_id] = offset
+            self._set(topic, group, queue_id, offset)
 
     def reset(self, resets: Iterable[Commit]) -> None:
         """Set offsets, and mark them."""
         self.counter += 1
         for topic, group, queue_id, offset in resets:
-            self.offsets.setdefault((topic, group), {})[queue_id] = offset
+            self._set(topic, group, queue_id, offset)
             self.resets.setdefault((topic, group), {})[queue_id] = offset
+
+    def _set(self, topic: str, group: str, queue_id: int, offset: int) -> None:
+        queues = self.offsets.setdefault((topic, group), {})
+        if queue_id not in queues:
+            self.count += 1
+        queues[queue_id] = offset
+
+    def room_within(self, count_max: int) -> Callable[[str, str, Collection[int]], bool]:
+        """Tells of a topic, a group and queue ids whether their offsets are there already, or may
+        come to it without it having more than `count_max`. What has gathered does not count: it is
+        bounded by itself."""
+
+        def has_room(topic: str, group: str, queue_ids: Collection[int]) -> bool:
+            if self.count + len(queue_ids) <= count_max:
+                return True
+            queues = self.offsets.get((topic, group), {})
+            new = sum(queue_id not in queues for queue_id in queue_ids)
+            return not new or self.count + new <= count_max
+
+        return has_room
 
     def reset_of(self, topic: str, group: str, queue_id: int) -> int | None:
         """Where the group still has to go in this queue; None: nowhere."""
@@ -70,11 +91,16 @@ class OffsetTable:
         for table in (self.offsets, self.resets):
             for key in [key for key in table if key[0] == topic]:
                 del table[key]
+        self._count_anew()
 
     def delete_group(self, group: str) -> None:
         for table in (self.offsets, self.resets):
             for key in [key for key in table if key[1] == group]:
                 del table[key]
+        self._count_anew()
+
+    def _count_anew(self) -> None:
+        self.count = sum(map(len, self.offsets.values()))
 
     def own(self) -> None:
         """Stop sharing anything with the table this one was copied from."""
@@ -108,6 +134,7 @@ class OffsetTable:
         self.resets = resets
         self.locks = locks
         self.applied_index = applied_index
+        self._count_anew()
 
     def merge(self, value: Mapping[str, Any]) -> None:
         """Take over what a master's table says; what it says nothing about stays."""
@@ -115,6 +142,7 @@ class OffsetTable:
         told.load(value, 0)
         for key, queues in told.offsets.items():
             self.offsets.setdefault(key, {}).update(queues)
+        self._count_anew()
         self.resets = told.resets
         self.counter = max(self.counter + 1, told.counter)
 

@@ -160,6 +160,7 @@ def test_only_so_many_pulls_wait_for_a_reset_to_be_taken(monkeypatch):
         not_leader=lambda: Refused(14, ""),
         flush_commits=lambda: None,
         wake=lambda: None,
+        has_room=lambda *_: True,
         access=None,
     ).judge
     where = ("T", "g", 0)

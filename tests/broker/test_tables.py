@@ -1,6 +1,7 @@
 """Replicated tables and their snapshots; tables of clients, held pulls and gathered commits."""
 
 import asyncio
+import random
 import struct
 
 import orjson
@@ -15,7 +16,7 @@ from broker.operating.rates import Rates
 from broker.tables import snapshot
 from broker.tables.acltable import delete_account, put_account, seed
 from broker.tables.groups import SubscriptionGroup
-from broker.tables.offsets import OffsetCommits
+from broker.tables.offsets import OffsetCommits, OffsetTable
 from broker.tables.state import (
     BrokerState,
     announce,
@@ -395,3 +396,50 @@ def test_rates_over_three_windows_and_midnights():
     rates.sample(710_000, 3600, day=3)
     assert (rates.at_midnight, rates.at_midnight_before) == (3600, 3550)
     assert Rates(5, 1).text(5, 0) == "0.0 0.0 0.0"
+
+
+async def test_offsets_beyond_their_number_are_refused_and_known_ones_go_on():
+    """Anybody can name queues and groups; the table that every replica keeps has an end."""
+    table = OffsetTable()
+    proposed = []
+
+    def propose(payload):
+        proposed.append(payload)
+        future = asyncio.get_running_loop().create_future()
+        future.set_result(1)
+        return future
+
+    service = CommitService(propose, lambda: True, has_room=table.room_within(3))
+    table.commit([("T", "g", queue_id, 1) for queue_id in range(3)])
+    assert service.commit("T", "g", 2, 5)
+    assert not service.commit("T", "g", 3, 5)
+    assert not service.commit("T", "other", 0, 5)
+    with pytest.raises(Refused, match="BUSY"):
+        await service.commit_and_wait("T", "g", 1 << 40, 5)
+    assert not service.has_room("T", "g", [0, 1, 7])
+    assert service.has_room("T", "g", [0, 1])
+    table.delete_group("g")
+    assert table.count == 0
+    assert service.commit("T", "other", 0, 5)
+
+
+def test_offsets_are_counted_however_they_come_and_go():
+    random_ = random.Random(7)
+    table = OffsetTable()
+    for _ in range(300):
+        topic, group = random_.choice("ABC"), random_.choice("gh")
+        deed = random_.randrange(6)
+        rows = [(topic, group, random_.randrange(5), 1) for _ in range(random_.randrange(4))]
+        if deed < 2:
+            table.commit(rows)
+        elif deed == 2:
+            table.reset(rows)
+        elif deed == 3:
+            table.delete_topic(topic)
+        elif deed == 4:
+            other = OffsetTable()
+            other.commit(rows)
+            table.merge(other.to_json())
+        else:
+            table.load(table.to_json(), 3)
+        assert table.count == sum(map(len, table.offsets.values()))

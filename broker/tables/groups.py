@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import orjson
+
 from broker.errors import StateError
 from broker.tables.topics import DERIVED_TOPIC_LENGTH_MAX, RETRY_PREFIX
 from broker.tables.versioned import VersionedTable
@@ -94,9 +96,10 @@ def group_problem(group: SubscriptionGroup) -> str:
     """Why this configuration cannot be; '' when it can."""
     if len(group.extra) > EXTRA_FIELDS_MAX:
         return f"group {group.name}: too many fields"
-    numbers = (group.retry_queue_count, group.retry_times_max, group.broker_id)
-    if any(not -(1 << 63) <= n < 1 << 63 for n in (*numbers, group.slow_broker_id)):
-        return f"group {group.name}: a number is not of 64 bits"
+    try:
+        orjson.dumps(group.to_json())
+    except orjson.JSONEncodeError as error:  # a number of more than 64 bits, for one
+        return f"group {group.name}: {error}"
     return group_name_problem(group.name)
 
 

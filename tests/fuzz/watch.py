@@ -42,7 +42,7 @@ _BAD_EVENT = re.compile(
     rb"(?:(?!\d{4}-\d\d-).*\n)*",
     re.M,
 )
-_FAILURES = re.compile(r"rocketmq_\w*(unforeseen|contained_failures)_total ")
+_FAILURES = re.compile(r"rocketmq_\w*(unforeseen|contained_failures)_total[ {]")
 # A peer that has the group's secret may say that it is of another group: that is told, once each.
 _EXPLAINED = (b" dledger.identity foreign_group ",)
 _TAIL_BYTES = 3_000
@@ -107,8 +107,11 @@ class Watch:
             where = f"http://{HOST}:{node.ports['http']}/metrics"
             with urllib.request.urlopen(where, timeout=STUCK_S) as answer:
                 for line in answer.read().decode().splitlines():
-                    if _FAILURES.match(line) and float(line.split()[-1]) and not self._go_on:
-                        raise Finding("log", node.name, f"{line}; see its log")
+                    if _FAILURES.match(line) and float(line.split()[-1]):
+                        finding = Finding("log", node.name, f"{line}; see its log")
+                        if not self._go_on:
+                            raise finding
+                        self.noted.setdefault(line, finding)
 
     def died(self, node: Node) -> Finding:
         """Why it did, as far as its log says; call it when it has."""

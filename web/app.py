@@ -267,7 +267,12 @@ class WebServer:
             return _problem_response(request, _of_http(error))
         except asyncio.CancelledError:
             raise
+        except RequestPayloadError as error:
+            return _problem_response(request, malformed(f"the body cannot be read: {error}"))
         except Exception as error:
+            gone = request.transport is None or request.transport.is_closing()
+            if gone and isinstance(error, ConnectionError):
+                return _problem_response(request, malformed("the client went away"))
             return _problem_response(request, self._unforeseen(request, error))
         finally:
             request.app[BODIES].let_go(request)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 QUEUES_PER_TURN = 32  # then others have the loop
 UNITS_MAX = 1_000  # of one answer to 321
 UNIT_BYTES = 20
+JAVA_LONG_MAX = (1 << 63) - 1
 HEAD_WITH_HOSTS_BYTES = HEAD_SIZE_BYTES + 24  # where both hosts may be IPv6
 
 
@@ -143,6 +144,7 @@ class ProgressQueries:
                 total += sum(q["brokerOffset"] - q["consumerOffset"] for q in queues)
             if parts:
                 listed.append({group: parts})
+        total = max(-JAVA_LONG_MAX, min(total, JAVA_LONG_MAX))  # a group may commit any offset
         value = {"brokerAddr": self.address(), "consumeStatsList": listed, "totalDiff": total}
         return RemotingCommand.response_to(request, body=await _written(value))
 

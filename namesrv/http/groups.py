@@ -11,7 +11,7 @@ import orjson
 from namesrv.http.cluster import ClusterView
 from namesrv.http.merging import FAILED, OK, UNKNOWN, GroupResult
 from namesrv.http.nodes import VIEW_TIMEOUT_S, WRITE_TIMEOUT_S, Answer, NodeSilent
-from web.problem import ApiProblem, not_found, outcome_unknown, unavailable
+from web.problem import ApiProblem, malformed, not_found, outcome_unknown, unavailable
 
 NOT_LEADER = "NOT_LEADER"
 OUTCOME_UNKNOWN = "OUTCOME_UNKNOWN"
@@ -44,13 +44,16 @@ class Leaders:
         headers: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
     ) -> Answer:
-        """The leader's answer, whatever its status. Raises ApiProblem (404), NodeSilent."""
+        """The leader's answer, whatever its status. Raises ApiProblem (400, 404), NodeSilent."""
         self.check_group(group)
         address = self._cluster.leaders(group)[group]
         if not address:
             raise NodeSilent("no leader with an HTTP address is registered", sent=False)
         limit_s = timeout_s or (VIEW_TIMEOUT_S if method == "GET" else WRITE_TIMEOUT_S)
-        data = None if body is None else orjson.dumps(body)
+        try:
+            data = None if body is None else orjson.dumps(body)
+        except orjson.JSONEncodeError as error:  # a number of more than 64 bits
+            raise malformed(f"the body cannot be passed on: {error}") from error
         for last in (False, True):
             answer = await self._nodes.ask(
                 address, method, path,

@@ -6,6 +6,7 @@ that does the same again, and with --bisect the smallest part of it that still s
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
@@ -46,6 +47,7 @@ def main(
     product: Path,
     planted: str,
 ) -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and the world ends with it
     wanted = PORTS if "all" in ports else ports
     scope = Scope(seed, tuple(wanted), _pair(steps), _pair(frames), weight=weight)
     if kept:

@@ -74,7 +74,24 @@ def run(
 ) -> Outcome:
     """One seed, or all from it on until the time is over; `first` is sent before. What goes wrong
     is in `finding`; with `go_on` in `noted`, and another world takes what follows."""
+    quiet_before = logging.root.manager.disable
     logging.disable(logging.ERROR)  # of our own clients, who suffer with the servers
+    try:
+        return _run(scope, first, minutes, product, planted, nodes, go_on, told)
+    finally:
+        logging.disable(quiet_before)
+
+
+def _run(
+    scope: Scope,
+    first: Scope | None,
+    minutes: float | None,
+    product: Path,
+    planted: str,
+    nodes: Sequence[str] | None,
+    go_on: bool,
+    told: Callable[[str], None],
+) -> Outcome:
     began = time.monotonic()
     outcome = Outcome(scope)
     until = began + 60 * minutes if minutes is not None else 0.0

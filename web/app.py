@@ -182,7 +182,7 @@ class WebServer:
             app,
             handle_signals=False,
             access_log=None,
-            logger=_RequestLog(log),
+            logger=RequestLog(log),
             keepalive_timeout=KEEPALIVE_S,
             shutdown_timeout=STOP_LIMIT_S,
         )
@@ -327,15 +327,16 @@ class WebServer:
         )
 
 
-class _RequestLog(logging.LoggerAdapter[logging.Logger]):
-    """What aiohttp says of requests: one line of what is no HTTP, the stack of what failed here."""
+class RequestLog(logging.LoggerAdapter[logging.Logger]):
+    """What aiohttp says of requests: one line of what is no HTTP, and of a client that is gone
+    before it has its answer; the stack of what failed here."""
 
     def exception(self, msg: object, *args: object, **more: Any) -> None:
         error = more.get("exc_info")
-        if isinstance(error, HttpProcessingError | RequestPayloadError):
+        if isinstance(error, HttpProcessingError | RequestPayloadError | ConnectionResetError):
             peer, reason = args[-1] if args else "", " ".join(str(error).split())[:REASON_CHARS_MAX]
             # `from_peer`: any peer can cause any number of these, ops.logs bounds them.
-            log.warning("request_malformed peer=%s reason=%s", peer, reason,
+            log.warning("request_broken peer=%s reason=%s", peer, reason,
                         extra={"from_peer": True})  # fmt: skip
         else:
             super().exception(msg, *args, **more)

@@ -3,14 +3,16 @@
 import asyncio
 import contextlib
 import io
+import logging
 import socket
 from contextlib import asynccontextmanager
 
 import orjson
 import pytest
+from aiohttp.client_exceptions import ClientConnectionResetError
 
 from tests.broker.http.client import Client
-from web.app import BODIES_BYTES_MAX, BODY_BYTES_MAX, Page, WebServer
+from web.app import BODIES_BYTES_MAX, BODY_BYTES_MAX, Page, RequestLog, WebServer
 from web.auth import Access, WebConfigError, WebSettings, load_token
 from web.events import EventHub
 from web.operation import Operation, Reply, Role
@@ -349,3 +351,12 @@ async def test_bodies_of_all_requests_under_way_have_a_bound():
         while answer.status == 503:  # until the server has seen that they are gone
             answer = await client.ask("POST", "/echo", data=b"{}", **json)
         assert answer.status == 200
+
+
+def test_a_client_that_is_gone_before_its_answer_costs_a_line_and_no_stack(caplog):
+    """It asked to be told to go on (Expect), and was gone when it was."""
+    request_log = RequestLog(logging.getLogger("web"))
+    for error in (ClientConnectionResetError("closing"), ConnectionResetError("gone")):
+        request_log.exception("Error from %s", "127.0.0.1", exc_info=error)
+    assert [record.exc_info for record in caplog.records] == [None, None]
+    assert all("request_broken peer=127.0.0.1" in record.getMessage() for record in caplog.records)

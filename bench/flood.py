@@ -118,7 +118,7 @@ class Link(asyncio.Protocol):
 
     @property
     def takes(self) -> bool:
-        """Whether TCP would take more just now."""
+        """Tell whether TCP takes more just now."""
         transport = self.transport
         return (
             transport is not None
@@ -143,7 +143,7 @@ class Link(asyncio.Protocol):
 
 
 def outcome_of(data: bytes, at: int, end: int) -> str:
-    """What a response says, in a word."""
+    """Return the kind of a response, in a word."""
     code = _CODE.search(data, at + 8, end)
     if code is None:
         return "no answer of a broker"

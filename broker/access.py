@@ -153,7 +153,7 @@ class Access:
         self.permit(connection, request, needs)
 
     def may_hear(self, connection: object, needs: list[Need]) -> bool:
-        """Whether who speaks over this connection may have these."""
+        """Tell whether the account that speaks over this connection has these rights."""
         if not self.enabled:
             return True
         assert isinstance(connection, Connection), connection

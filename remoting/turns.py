@@ -57,8 +57,12 @@ class Turns:
     def _run(self) -> None:
         waiting = self._waiting
         ends_s = perf_counter() + self._turn_s
-        while waiting and perf_counter() < ends_s:
-            waiting[0].take_turn()
-            waiting.popleft()  # behind its turn: who arrives in it waits behind all others
-        if waiting:
-            self._loop.call_soon(self._run)
+        try:
+            while waiting and perf_counter() < ends_s:
+                try:
+                    waiting[0].take_turn()
+                finally:
+                    waiting.popleft()  # behind its turn: who arrives in it waits behind all others
+        finally:  # whatever one of them raises, the others have their turns
+            if waiting:
+                self._loop.call_soon(self._run)

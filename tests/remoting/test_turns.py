@@ -103,3 +103,29 @@ async def test_a_turn_that_is_used_up_is_another_one_later():
     assert not turns.begin(), "who arrives later is served later"
     await asyncio.sleep(0)
     assert Arrived.turns_taken == 1 and turns.begin()
+
+
+async def test_who_raises_in_a_turn_costs_the_others_none():
+    taken: list[int] = []
+    reports: list[object] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: reports.append(context["exception"]))
+    turns = Turns(loop)
+
+    class Arrived:
+        def __init__(self, number):
+            self.number = number
+
+        def take_turn(self):
+            taken.append(self.number)
+            if self.number == 1:
+                raise RuntimeError("of this one alone")
+
+    for number in range(3):
+        turns.wait(Arrived(number))
+    async with asyncio.timeout(60):
+        await eventually(lambda: len(taken) == 3)
+    assert taken == [0, 1, 2] and len(reports) == 1
+    turns.wait(Arrived(3))
+    async with asyncio.timeout(60):
+        await eventually(lambda: len(taken) == 4)

@@ -26,6 +26,8 @@ from ops.options import (
 )
 
 COMMAND_LINE = "--set"
+PROPERTIES_CHARS_MAX = 256 << 10  # all keys that there are, with long values, are some thousands
+QUOTED_CHARS = 80  # of a line that is wrong
 # From this likeness on an unknown variable is taken for a misspelt key and refused. Others may
 # belong to somebody else (an orchestrator names its services' variables by their names).
 VARIABLE_LIKENESS = 0.85
@@ -57,7 +59,10 @@ def read_file(path: str, options: Mapping[str, Option]) -> list[Setting]:
 
 
 def parse_properties(text: str, source: str) -> list[Setting]:
-    """Split properties text into settings. Raises ConfigError for a line that is none."""
+    """Split properties text into settings. Raises ConfigError for a line that is none, and for more
+    than PROPERTIES_CHARS_MAX characters."""
+    if len(text) > PROPERTIES_CHARS_MAX:
+        raise ConfigError(f"{source}: {len(text)} characters, allowed are {PROPERTIES_CHARS_MAX}")
     settings = []
     for number, line in enumerate(text.splitlines(), start=1):
         stripped = line.strip()
@@ -66,7 +71,7 @@ def parse_properties(text: str, source: str) -> list[Setting]:
         place = source if source == COMMAND_LINE else f"{source}:{number}"
         key, equals, value = stripped.partition("=")
         if not equals or not key.strip():
-            raise ConfigError(f"{place}: expected key=value, found {stripped!r}")
+            raise ConfigError(f"{place}: expected key=value, found {stripped[:QUOTED_CHARS]!r}")
         settings.append(Setting(key.strip(), value.strip(), place))
     return settings
 

@@ -2,7 +2,8 @@
 
 Frames that leave a connection open go out many in one write, behind them a request whose answer
 says that all have been worked off; each that closes it, by the product's own decoder, goes on a
-connection of its own. What does not happen within a time is nobody's fault here: `watch` has that.
+connection of its own, every other one right behind an ordinary send: what comes in one arrival is
+treated together. What does not happen within a time is nobody's fault here: `watch` has that.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ import contextlib
 import ssl
 from collections import Counter
 from collections.abc import Sequence
+from functools import cache
 
 from remoting.codec import FrameReader, RemotingProtocolError, decode_command
 from tests.fuzz.peerframes import is_readable
 from tests.fuzz.peerlink import NotWelcome, greet
 from tests.fuzz.plan import SPOKEN, TARGETS, Step
+from tests.fuzz.samples import load
 from tests.fuzz.watch import MARKED, PING, STUCK_S, Finding, Watch
 from tests.fuzz.world import HOST, Node, World
 
@@ -75,6 +78,7 @@ class Attack:
 
     async def _frames(self, port: str, targets: list[Node], frames: Sequence[bytes]) -> None:
         """The frames that leave a connection open to all, each of the others to one of them."""
+        ordinary = (b"", _send() if port != "names" else b"")
         keepers, closers = [], []
         for frame in frames:
             (keepers if survives(frame) else closers).append(frame)
@@ -82,7 +86,10 @@ class Attack:
         for at in range(0, len(closers), CLOSERS_AT_ONCE):
             some = enumerate(closers[at : at + CLOSERS_AT_ONCE], at)
             await asyncio.gather(
-                *(self._alone(port, targets[n % len(targets)], frame) for n, frame in some)
+                *(
+                    self._alone(port, targets[n % len(targets)], frame, behind=ordinary[n % 2])
+                    for n, frame in some
+                )
             )
 
     async def _on_lines(self, port: str, node: Node, frames: Sequence[bytes]) -> None:
@@ -117,12 +124,13 @@ class Attack:
                     return
                 tail = tail[-len(MARKED) :]
 
-    async def _alone(self, port: str, node: Node, frame: bytes) -> None:
+    async def _alone(self, port: str, node: Node, frame: bytes, behind: bytes = b"") -> None:
         with contextlib.suppress(OSError):
             reader, writer = await self.dial(port, node)
             try:
-                writer.write(frame)
-                if writer.can_write_eof():
+                writer.write(behind + frame)
+                # Behind a whole frame the client stays: what is answered late finds it there.
+                if writer.can_write_eof() and not is_whole(frame):
                     writer.write_eof()
                 await self._drained(reader)
             finally:
@@ -212,14 +220,23 @@ class Attack:
             ) from None
 
 
+@cache
+def _send() -> bytes:
+    return next(sample.data for sample in load()["broker"] if sample.kind == "request 310 0")
+
+
+def is_whole(data: bytes) -> bool:
+    """Whether this is one frame, whatever is in it, and nothing else."""
+    reader = FrameReader()
+    return len(reader.split(data)) == 1 and reader.error is None and not reader.buffered_bytes
+
+
 def survives(data: bytes) -> bool:
     """Whether a connection is still of use behind this."""
-    reader = FrameReader()
-    frames = reader.split(data)
-    if len(frames) != 1 or reader.error is not None or reader.buffered_bytes:
+    if not is_whole(data):
         return False
     try:
-        decode_command(frames[0])
+        decode_command(FrameReader().split(data)[0])
     except (RemotingProtocolError, RecursionError):
         return False
     except Exception:  # what the decoder should not raise: let the server show what it does then

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import tempfile
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -80,6 +82,9 @@ def run(
         return _run(scope, first, minutes, product, planted, nodes, go_on, told)
     finally:
         logging.disable(quiet_before)
+        with warnings.catch_warnings():  # what a finding cut off left open is gone with its loop
+            warnings.simplefilter("ignore", ResourceWarning)
+            gc.collect()
 
 
 def _run(

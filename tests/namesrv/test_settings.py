@@ -32,6 +32,8 @@ def test_a_live_key_is_changed_and_shown(level):
         ("logLevel=LOUD\n", "expected one of"),
         ("logLevle=INFO\n", "did you mean logLevel"),
         ("nonsense\n", "expected key=value"),
+        ("x" * (256 << 10), r"expected key=value, found 'x{80}'$"),
+        ("\n" * ((256 << 10) + 1), "262145 characters, allowed are 262144"),
     ],
 )
 def test_all_of_a_change_or_nothing(level, text, says):

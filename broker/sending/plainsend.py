@@ -17,8 +17,10 @@ from zlib import crc32
 from msgspec import Meta, Struct, field
 from msgspec.json import Decoder
 
-from broker.sending.sendrequest import Record, SendRules, SendTopic
+from broker.errors import Refused
+from broker.sending.sendrequest import Record, SendRules, SendTopic, born_ms_of
 from remoting.codec import INT32_MAX, INT32_MIN
+from remoting.errors import HeaderError
 
 # How a header begins that is worth a try: Java's clients and ours write the code first.
 PLAIN_START = b'{"code":310,'
@@ -81,12 +83,16 @@ def plain_record(
         queue is None
         or numbers is None
         or ending is None
-        or born_ms is None
         or end < 0
         or not 0 < body_size <= rules.message_size_max
         or len(born_host) != 8
     ):
         return None
+    if born_ms is None:  # the first send of a millisecond
+        try:
+            born_ms = born_ms_of(fields.g, rules)
+        except (Refused, HeaderError):
+            return None
     stored = text.encode() + ending[0]
     name_part = topic.name_parts.get(len(stored))
     if name_part is None:

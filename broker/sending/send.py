@@ -192,22 +192,22 @@ class SendPath:
         """The quick way onto the waiting list, or to hear that there is no room. False: nothing has
         happened, `receive` is to be tried."""
         topic = self._topics.get(send.fields.b)
-        groups = self._groups
-        if topic is None or not topic.plain or not self._leading or self.disk_full or not groups:
+        if topic is None or not topic.plain or not self._leading or self.disk_full:
             return False
         found = plain_record(send.fields, body, topic, born_host, self._rules)
         if found is None:
             return False
         record, unique_key = found
         size = record[1]
-        group = groups[-1]
         held_bytes = self._held_bytes + size + WAITING_OVERHEAD_BYTES
         if held_bytes > self.held_bytes_max:  # here: a refusal must not cost more than a send
             sender = connection, send.opaque, 0, JSON
             self._answers.refuse(sender, ResponseCode.SYSTEM_BUSY, self._busy_remark())
             return True
-        if group.size_bytes + group.command_bytes + size > self._group_size_max:
-            return False
+        groups = self._groups
+        group = groups[-1] if groups else None
+        if group is None or group.size_bytes + group.command_bytes + size > self._group_size_max:
+            group = self._open_group()
         group.size_bytes += size
         group.held_bytes += size + WAITING_OVERHEAD_BYTES
         self._held_bytes = held_bytes
@@ -360,12 +360,16 @@ class SendPath:
             group is None
             or group.size_bytes + group.command_bytes + size + command_size > self._group_size_max
         ):  # one send alone may be larger than a group: it gets a frame of its own
-            group = Group(self._attended.now_ms)
-            groups.append(group)
+            group = self._open_group()
         group.size_bytes += size
         group.command_bytes += command_size
         group.held_bytes += held
         self._held_bytes += held
+        return group
+
+    def _open_group(self) -> Group:
+        group = Group(self._attended.now_ms)
+        self._groups.append(group)
         return group
 
     def _busy_remark(self) -> str:

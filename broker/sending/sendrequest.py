@@ -358,7 +358,7 @@ def parse_single(
     if not 0 < len(body) <= rules.message_size_max:
         raise _body_refused(body, rules)
     stored, unique_key, tags, wants_reply = stored_properties(ext.get("i") or "", rules)
-    born_ms = _born_ms(ext["g"], rules)
+    born_ms = born_ms_of(ext["g"], rules)
     record = _record(queue, topic, body, numbers, born_ms, born_host, stored, tags, rules)
     return [record], record[1], unique_key, wants_reply
 
@@ -381,7 +381,7 @@ def parse_special(
         queue.queue_id,
         body,
         stored,
-        _born_ms(ext["g"], rules),
+        born_ms_of(ext["g"], rules),
         born_host,
         flag,
         sys_flag,
@@ -403,7 +403,7 @@ def parse_batch(
         numbers = _numbers(ext, rules)
         if not 0 < len(body) <= rules.message_size_max:
             raise _body_refused(body, rules)
-        born = _born_ms(ext["g"], rules), born_host
+        born = born_ms_of(ext["g"], rules), born_host
         properties = ext.get("i") or ""
         wants_reply = stored_properties(properties, rules)[3]
         found = _batch_records(properties, body, queue, topic, numbers, born, rules)
@@ -446,8 +446,9 @@ def _checked_numbers(sys_flag_text: str, flag_text: str, reconsume_text: str | N
     return sys_flag, flag, reconsume
 
 
-def _born_ms(text: str, rules: SendRules) -> int:
-    """The bornTimestamp; remembered, because sends of one millisecond have the same one."""
+def born_ms_of(text: str, rules: SendRules) -> int:
+    """The bornTimestamp; remembered, because sends of one millisecond have the same one. Raises
+    Refused, HeaderError."""
     born_ms = rules.born_times.get(text)
     if born_ms is None:
         born_ms = parse_integer(text, "bornTimestamp")

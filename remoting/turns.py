@@ -6,8 +6,9 @@ leader that cannot send its heartbeats for so long is deposed. So arrivals are w
 `TURN_S` a turn; what is left waits for the next turns, in order, and its connections are not read
 meanwhile. One arrival (at most 256 KiB, what one read brings) is never divided.
 
-On uvloop a turn is told by `loop.time()`, which stands still within one. Where it does not, as in
-asyncio's loop, nothing is ever put off. Shell.
+A turn is over when what its first arrival had called soon is called. (`loop.time()` does not tell:
+it moves on within a turn, on uvloop, too, which may read 32 times 256 KiB of every connection in
+one turn.) Shell.
 """
 
 from __future__ import annotations
@@ -33,15 +34,16 @@ class Turns:
         self.put_off = 0
         self._loop = loop
         self._turn_s = turn_s
-        self._now_s = -1.0
         self._left_s = 0.0
+        self._begun = False  # and `_end` will be called
         self._waiting: deque[Arrived] = deque()
 
     def begin(self) -> bool:
         """Whether an arrival may be worked on now; if so, tell `done` how long it took."""
-        now_s = self._loop.time()
-        if now_s != self._now_s:
-            self._now_s, self._left_s = now_s, self._turn_s
+        if not self._begun:
+            self._begun = True
+            self._left_s = self._turn_s
+            self._loop.call_soon(self._end)
         return self._left_s > 0 and not self._waiting
 
     def done(self, seconds: float) -> None:
@@ -53,6 +55,9 @@ class Turns:
         if not self._waiting:
             self._loop.call_soon(self._run)
         self._waiting.append(connection)
+
+    def _end(self) -> None:
+        self._begun = False
 
     def _run(self) -> None:
         waiting = self._waiting

@@ -1,4 +1,4 @@
-# make venv | demo | test | test-long | docs | bench | simulate | lint; see README.md
+# make venv | check | test | test-long | demo | docs | bench | simulate | lint; see CONTRIBUTING.md
 SHELL := /bin/bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
@@ -7,18 +7,25 @@ SEEDS ?= 20000
 START ?= 1
 # Test files in turn to so many processes; 0: all in one, as a debugger wants it.
 WORKERS ?= 3
+# Of make check.
+QUICK := tests/test_tidy.py tests/dledger tests/store tests/remoting tests/ops tests/web
 
-.PHONY: venv demo test test-long interop docs docs-serve screenshots lint bench simulate clean
+.PHONY: venv check demo test test-long interop docs docs-serve screenshots lint bench simulate clean
 
 venv: $(VENV)/.ready
 
 # One stamp: the environment is rebuilt only when what it is made of changes.
-$(VENV)/.ready: requirements.txt pyproject.toml tools/make-venv.sh
+$(VENV)/.ready: requirements.txt pyproject.toml tools/make-venv.sh tools/install.sh
 	@PYTHON="$(PYTHON)" VENV="$(VENV)" tools/make-venv.sh requirements.txt
 	@touch $@
 
-$(VENV)/.demo-ready: $(VENV)/.ready demo/requirements.txt
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r demo/requirements.txt
+# Spark, 500 MB, for the audit.
+$(VENV)/.audit-ready: $(VENV)/.ready requirements-audit.txt
+	@tools/install.sh $(BIN)/python requirements-audit.txt
+	@touch $@
+
+$(VENV)/.demo-ready: $(VENV)/.audit-ready demo/requirements.txt
+	@tools/install.sh $(BIN)/python demo/requirements.txt
 	@touch $@
 
 # Foreign clients with what drives them (Go, Node, a Java compiler), beside the environment: 240 MB, about a minute.
@@ -33,7 +40,7 @@ test: $(VENV)/.demo-ready $(VENV)/.interop-ready
 	@JAVA_HOME="$$(tools/find-java.sh)" && CHROMIUM="$$(tools/find-chromium.sh)" && export JAVA_HOME CHROMIUM && exec $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 # What takes longer than a suite may: each planted fault is found by the fuzzer, for one.
-test-long: $(VENV)/.ready
+test-long: $(VENV)/.demo-ready $(VENV)/.interop-ready
 	@exec $(BIN)/python -m pytest -m long $(PYTEST_ARGS)
 
 # Strictly: a broken link, anchor or a page that nobody finds fails it. Read it from build/docs/index.html;
@@ -52,9 +59,15 @@ interop: $(VENV)/.interop-ready
 screenshots: $(VENV)/.ready
 	@CHROMIUM="$$(tools/find-chromium.sh)" && export CHROMIUM && exec $(BIN)/python -m tests.browser.screenshots
 
+# As CI does before the tests.
 lint: $(VENV)/.ready
 	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/mypy
+
+# At every save, under a minute: style, types, and the tests that open no port and wait for nothing.
+check: lint
+	@exec $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile $(QUICK) $(PYTEST_ARGS)
 
 bench: $(VENV)/.ready
 	@$(BIN)/python -m bench $(BENCH_ARGS)

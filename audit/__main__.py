@@ -1,5 +1,6 @@
-"""`python -m audit` is mqaudit."""
+"""`python -m raftmq.audit` is mqaudit."""
 
-from audit.cli import main
+from raftmq.commands import mqaudit
 
-main()
+if __name__ == "__main__":
+    mqaudit()

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
-from audit.files import confirmed_position
-from audit.job import run
-from audit.limits import MODES
-from audit.report import AuditReport, CheckResult, StoreReport
-from audit.session import session
-from audit.subject import subject_of
+from raftmq.audit.files import confirmed_position
+from raftmq.audit.job import run
+from raftmq.audit.limits import MODES
+from raftmq.audit.report import AuditReport, CheckResult, StoreReport
+from raftmq.audit.session import session
+from raftmq.audit.subject import subject_of
 
 
 def run_audit(

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from audit.history import WEAK
-from audit.layout import TAGS_CODE_EXTENDED_MAX, ItemKind
-from audit.limits import RAFT, frame_end
-from audit.tables import Tables, records
+from raftmq.audit.history import WEAK
+from raftmq.audit.layout import TAGS_CODE_EXTENDED_MAX, ItemKind
+from raftmq.audit.limits import RAFT, frame_end
+from raftmq.audit.tables import Tables, records
 
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 TIMED_TOPICS = (SCHEDULE_TOPIC, "rmq_sys_wheel_timer")  # units have times instead of tags codes

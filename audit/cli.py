@@ -12,7 +12,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from audit.report import AuditReport
+from raftmq import __version__
+from raftmq.audit.report import AuditReport
 
 EXIT_WRONG = 1
 EXIT_UNUSABLE = 2
@@ -20,7 +21,8 @@ OFFENDERS_SHOWN = 5
 CHAOS_TOPIC = "Chaos"  # where mqchaos' workload `log` sends
 
 
-@click.command()
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="mqaudit")
 @click.option(
     "--run",
     "run_directory",
@@ -108,11 +110,11 @@ def _audit(
 ) -> AuditReport:
     # Spark is imported here, not above: --help and usage errors shall not wait for it.
     try:
-        from audit.api import run_audit
-        from audit.files import StoreError
-        from audit.history import HistoryUnfit
-        from audit.java import JavaNotFound
-        from audit.session import session
+        from raftmq.audit.api import run_audit
+        from raftmq.audit.files import StoreError
+        from raftmq.audit.history import HistoryUnfit
+        from raftmq.audit.java import JavaNotFound
+        from raftmq.audit.session import session
     except ImportError as missing:
         _not_installed(missing)
     try:
@@ -124,8 +126,8 @@ def _audit(
 
 def _stores_of(run_directory: Path, group: str | None) -> dict[str, str]:
     try:
-        from audit.files import StoreError
-        from audit.subject import stores_of_run
+        from raftmq.audit.files import StoreError
+        from raftmq.audit.subject import stores_of_run
     except ImportError as missing:
         _not_installed(missing)
     try:

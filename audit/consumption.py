@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 
-from audit.checks import Check
-from audit.history import binary_id, of_group
-from audit.tables import Tables
+from raftmq.audit.checks import Check
+from raftmq.audit.history import binary_id, of_group
+from raftmq.audit.tables import Tables
 
 
 def consumption_checks(tables: Tables, kinds: Mapping[str, Row]) -> Iterator[Check]:

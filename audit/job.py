@@ -13,16 +13,16 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from audit.checks import Check, all_checks
-from audit.consumption import consumption_checks, event_kinds
-from audit.history import WEAK, HistoryUnfit, torn_lines_allowed
-from audit.later import evidence, later_checks
-from audit.observed import observed_checks
-from audit.orderly import orderly_checks
-from audit.replicas import commit_check, replica_check, segment_check
-from audit.report import OFFENDERS_MAX, AuditReport, CheckResult, StoreReport
-from audit.subject import Subject
-from audit.tables import Tables, stage
+from raftmq.audit.checks import Check, all_checks
+from raftmq.audit.consumption import consumption_checks, event_kinds
+from raftmq.audit.history import WEAK, HistoryUnfit, torn_lines_allowed
+from raftmq.audit.later import evidence, later_checks
+from raftmq.audit.observed import observed_checks
+from raftmq.audit.orderly import orderly_checks
+from raftmq.audit.replicas import commit_check, replica_check, segment_check
+from raftmq.audit.report import OFFENDERS_MAX, AuditReport, CheckResult, StoreReport
+from raftmq.audit.subject import Subject
+from raftmq.audit.tables import Tables, stage
 
 QUERIES_AT_ONCE = 2  # while one query is planned, another one runs
 

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from audit.checks import SCHEDULE_TOPIC, Check
-from audit.history import of_group
-from audit.tables import Tables
+from raftmq.audit.checks import SCHEDULE_TOPIC, Check
+from raftmq.audit.history import of_group
+from raftmq.audit.tables import Tables
 
 TRANSACTIONS, DELAYED, RETRIES = "transactions", "delayed", "retries"  # values of `work`
 GIVEN_UP_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"

@@ -16,7 +16,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from store.frame import FRAME_MAGIC, HEADER_SIZE_BYTES, PAYLOAD_SIZE_BYTES_MAX
+from raftmq.store.frame import FRAME_MAGIC, HEADER_SIZE_BYTES, PAYLOAD_SIZE_BYTES_MAX
 
 RECORD_MAGIC_V1 = 0xDAA320A7 - (1 << 32)
 RECORD_MAGIC_V2 = 0xDAA320AB - (1 << 32)

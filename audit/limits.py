@@ -29,8 +29,8 @@ from pathlib import Path
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from audit.files import confirmed_position, segments
-from audit.layout import ItemKind
+from raftmq.audit.files import confirmed_position, segments
+from raftmq.audit.layout import ItemKind
 
 RAFT, CLASSIC = "raft", "classic"
 MODES = (RAFT, CLASSIC)

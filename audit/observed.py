@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from pyspark.sql import Column, DataFrame, Row, Window
 from pyspark.sql import functions as F
 
-from audit.checks import Check
-from audit.history import of_group
-from audit.tables import Tables
+from raftmq.audit.checks import Check
+from raftmq.audit.history import of_group
+from raftmq.audit.tables import Tables
 
 # What a node may say that was hit by a fault of these kinds: a broken disk stops it, on purpose.
 EXPECTED_KINDS = "^(disk|eio|short|flip|torn|lost|lying)-|power-cut"

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
-from audit.checks import Check
-from audit.history import of_group
-from audit.tables import Tables
+from raftmq.audit.checks import Check
+from raftmq.audit.history import of_group
+from raftmq.audit.tables import Tables
 
 QUEUE = ("group", "broker", "topic", "queue")
 

@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from google_crc32c import value as crc32c
 
-from audit.columns import RECORD_FIELDS, record_columns
-from audit.layout import HEADER_SIZE_BYTES, SYSFLAG_TRANSACTION, ItemKind
-from audit.walk import FrameItem, Gap, walk_range
-from store.frame import FrameKind
+from raftmq.audit.columns import RECORD_FIELDS, record_columns
+from raftmq.audit.layout import HEADER_SIZE_BYTES, SYSFLAG_TRANSACTION, ItemKind
+from raftmq.audit.walk import FrameItem, Gap, walk_range
+from raftmq.store.frame import FrameKind
 
 BATCH_RECORDS_MAX = 65_536
 BATCH_BODY_BYTES_MAX = 16 * 1024 * 1024  # with bodies, a batch holds about this many bytes of log

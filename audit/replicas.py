@@ -14,11 +14,11 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from audit.files import first_difference, segments
-from audit.layout import BLANK_SIZE_BYTES, ItemKind
-from audit.limits import Limits
-from audit.report import OFFENDERS_MAX, CheckResult, Offender
-from audit.tables import Tables
+from raftmq.audit.files import first_difference, segments
+from raftmq.audit.layout import BLANK_SIZE_BYTES, ItemKind
+from raftmq.audit.limits import Limits
+from raftmq.audit.report import OFFENDERS_MAX, CheckResult, Offender
+from raftmq.audit.tables import Tables
 
 BLANKS_MAX = 1_000_000  # blank records collected to the driver; a log of 1 PB has as many
 

@@ -13,8 +13,9 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from audit.java import find_java_home
-from audit.sources import register
+import raftmq
+from raftmq.audit.java import find_java_home
+from raftmq.audit.sources import register
 
 CORES = 2
 DRIVER_MEMORY = "2g"  # in local mode this is all the memory there is for sorts and joins
@@ -88,8 +89,8 @@ def start(cores: int, scratch: Path) -> SparkSession:
 
 
 def _let_workers_import_us() -> None:
-    """Put the directory that holds this package on the workers' path, for a bare checkout."""
-    root = str(Path(__file__).resolve().parent.parent)
+    """Put the directory that holds `raftmq` on the workers' path, for a bare checkout."""
+    root = str(Path(raftmq.__path__[0]).resolve().parent)
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if root not in paths:
         os.environ["PYTHONPATH"] = os.pathsep.join([root, *filter(None, paths)])

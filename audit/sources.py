@@ -35,7 +35,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from audit.files import (
+from raftmq.audit.files import (
     QueueFile,
     Segment,
     hashed_blocks,
@@ -44,7 +44,7 @@ from audit.files import (
     segments,
     units,
 )
-from audit.parse import (
+from raftmq.audit.parse import (
     LOG_SCHEMA,
     RECORD_BODY_SCHEMA,
     RECORD_SCHEMA,

@@ -12,8 +12,8 @@ from typing import Any
 
 import orjson
 
-from audit.files import StoreError
-from audit.limits import CLASSIC, RAFT
+from raftmq.audit.files import StoreError
+from raftmq.audit.limits import CLASSIC, RAFT
 
 FRAMED_MODES = ("raft", "pysyncobj")  # of cluster.json; all others are classic
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from audit import history
-from audit.layout import SYSFLAG_TRANSACTION, ItemKind
-from audit.limits import Limits, find_limits
-from audit.subject import Subject
+from raftmq.audit import history
+from raftmq.audit.layout import SYSFLAG_TRANSACTION, ItemKind
+from raftmq.audit.limits import Limits, find_limits
+from raftmq.audit.subject import Subject
 
 # What makes two copies of a record on two stores the same record.
 _IDENTITY = (

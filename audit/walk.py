@@ -15,7 +15,7 @@ import re
 import struct
 from dataclasses import dataclass, field
 
-from audit.layout import (
+from raftmq.audit.layout import (
     BLANK_MAGIC,
     BLANK_SIZE_BYTES,
     BODY_AT,
@@ -31,7 +31,7 @@ from audit.layout import (
     SYSFLAG_STORE_IPV6,
     ItemKind,
 )
-from store.frame import FrameError, parse_header
+from raftmq.store.frame import FrameError, parse_header
 
 _SIZE_MAGIC = struct.Struct(">ii")
 _RECORD_START = struct.Struct(">ii20xqi")  # size, magic, physical offset, sysflag

@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.wire import LoadResult, run_load
-from client import ConsumeFrom, ConsumerConfig, Message, Producer, PullConfig, PushConsumer
+from raftmq.client import ConsumeFrom, ConsumerConfig, Message, Producer, PullConfig, PushConsumer
 
 TOPIC = "Bench"
 QUEUES = 4
@@ -37,7 +37,9 @@ CONSUME_TIMEOUT_S = 120
 
 def mqcluster(*arguments: str) -> str:
     result = subprocess.run(
-        [sys.executable, "-m", "chaos.cluster.cli", *arguments], capture_output=True, text=True
+        [sys.executable, "-m", "raftmq.chaos.cluster.cli", *arguments],
+        capture_output=True,
+        text=True,
     )
     if result.returncode:
         raise click.ClickException(result.stdout + result.stderr)

@@ -26,13 +26,13 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.wire import run_load
-from chaos.cluster.cluster import Cluster
-from chaos.cluster.topology import Shape
-from chaos.cluster.whole import wait_whole
-from remoting.client import RemotingClient
-from remoting.codes import RequestCode
-from remoting.command import RemotingCommand
-from remoting.errors import RemotingError
+from raftmq.chaos.cluster.cluster import Cluster
+from raftmq.chaos.cluster.topology import Shape
+from raftmq.chaos.cluster.whole import wait_whole
+from raftmq.remoting.client import RemotingClient
+from raftmq.remoting.codes import RequestCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.errors import RemotingError
 
 TOPIC = "CatchUp"
 QUEUES = 4

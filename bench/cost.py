@@ -27,6 +27,7 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
+from bench.checkout import module_in
 from bench.wire import run_load
 
 HERE = Path(__file__).resolve().parent
@@ -71,7 +72,14 @@ class Cluster:
         self._followers: list[int] = [node["pid"] for node in nodes if node["role"] == "follower"]
 
     def _mqcluster(self, command: str, *arguments: str) -> str:
-        line = [sys.executable, "-m", "chaos.cluster.cli", command, "--dir", self._directory]
+        line = [
+            sys.executable,
+            "-m",
+            module_in(self._root, "chaos.cluster.cli"),
+            command,
+            "--dir",
+            self._directory,
+        ]
         done = subprocess.run([*line, *arguments], capture_output=True, text=True, cwd=self._root)
         if done.returncode:
             raise click.ClickException(done.stdout + done.stderr)
@@ -110,7 +118,8 @@ class Cluster:
     def worker(self, act: str, count: int, passes: int) -> Figures:
         """Our Producer or PushConsumer; the brokers see the messages `passes` times."""
         before = self._brokers()
-        line = [sys.executable, str(HERE / "costworker.py"), act, self._namesrv]
+        client = module_in(self._root, "client")
+        line = [sys.executable, str(HERE / "costworker.py"), client, act, self._namesrv]
         done = subprocess.run(
             [*line, str(count), str(IN_FLIGHT)],
             capture_output=True,

@@ -6,6 +6,7 @@ Prints one line of JSON: CPU microseconds a message, and messages a second.
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import sys
 import time
@@ -13,7 +14,7 @@ from typing import Any
 
 import uvloop
 
-from client import ConsumeFrom, ConsumerConfig, Message, Producer, PullConfig, PushConsumer
+client = importlib.import_module(sys.argv[1])
 
 TOPIC = "Bench"
 BODY = b"x" * 128
@@ -33,8 +34,8 @@ class Timer:
 
 async def produce(namesrv: str, count: int, in_flight: int) -> dict[str, float]:
     """`count` sends, `in_flight` at a time, behind as many that are not measured."""
-    async with Producer("bench", namesrv) as producer:
-        await producer.send(Message(TOPIC, BODY))
+    async with client.Producer("bench", namesrv) as producer:
+        await producer.send(client.Message(TOPIC, BODY))
 
         async def run() -> None:
             done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -43,7 +44,7 @@ async def produce(namesrv: str, count: int, in_flight: int) -> dict[str, float]:
             def send_one() -> None:
                 nonlocal sent
                 sent += 1
-                producer.send_nowait(Message(TOPIC, BODY), on_answer)
+                producer.send_nowait(client.Message(TOPIC, BODY), on_answer)
 
             def on_answer(result: object, error: BaseException | None) -> None:
                 nonlocal answered
@@ -78,14 +79,14 @@ async def consume(namesrv: str, count: int, _: int) -> dict[str, float]:
         if seen >= count and not done.done():
             done.set_result(timer.figures(seen))
 
-    pulling = PullConfig(consume_batch_size=32)
-    config = ConsumerConfig(consume_from=ConsumeFrom.FIRST_OFFSET, pull=pulling)
-    consumer = PushConsumer(f"bench-{time.time_ns()}", namesrv, listener, config=config)
+    pulling = client.PullConfig(consume_batch_size=32)
+    config = client.ConsumerConfig(consume_from=client.ConsumeFrom.FIRST_OFFSET, pull=pulling)
+    consumer = client.PushConsumer(f"bench-{time.time_ns()}", namesrv, listener, config=config)
     consumer.subscribe(TOPIC)
     async with consumer:
         return await asyncio.wait_for(done, TIMEOUT_S)
 
 
 if __name__ == "__main__":
-    act = {"produce": produce, "consume": consume}[sys.argv[1]]
-    print(json.dumps(uvloop.run(act(sys.argv[2], int(sys.argv[3]), int(sys.argv[4])))))
+    act = {"produce": produce, "consume": consume}[sys.argv[2]]
+    print(json.dumps(uvloop.run(act(sys.argv[3], int(sys.argv[4]), int(sys.argv[5])))))

@@ -31,10 +31,10 @@ from typing import cast
 import orjson
 import uvloop
 
-from remoting.codec import encode_command
-from remoting.codes import RequestCode
-from remoting.command import RemotingCommand
-from remoting.headers import PullHeader
+from raftmq.remoting.codec import encode_command
+from raftmq.remoting.codes import RequestCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.headers import PullHeader
 
 NOTHING, SENDS, DEAF, SLOW, ONE_WAY = "nothing", "sends", "deaf", "slow senders", "one-way"
 RING = 512  # frames encoded ahead, for all connections

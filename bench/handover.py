@@ -27,11 +27,11 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from chaos.cluster.cluster import Cluster
-from chaos.cluster.topology import Shape
-from chaos.cluster.transfer import transfer
-from chaos.cluster.whole import wait_whole
-from client import ConsumeFrom, ConsumerConfig, Message, Producer, PushConsumer, SendConfig
+from raftmq.chaos.cluster.cluster import Cluster
+from raftmq.chaos.cluster.topology import Shape
+from raftmq.chaos.cluster.transfer import transfer
+from raftmq.chaos.cluster.whole import wait_whole
+from raftmq.client import ConsumeFrom, ConsumerConfig, Message, Producer, PushConsumer, SendConfig
 
 TOPIC = "Handover"
 BODY = bytes(128)

@@ -45,16 +45,17 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
+from bench.checkout import module_in
 from bench.flood import DEAF, NOTHING, ONE_WAY, SENDS, SETTLE_S, SLOW, Plan
 from bench.wire import run_load
-from chaos.faults.steering import SLOW as SLOW_EFFECT
-from chaos.faults.steering import SYNC, Rule, Steering
-from client import Message, Producer
-from client.errors import ClientError
-from remoting.client import RemotingClient
-from remoting.codes import RequestCode
-from remoting.command import RemotingCommand
-from remoting.errors import RemotingError
+from raftmq.chaos.faults.steering import SLOW as SLOW_EFFECT
+from raftmq.chaos.faults.steering import SYNC, Rule, Steering
+from raftmq.client import Message, Producer
+from raftmq.client.errors import ClientError
+from raftmq.remoting.client import RemotingClient
+from raftmq.remoting.codes import RequestCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.errors import RemotingError
 
 HERE = Path(__file__).resolve().parent
 TOPIC = "Overload"
@@ -186,7 +187,14 @@ class Cluster:
             shutil.rmtree(self.directory, ignore_errors=True)
 
     def _mqcluster(self, command: str, *arguments: str) -> str:
-        line = [sys.executable, "-m", "chaos.cluster.cli", command, "--dir", str(self.directory)]
+        line = [
+            sys.executable,
+            "-m",
+            module_in(self._root, "chaos.cluster.cli"),
+            command,
+            "--dir",
+            str(self.directory),
+        ]
         environment = os.environ | {"PYTHONPATH": str(self._root)}
         done = subprocess.run(
             [*line, *arguments], capture_output=True, text=True, cwd=self._root, env=environment

@@ -25,26 +25,26 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from broker.accountbook import AccountBook
-from broker.consuming.queries import not_leader
-from broker.delivery.transactions.conversion import REAL_TOPIC
-from broker.housekeeping import Chore
-from broker.operating.acladmin import CODES, AclAdmin, switched_off
-from remoting.acl import AclError, Gate, broker_needs
-from remoting.acl.accounts import SHARED_TOPICS, Permission
-from remoting.acl.needs import Need, topic_need
-from remoting.acl.signature import ACCESS_KEY
-from remoting.codec import RawFrame, decode_command
-from remoting.command import RemotingCommand
-from remoting.connection import FROM_PEER, Connection, Handler, RawHandler
-from remoting.errors import RemotingError, RemotingProtocolError
-from store.properties import decode_properties
-from store.record import MessageRecord, decode_record
+from raftmq.broker.accountbook import AccountBook
+from raftmq.broker.consuming.queries import not_leader
+from raftmq.broker.delivery.transactions.conversion import REAL_TOPIC
+from raftmq.broker.housekeeping import Chore
+from raftmq.broker.operating.acladmin import CODES, AclAdmin, switched_off
+from raftmq.remoting.acl import AclError, Gate, broker_needs
+from raftmq.remoting.acl.accounts import SHARED_TOPICS, Permission
+from raftmq.remoting.acl.needs import Need, topic_need
+from raftmq.remoting.acl.signature import ACCESS_KEY
+from raftmq.remoting.codec import RawFrame, decode_command
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.connection import FROM_PEER, Connection, Handler, RawHandler
+from raftmq.remoting.errors import RemotingError, RemotingProtocolError
+from raftmq.store.properties import decode_properties
+from raftmq.store.record import MessageRecord, decode_record
 
 if TYPE_CHECKING:
-    from broker.broker import Broker
+    from raftmq.broker.broker import Broker
 
-LOG = logging.getLogger("broker.acl")
+LOG = logging.getLogger("raftmq.broker.acl")
 
 HOLD_MS = 200  # as sends are held for (broker.sending.heldsends)
 HELD_BYTES_MAX = 16 * 1024 * 1024

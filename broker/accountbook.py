@@ -16,17 +16,17 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from broker.errors import EngineError
-from broker.housekeeping import Chore
-from broker.tables.acltable import delete_account, put_account, put_white_addresses, seed
-from broker.tables.state import several
-from remoting.acl import Accounts, AclError
-from remoting.aclfile import AccountFile
+from raftmq.broker.errors import EngineError
+from raftmq.broker.housekeeping import Chore
+from raftmq.broker.tables.acltable import delete_account, put_account, put_white_addresses, seed
+from raftmq.broker.tables.state import several
+from raftmq.remoting.acl import Accounts, AclError
+from raftmq.remoting.aclfile import AccountFile
 
 if TYPE_CHECKING:
-    from broker.broker import Broker
+    from raftmq.broker.broker import Broker
 
-LOG = logging.getLogger("broker.acl")
+LOG = logging.getLogger("raftmq.broker.acl")
 
 WATCH_MS = 1_000  # between two looks at a classic broker's file
 SEED_MS = 500  # between two tries of a leader to put the file's accounts into the log

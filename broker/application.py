@@ -12,17 +12,17 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from broker.containment import Contained
-from broker.errors import StateError
-from broker.sending.cut import QueueUnits
-from broker.sending.send import SendPath
-from broker.sending.waiting import Pending
-from broker.tables.state import BrokerState
-from dledger.index import LogIndex
-from dledger.messages import RoleEvent
-from store.frame import Frame, FrameKind
+from raftmq.broker.containment import Contained
+from raftmq.broker.errors import StateError
+from raftmq.broker.sending.cut import QueueUnits
+from raftmq.broker.sending.send import SendPath
+from raftmq.broker.sending.waiting import Pending
+from raftmq.broker.tables.state import BrokerState
+from raftmq.dledger.index import LogIndex
+from raftmq.dledger.messages import RoleEvent
+from raftmq.store.frame import Frame, FrameKind
 
-log = logging.getLogger("broker.application")
+log = logging.getLogger("raftmq.broker.application")
 
 
 class Dispatch(Protocol):

@@ -18,75 +18,75 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from broker.access import Access
-from broker.application import BrokerApplication
-from broker.claim import Claim
-from broker.clients import ClientTable
-from broker.config import BrokerConfig
-from broker.construction import (
+from raftmq.broker.access import Access
+from raftmq.broker.application import BrokerApplication
+from raftmq.broker.claim import Claim
+from raftmq.broker.clients import ClientTable
+from raftmq.broker.config import BrokerConfig
+from raftmq.broker.construction import (
     budget_limits,
     send_rules,
     store_config,
     template_topic,
 )
-from broker.consuming.commits import CommitService
-from broker.consuming.filteredreads import FilteredReads
-from broker.consuming.followers import read_policy
-from broker.consuming.pull import PullService
-from broker.consuming.queries import Queries, not_leader
-from broker.consuming.service import Consuming
-from broker.containment import Contained
-from broker.delivery.delay import delay_service
-from broker.delivery.sendback import SendBack
-from broker.delivery.timers.recall import Recalls
-from broker.delivery.timers.service import timer_service
-from broker.delivery.transactions.service import Transactions
-from broker.errors import Refused
-from broker.fulldisk import FullDisk
-from broker.guard import Guard
-from broker.housekeeping import Chore, Housekeeper
-from broker.http.api import NodeApi
-from broker.keeper import ClassicKeeper, Keeper, RaftKeeper
-from broker.operating.admin import Admin
-from broker.operating.keyquery import KeyQueries
-from broker.operating.metrics import BrokerMetrics
-from broker.operating.operators import Operators
-from broker.operating.rates import SAMPLE_MS, Rates
-from broker.operating.runtime import runtime_info
-from broker.operating.stats import SAMPLE_MS as GROUP_SAMPLE_MS
-from broker.processor import Processor
-from broker.registeredtopics import RegisteredTopics
-from broker.registration import Registrar
-from broker.replication.classic import ClassicEngine, LocalApplication
-from broker.replication.engine import Engine, make_engine
-from broker.replication.members import LOOK_MS
-from broker.replication.peerproof import Gates, make_gates
-from broker.replication.roles import RoleView, most_advanced
-from broker.retention import Retention
-from broker.sending.send import SendPath
-from broker.tables.configfiles import ConfigFiles
-from broker.tables.groups import SubscriptionGroup
-from broker.tables.installation import Source
-from broker.tables.state import BrokerState, announce, put_group, put_topic
-from broker.tables.topics import RETRY_PREFIX, retry_topic
-from dledger.errors import RaftError
-from dledger.messages import Role, RoleEvent
-from ops.logs import set_level
-from ops.memory import Trimmer
-from remoting.address import format_address
-from remoting.budgets import Budgets
-from remoting.codes import ResponseCode
-from remoting.connection import Connection, ConnectionLimits, Handler
-from remoting.keyfile import load_registration_keys
-from remoting.processtls import ProcessTls
-from remoting.server import RemotingServer
-from remoting.tlslinks import TlsLinks
-from store.disk import OsDisk
-from store.messagestore import MessageStore
-from store.ownership import StoreLock
-from store.record import pack_host
+from raftmq.broker.consuming.commits import CommitService
+from raftmq.broker.consuming.filteredreads import FilteredReads
+from raftmq.broker.consuming.followers import read_policy
+from raftmq.broker.consuming.pull import PullService
+from raftmq.broker.consuming.queries import Queries, not_leader
+from raftmq.broker.consuming.service import Consuming
+from raftmq.broker.containment import Contained
+from raftmq.broker.delivery.delay import delay_service
+from raftmq.broker.delivery.sendback import SendBack
+from raftmq.broker.delivery.timers.recall import Recalls
+from raftmq.broker.delivery.timers.service import timer_service
+from raftmq.broker.delivery.transactions.service import Transactions
+from raftmq.broker.errors import Refused
+from raftmq.broker.fulldisk import FullDisk
+from raftmq.broker.guard import Guard
+from raftmq.broker.housekeeping import Chore, Housekeeper
+from raftmq.broker.http.api import NodeApi
+from raftmq.broker.keeper import ClassicKeeper, Keeper, RaftKeeper
+from raftmq.broker.operating.admin import Admin
+from raftmq.broker.operating.keyquery import KeyQueries
+from raftmq.broker.operating.metrics import BrokerMetrics
+from raftmq.broker.operating.operators import Operators
+from raftmq.broker.operating.rates import SAMPLE_MS, Rates
+from raftmq.broker.operating.runtime import runtime_info
+from raftmq.broker.operating.stats import SAMPLE_MS as GROUP_SAMPLE_MS
+from raftmq.broker.processor import Processor
+from raftmq.broker.registeredtopics import RegisteredTopics
+from raftmq.broker.registration import Registrar
+from raftmq.broker.replication.classic import ClassicEngine, LocalApplication
+from raftmq.broker.replication.engine import Engine, make_engine
+from raftmq.broker.replication.members import LOOK_MS
+from raftmq.broker.replication.peerproof import Gates, make_gates
+from raftmq.broker.replication.roles import RoleView, most_advanced
+from raftmq.broker.retention import Retention
+from raftmq.broker.sending.send import SendPath
+from raftmq.broker.tables.configfiles import ConfigFiles
+from raftmq.broker.tables.groups import SubscriptionGroup
+from raftmq.broker.tables.installation import Source
+from raftmq.broker.tables.state import BrokerState, announce, put_group, put_topic
+from raftmq.broker.tables.topics import RETRY_PREFIX, retry_topic
+from raftmq.dledger.errors import RaftError
+from raftmq.dledger.messages import Role, RoleEvent
+from raftmq.ops.logs import set_level
+from raftmq.ops.memory import Trimmer
+from raftmq.remoting.address import format_address
+from raftmq.remoting.budgets import Budgets
+from raftmq.remoting.codes import ResponseCode
+from raftmq.remoting.connection import Connection, ConnectionLimits, Handler
+from raftmq.remoting.keyfile import load_registration_keys
+from raftmq.remoting.processtls import ProcessTls
+from raftmq.remoting.server import RemotingServer
+from raftmq.remoting.tlslinks import TlsLinks
+from raftmq.store.disk import OsDisk
+from raftmq.store.messagestore import MessageStore
+from raftmq.store.ownership import StoreLock
+from raftmq.store.record import pack_host
 
-log = logging.getLogger("broker")
+log = logging.getLogger("raftmq.broker")
 
 GROUPS_BEING_CREATED_MAX = 10_000
 LINGER_S = 0.1  # behind a hand-over: requests that are on their way meet somebody who answers

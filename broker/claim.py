@@ -11,16 +11,16 @@ import errno
 import logging
 import socket
 
-from broker.config import BrokerConfig
-from broker.errors import EngineError
-from broker.http.api import web_settings
-from broker.tables.installation import RAFT_DIRECTORY
-from remoting.boundport import BoundPort
-from store.disk import OsDisk
-from store.identity import StoreIdentity, check_identity, note_identity
-from store.ownership import StoreLock, lock_store
+from raftmq.broker.config import BrokerConfig
+from raftmq.broker.errors import EngineError
+from raftmq.broker.http.api import web_settings
+from raftmq.broker.tables.installation import RAFT_DIRECTORY
+from raftmq.remoting.boundport import BoundPort
+from raftmq.store.disk import OsDisk
+from raftmq.store.identity import StoreIdentity, check_identity, note_identity
+from raftmq.store.ownership import StoreLock, lock_store
 
-log = logging.getLogger("broker.claim")
+log = logging.getLogger("raftmq.broker.claim")
 
 
 def identity_of(config: BrokerConfig) -> StoreIdentity:

@@ -23,28 +23,29 @@ from typing import Any
 import click
 import uvloop
 
-from broker.backup.cli import backup, restore, verify
-from broker.broker import Broker
-from broker.claim import described
-from broker.config import OPTIONS, BrokerConfig, Loaded, load
-from broker.errors import ConfigError, EngineError, StateError
-from broker.health import health
-from broker.http.faults import FaultDoor
-from dledger.errors import RaftError
-from ops.configcli import config_commands
-from ops.logs import set_up
-from ops.memory import return_large_blocks
-from ops.permissions import keep_from_others, warn_if_others_read
-from remoting.errors import RemotingError
-from remoting.keyfile import KeyFileError
-from remoting.tls import TlsError
-from store.disk import OsDisk
-from store.errors import StoreError
-from store.identity import WrongIdentity
-from store.ownership import StoreInUse, StoreLock, lock_store
-from web.auth import WebConfigError
+from raftmq import __version__
+from raftmq.broker.backup.cli import backup, restore, verify
+from raftmq.broker.broker import Broker
+from raftmq.broker.claim import described
+from raftmq.broker.config import OPTIONS, BrokerConfig, Loaded, load
+from raftmq.broker.errors import ConfigError, EngineError, StateError
+from raftmq.broker.health import health
+from raftmq.broker.http.faults import FaultDoor
+from raftmq.dledger.errors import RaftError
+from raftmq.ops.configcli import config_commands
+from raftmq.ops.logs import set_up
+from raftmq.ops.memory import return_large_blocks
+from raftmq.ops.permissions import keep_from_others, warn_if_others_read
+from raftmq.remoting.errors import RemotingError
+from raftmq.remoting.keyfile import KeyFileError
+from raftmq.remoting.tls import TlsError
+from raftmq.store.disk import OsDisk
+from raftmq.store.errors import StoreError
+from raftmq.store.identity import WrongIdentity
+from raftmq.store.ownership import StoreInUse, StoreLock, lock_store
+from raftmq.web.auth import WebConfigError
 
-log = logging.getLogger("broker.cli")
+log = logging.getLogger("raftmq.broker.cli")
 
 # The hot path makes tuples, not cycles: collecting young objects every 700 of them, as by default,
 # costs a leader several percent and frees nothing that reference counts did not.
@@ -78,6 +79,7 @@ def this_machine(root: str) -> Machine:
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)
+@click.version_option(__version__, prog_name="mqbroker")
 @click.option(
     "-c",
     "--config",

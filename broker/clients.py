@@ -16,15 +16,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from broker.consuming.filters import Subscription, subscription_from_json
-from broker.errors import Refused
-from broker.tables.topics import DLQ_PREFIX, RETRY_PREFIX
-from remoting.codes import LanguageCode, RequestCode, ResponseCode
-from remoting.command import RemotingCommand
-from remoting.errors import BodyError, RemotingError
-from store.properties import decode_properties
+from raftmq.broker.consuming.filters import Subscription, subscription_from_json
+from raftmq.broker.errors import Refused
+from raftmq.broker.tables.topics import DLQ_PREFIX, RETRY_PREFIX
+from raftmq.remoting.codes import LanguageCode, RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.errors import BodyError, RemotingError
+from raftmq.store.properties import decode_properties
 
-log = logging.getLogger("broker.clients")
+log = logging.getLogger("raftmq.broker.clients")
 
 GROUPS_PER_HEARTBEAT_MAX = 1_000
 REQUESTERS_MAX = 10_000

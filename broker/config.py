@@ -17,9 +17,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from broker.delivery.delaylevels import STANDARD_LEVELS, parse_delay_levels
-from dledger.proof import SECRET_SIZE_BYTES_MIN
-from ops.options import (
+from raftmq.broker.delivery.delaylevels import STANDARD_LEVELS, parse_delay_levels
+from raftmq.dledger.proof import SECRET_SIZE_BYTES_MIN
+from raftmq.ops.options import (
     BYTES,
     HOURS,
     MS,
@@ -34,11 +34,11 @@ from ops.options import (
     options_of,
     parse_settings,
 )
-from ops.settings import gather, parse_properties
-from ops.tlsoptions import OFF, PeerTlsOptions
-from remoting.acl.signature import Credentials, credentials_of
-from remoting.names import name_problem
-from web.loopback import is_loopback
+from raftmq.ops.settings import gather, parse_properties
+from raftmq.ops.tlsoptions import OFF, PeerTlsOptions
+from raftmq.remoting.acl.signature import Credentials, credentials_of
+from raftmq.remoting.names import name_problem
+from raftmq.web.loopback import is_loopback
 
 __all__ = [
     "OPTIONS",

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from broker.config import BrokerConfig
-from broker.sending.sendrequest import SendRules
-from broker.tables.topics import DEFAULT_TOPIC, TopicConfig
-from remoting.budgets import BudgetLimits
-from remoting.codec import FRAME_SIZE_BYTES_MAX
-from store.config import StoreConfig, StoreMode, hot_span_bytes
-from store.frame import HEADER_SIZE_BYTES
-from store.indexfile import IndexLimits
-from store.record import BLANK_SIZE_BYTES
-from store.retention import RetentionPolicy
+from raftmq.broker.config import BrokerConfig
+from raftmq.broker.sending.sendrequest import SendRules
+from raftmq.broker.tables.topics import DEFAULT_TOPIC, TopicConfig
+from raftmq.remoting.budgets import BudgetLimits
+from raftmq.remoting.codec import FRAME_SIZE_BYTES_MAX
+from raftmq.store.config import StoreConfig, StoreMode, hot_span_bytes
+from raftmq.store.frame import HEADER_SIZE_BYTES
+from raftmq.store.indexfile import IndexLimits
+from raftmq.store.record import BLANK_SIZE_BYTES
+from raftmq.store.retention import RetentionPolicy
 
 
 def store_config(config: BrokerConfig) -> StoreConfig:

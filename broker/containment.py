@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from remoting.connection import FROM_PEER
+from raftmq.remoting.connection import FROM_PEER
 
 # There before the first one: Prometheus sees no increase in a series that begins at its new value.
 KINDS = (
@@ -27,7 +27,7 @@ KINDS = (
     "topics_told",
     "units_told",
 )
-log = logging.getLogger("broker.containment")
+log = logging.getLogger("raftmq.broker.containment")
 
 
 class Closable(Protocol):

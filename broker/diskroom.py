@@ -9,7 +9,7 @@ leadership to and fro because of it.
 
 from __future__ import annotations
 
-from store.disk import DiskUsage
+from raftmq.store.disk import DiskUsage
 
 MARGIN_PERCENT = 5  # more than the segments that retention removes in one pass of a small disk
 MARGIN_FREE = 1.25  # so many times the free bytes at which it was full

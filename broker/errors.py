@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ops.options import ConfigError
-from remoting.errors import RemotingError
+from raftmq.ops.options import ConfigError
+from raftmq.remoting.errors import RemotingError
 
 __all__ = ["ConfigError", "EngineError", "OutcomeUnknown", "Refused", "StateError"]
 

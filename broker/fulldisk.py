@@ -12,16 +12,16 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from broker.diskroom import DiskRoom
-from broker.errors import Refused
-from broker.housekeeping import Chore
-from broker.replication.engine import RaftEngine
-from dledger.errors import RaftError
+from raftmq.broker.diskroom import DiskRoom
+from raftmq.broker.errors import Refused
+from raftmq.broker.housekeeping import Chore
+from raftmq.broker.replication.engine import RaftEngine
+from raftmq.dledger.errors import RaftError
 
 if TYPE_CHECKING:
-    from broker.broker import Broker
+    from raftmq.broker.broker import Broker
 
-log = logging.getLogger("broker.disk")
+log = logging.getLogger("raftmq.broker.disk")
 
 LOOK_MS = 1_000  # between looks at the disk: at a GB/s that is one segment
 TICK_MS = 100  # between looks for somebody who has room

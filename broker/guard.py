@@ -6,15 +6,15 @@ import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from broker.consuming.queries import not_leader
-from broker.errors import OutcomeUnknown, Refused
-from broker.sending.answers import NOT_LEADER
-from dledger.errors import Busy, NotLeader, RaftError
-from dledger.errors import OutcomeUnknown as CommandOutcomeUnknown
-from remoting.codes import ResponseCode
-from remoting.command import RemotingCommand
-from remoting.connection import Connection, Handler
-from remoting.errors import RemotingError
+from raftmq.broker.consuming.queries import not_leader
+from raftmq.broker.errors import OutcomeUnknown, Refused
+from raftmq.broker.sending.answers import NOT_LEADER
+from raftmq.dledger.errors import Busy, NotLeader, RaftError
+from raftmq.dledger.errors import OutcomeUnknown as CommandOutcomeUnknown
+from raftmq.remoting.codes import ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.connection import Connection, Handler
+from raftmq.remoting.errors import RemotingError
 
 
 class Guard:

@@ -1,7 +1,7 @@
 """`mqbroker health`: whether a broker does its part: exit status 0, or 1 with the reason.
 
 It answers, and: a leader is ready, a follower knows its leader, a classic slave follows its master.
-Run every few seconds by containers as `python -m broker.health`, so it imports little.
+Run every few seconds by containers as `python -m raftmq.broker.health`, so it imports little.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Mapping
 
 import click
 
-from remoting.acl.signature import credentials_of_environment
-from remoting.ask import complaint
-from remoting.codes import RequestCode
-from remoting.fastjson import loads_object
-from remoting.tlsfile import context_of
+from raftmq.remoting.acl.signature import credentials_of_environment
+from raftmq.remoting.ask import complaint
+from raftmq.remoting.codes import RequestCode
+from raftmq.remoting.fastjson import loads_object
+from raftmq.remoting.tlsfile import context_of
 
 PORT = "10911"  # listenPort's default
 PORT_VARIABLE = "RAFTMQ_LISTEN_PORT"

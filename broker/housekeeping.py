@@ -17,7 +17,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-log = logging.getLogger("broker.housekeeping")
+log = logging.getLogger("raftmq.broker.housekeeping")
 
 TICK_MS = 25  # a held pull may be late by so much
 

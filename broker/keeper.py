@@ -14,18 +14,18 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from typing import Any, Protocol
 
-from broker.config import BrokerConfig
-from broker.housekeeping import Chore
-from broker.replication.engine import Engine, FramedEngine
-from broker.retention import Retention
-from broker.tables import snapshot
-from broker.tables.configfiles import ConfigFiles
-from broker.tables.installation import RAFT_DIRECTORY, prepare
-from broker.tables.state import BrokerState
-from store.disk import Disk
-from store.messagestore import MessageStore
+from raftmq.broker.config import BrokerConfig
+from raftmq.broker.housekeeping import Chore
+from raftmq.broker.replication.engine import Engine, FramedEngine
+from raftmq.broker.retention import Retention
+from raftmq.broker.tables import snapshot
+from raftmq.broker.tables.configfiles import ConfigFiles
+from raftmq.broker.tables.installation import RAFT_DIRECTORY, prepare
+from raftmq.broker.tables.state import BrokerState
+from raftmq.store.disk import Disk
+from raftmq.store.messagestore import MessageStore
 
-log = logging.getLogger("broker.keeper")
+log = logging.getLogger("raftmq.broker.keeper")
 
 DURABLE_POLL_MS = 20
 DURABLE_WAIT_MS = 5_000  # then this round's snapshot is left out

@@ -13,15 +13,15 @@ from collections.abc import Mapping
 
 from msgspec import MsgspecError
 
-from broker.sending.plainsend import PLAIN_START, decode_plain
-from broker.sending.send import SendPath
-from broker.sending.sendrequest import v2_fields
-from remoting.codec import RawFrame
-from remoting.codes import RequestCode
-from remoting.command import JSON, RemotingCommand
-from remoting.connection import Connection, Handler
-from remoting.errors import HeaderError
-from store.record import pack_host
+from raftmq.broker.sending.plainsend import PLAIN_START, decode_plain
+from raftmq.broker.sending.send import SendPath
+from raftmq.broker.sending.sendrequest import v2_fields
+from raftmq.remoting.codec import RawFrame
+from raftmq.remoting.codes import RequestCode
+from raftmq.remoting.command import JSON, RemotingCommand
+from raftmq.remoting.connection import Connection, Handler
+from raftmq.remoting.errors import HeaderError
+from raftmq.store.record import pack_host
 
 SEND_V2 = int(RequestCode.SEND_MESSAGE_V2)
 SEND_BATCH = int(RequestCode.SEND_BATCH_MESSAGE)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from broker.tables.topics import TopicConfig, TopicTable
-from remoting.registration import DataVersion
-from remoting.registration import TopicConfig as RegisteredTopic
+from raftmq.broker.tables.topics import TopicConfig, TopicTable
+from raftmq.remoting.registration import DataVersion
+from raftmq.remoting.registration import TopicConfig as RegisteredTopic
 
 
 class RegisteredTopics:

@@ -25,14 +25,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from remoting.acl.signature import Credentials
-from remoting.client import RemotingClient
-from remoting.codes import RequestCode, ResponseCode
-from remoting.command import RemotingCommand
-from remoting.connection import ClientConnection, Connection
-from remoting.errors import RemotingError, SendTimeout
-from remoting.fields import boolean_or, text_or
-from remoting.registration import (
+from raftmq.remoting.acl.signature import Credentials
+from raftmq.remoting.client import RemotingClient
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.connection import ClientConnection, Connection
+from raftmq.remoting.errors import RemotingError, SendTimeout
+from raftmq.remoting.fields import boolean_or, text_or
+from raftmq.remoting.registration import (
     BrokerHeader,
     DataVersion,
     RegisterBrokerHeader,
@@ -40,11 +40,11 @@ from remoting.registration import (
     body_crc,
     encode_register_body,
 )
-from remoting.registrationproof import WRONG_SIGNATURE, RegistrationSigner
-from remoting.signedregistration import ask_signer
-from remoting.tls import TlsContext
+from raftmq.remoting.registrationproof import WRONG_SIGNATURE, RegistrationSigner
+from raftmq.remoting.signedregistration import ask_signer
+from raftmq.remoting.tls import TlsContext
 
-log = logging.getLogger("broker.registration")
+log = logging.getLogger("raftmq.broker.registration")
 
 RETRY_MS = 1_000  # a name server that comes back knows us a second later
 LOST_PAUSE_MS = 100  # one that closes every connection is not dialled more often than that

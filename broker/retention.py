@@ -10,10 +10,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from store.messagestore import MessageStore
-from store.retention import CLOCK_STEADY_MS, SteadyClock
+from raftmq.store.messagestore import MessageStore
+from raftmq.store.retention import CLOCK_STEADY_MS, SteadyClock
 
-log = logging.getLogger("broker.retention")
+log = logging.getLogger("raftmq.broker.retention")
 
 
 class Retention:

@@ -19,23 +19,24 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from chaos.checks.verdict import Verdict
-from chaos.cluster.cli import parse_settings
-from chaos.cluster.clusterfile import COMPOSE, PROCESSES, ClusterError
-from chaos.cluster.topology import MODES, REPLICAS_MAX, Shape
-from chaos.faults.catalogue import rows
-from chaos.history.events import HistoryError
-from chaos.report.comparison import HEAD, recovery_rows, summary_rows
-from chaos.report.recovery import Recovery, by_kind, spread
-from chaos.run.compare import ENGINES, CompareConfig, Comparison, compare_engines
-from chaos.run.judge import RunResult, judge
-from chaos.run.runner import RunConfig, run_scenario
-from chaos.run.scenario import MINUTES_MIN, SCENARIOS
-from chaos.run.watch import MARKS, check_table, watch
-from chaos.workloads.catalogue import WORKLOADS, make_workloads, settings_for
-from chaos.workloads.log import WINDOW_MAX
-from chaos.workloads.messages import LOG, MessagesConfig
-from client import ClientError
+from raftmq import __version__
+from raftmq.chaos.checks.verdict import Verdict
+from raftmq.chaos.cluster.cli import parse_settings
+from raftmq.chaos.cluster.clusterfile import COMPOSE, PROCESSES, ClusterError
+from raftmq.chaos.cluster.topology import MODES, REPLICAS_MAX, Shape
+from raftmq.chaos.faults.catalogue import rows
+from raftmq.chaos.history.events import HistoryError
+from raftmq.chaos.report.comparison import HEAD, recovery_rows, summary_rows
+from raftmq.chaos.report.recovery import Recovery, by_kind, spread
+from raftmq.chaos.run.compare import ENGINES, CompareConfig, Comparison, compare_engines
+from raftmq.chaos.run.judge import RunResult, judge
+from raftmq.chaos.run.runner import RunConfig, run_scenario
+from raftmq.chaos.run.scenario import MINUTES_MIN, SCENARIOS
+from raftmq.chaos.run.watch import MARKS, check_table, watch
+from raftmq.chaos.workloads.catalogue import WORKLOADS, make_workloads, settings_for
+from raftmq.chaos.workloads.log import WINDOW_MAX
+from raftmq.chaos.workloads.messages import LOG, MessagesConfig
+from raftmq.client import ClientError
 
 T = TypeVar("T")
 
@@ -54,6 +55,7 @@ DEFAULT_SETTINGS = {
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.version_option(__version__, prog_name="mqchaos")
 def main() -> None:
     """Break a cluster on purpose, under load, and say whether it kept its promises.
 

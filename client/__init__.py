@@ -3,8 +3,8 @@
 asyncio first; `client.sync` has blocking versions. See docs/architecture.md.
 """
 
-from client.admin import Admin, ClusterInfo
-from client.allocation import (
+from raftmq.client.admin import Admin, ClusterInfo
+from raftmq.client.allocation import (
     AllocateByConfig,
     AllocateByConsistentHash,
     AllocateByMachineRoom,
@@ -13,10 +13,10 @@ from client.allocation import (
     allocate_averagely,
     allocate_averagely_by_circle,
 )
-from client.batch import split_batch
-from client.compression import Compression, CompressionType
-from client.consumer import ConsumerConfig, PushConsumer
-from client.errors import (
+from raftmq.client.batch import split_batch
+from raftmq.client.compression import Compression, CompressionType
+from raftmq.client.consumer import ConsumerConfig, PushConsumer
+from raftmq.client.errors import (
     BrokerRefused,
     BrokerUnreachable,
     ClientClosed,
@@ -32,12 +32,12 @@ from client.errors import (
     TooManyInFlight,
     UnsupportedCompression,
 )
-from client.instance import InstanceConfig
-from client.listen import FailurePolicy, Later
-from client.litepull import LitePullConfig, LitePullConsumer
-from client.localoffsets import OffsetFile, OffsetStorage
-from client.locks import LockConfig
-from client.message import (
+from raftmq.client.instance import InstanceConfig
+from raftmq.client.listen import FailurePolicy, Later
+from raftmq.client.litepull import LitePullConfig, LitePullConsumer
+from raftmq.client.localoffsets import OffsetFile, OffsetStorage
+from raftmq.client.locks import LockConfig
+from raftmq.client.message import (
     ConsumeResult,
     Message,
     MessageExt,
@@ -46,29 +46,29 @@ from client.message import (
     SendResult,
     SendStatus,
 )
-from client.offsets import ConsumeFrom
-from client.processqueue import CacheLimits
-from client.producer import Producer
-from client.pull import PullConfig
-from client.pullconsumer import PullConsumer, PullResult, PullStatus
-from client.route import TopicRouteData
-from client.sending import SendConfig
-from client.sync import (
+from raftmq.client.offsets import ConsumeFrom
+from raftmq.client.processqueue import CacheLimits
+from raftmq.client.producer import Producer
+from raftmq.client.pull import PullConfig
+from raftmq.client.pullconsumer import PullConsumer, PullResult, PullStatus
+from raftmq.client.route import TopicRouteData
+from raftmq.client.sending import SendConfig
+from raftmq.client.sync import (
     BlockingConsumer,
     BlockingLitePullConsumer,
     BlockingProducer,
     BlockingPullConsumer,
     BlockingTransactionProducer,
 )
-from client.transaction import (
+from raftmq.client.transaction import (
     TransactionListener,
     TransactionProducer,
     TransactionResult,
     TransactionState,
 )
-from remoting.acl.signature import Credentials
-from remoting.tls import ClientTls
-from remoting.tlsfile import client_tls_of
+from raftmq.remoting.acl.signature import Credentials
+from raftmq.remoting.tls import ClientTls
+from raftmq.remoting.tlsfile import client_tls_of
 
 __all__ = [
     "Admin",

@@ -11,29 +11,34 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from client import adminbodies
-from client.adminbodies import BrokerStats, ConsumeStats, TopicOffset
-from client.decode import decode_messages
-from client.errors import BrokerRefused, BrokerUnreachable, NameServerUnreachable, NoRoute
-from client.instance import ClientInstance, InstanceConfig
-from client.message import MessageExt, MessageQueue
-from client.route import BrokerData, TopicRouteData, parse_broker
-from remoting import fields
-from remoting.address import format_address
-from remoting.admin_headers import (
+from raftmq.client import adminbodies
+from raftmq.client.adminbodies import BrokerStats, ConsumeStats, TopicOffset
+from raftmq.client.decode import decode_messages
+from raftmq.client.errors import BrokerRefused, BrokerUnreachable, NameServerUnreachable, NoRoute
+from raftmq.client.instance import ClientInstance, InstanceConfig
+from raftmq.client.message import MessageExt, MessageQueue
+from raftmq.client.route import BrokerData, TopicRouteData, parse_broker
+from raftmq.remoting import fields
+from raftmq.remoting.address import format_address
+from raftmq.remoting.admin_headers import (
     ConsumeDirectlyHeader,
     QueryMessageHeader,
     ResetOffsetHeader,
     RunningInfoHeader,
     TopicHeader,
 )
-from remoting.codes import RequestCode, ResponseCode
-from remoting.command import RemotingCommand
-from remoting.errors import HeaderError, RemotingError
-from remoting.fastjson import dumps, loads_object
-from remoting.headers import ConsumerOffsetHeader, PullHeader, PullResponseHeader, QueueOffsetHeader
-from remoting.signedregistration import ask_signer
-from store.record import decode_offset_message_id
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.errors import HeaderError, RemotingError
+from raftmq.remoting.fastjson import dumps, loads_object
+from raftmq.remoting.headers import (
+    ConsumerOffsetHeader,
+    PullHeader,
+    PullResponseHeader,
+    QueueOffsetHeader,
+)
+from raftmq.remoting.signedregistration import ask_signer
+from raftmq.store.record import decode_offset_message_id
 
 PERM_READ_WRITE = 6
 TIME_MS_MAX = (1 << 63) - 1  # the end of time of a query

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from client.message import MessageQueue
-from remoting.errors import BodyError
-from remoting.fastjson import MessageQueue as WireQueue
+from raftmq.client.message import MessageQueue
+from raftmq.remoting.errors import BodyError
+from raftmq.remoting.fastjson import MessageQueue as WireQueue
 
 
 @dataclass(frozen=True, slots=True)

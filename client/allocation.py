@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import md5
 
-from client.message import MessageQueue
+from raftmq.client.message import MessageQueue
 
 Queues = tuple[MessageQueue, ...]
 # (queues, client ids, own client id) → the own queues

@@ -7,17 +7,17 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from client.decode import decode_messages
-from client.listen import Deliverer
-from client.message import MessageQueue
-from client.runninginfo import Told, running_info
-from remoting.admin_headers import ResetOffsetHeader
-from remoting.codes import RequestCode, ResponseCode
-from remoting.command import RemotingCommand
-from remoting.connection import Connection, Handler
-from remoting.fastjson import MessageQueue as WireQueue
-from remoting.fastjson import dumps, loads_object
-from store.record import RecordError
+from raftmq.client.decode import decode_messages
+from raftmq.client.listen import Deliverer
+from raftmq.client.message import MessageQueue
+from raftmq.client.runninginfo import Told, running_info
+from raftmq.remoting.admin_headers import ResetOffsetHeader
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.connection import Connection, Handler
+from raftmq.remoting.fastjson import MessageQueue as WireQueue
+from raftmq.remoting.fastjson import dumps, loads_object
+from raftmq.store.record import RecordError
 
 logger = logging.getLogger(__name__)
 

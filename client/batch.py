@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from client.errors import InvalidMessage
-from client.message import BODY_SIZE_BYTES_MAX, Message
-from client.sendframe import encoded_properties
+from raftmq.client.errors import InvalidMessage
+from raftmq.client.message import BODY_SIZE_BYTES_MAX, Message
+from raftmq.client.sendframe import encoded_properties
 
 SPLIT_SIZE_BYTES = 1024 * 1024
 _ITEM_BYTES = 22  # five int32 and an int16 around body and properties

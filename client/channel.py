@@ -14,13 +14,13 @@ import orjson
 from msgspec import MsgspecError, Struct, field
 from msgspec.json import Decoder
 
-from remoting.codec import RawFrame, decode_command
-from remoting.command import JSON, RESPONSE_FLAG
-from remoting.connection import ClientConnection, Connection
-from remoting.errors import RemotingProtocolError
+from raftmq.remoting.codec import RawFrame, decode_command
+from raftmq.remoting.command import JSON, RESPONSE_FLAG
+from raftmq.remoting.connection import ClientConnection, Connection
+from raftmq.remoting.errors import RemotingProtocolError
 
 if TYPE_CHECKING:
-    from client.pending import Pending
+    from raftmq.client.pending import Pending
 
 # (channel, pending, response code, remark, extFields)
 OnAnswer = Callable[["Channel", "Pending", int, str, dict[str, str]], None]

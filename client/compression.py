@@ -13,8 +13,8 @@ from enum import Enum
 import lz4.frame
 import zstandard
 
-from client.errors import UnsupportedCompression
-from store.record import SYS_COMPRESSED, RecordError, StopReason
+from raftmq.client.errors import UnsupportedCompression
+from raftmq.store.record import SYS_COMPRESSED, RecordError, StopReason
 
 COMPRESSION_MASK = 0x700
 ZSTD_STEP_BYTES = 1024  # a step grows by 40,000 at the most

@@ -26,36 +26,36 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any
 
-from client.allocation import AllocationStrategy, allocate_averagely
-from client.asked import Asked
-from client.errors import BrokerRefused, BrokerUnreachable, ClientError, NoRoute
-from client.instance import ClientInstance, InstanceConfig, local_address
-from client.listen import (
+from raftmq.client.allocation import AllocationStrategy, allocate_averagely
+from raftmq.client.asked import Asked
+from raftmq.client.errors import BrokerRefused, BrokerUnreachable, ClientError, NoRoute
+from raftmq.client.instance import ClientInstance, InstanceConfig, local_address
+from raftmq.client.listen import (
     ConcurrentDeliverer,
     Deliverer,
     FailurePolicy,
     Listener,
     OrderlyDeliverer,
 )
-from client.localoffsets import LocalOffsetStore, OffsetFile, OffsetStorage, offset_file
-from client.locks import LockConfig, QueueLocks
-from client.message import RETRY_PREFIX, MessageModel, MessageQueue
-from client.offsets import ConsumeFrom
-from client.offsetstore import Offsets, OffsetStore, OnCommit
-from client.processqueue import Batch, CacheBudget
-from client.pull import PullConfig, QueueWorker
-from client.rebalance import Rebalancer
-from client.route import ReplicaGroup
-from client.sendback import SendBack
-from client.subscription import (
+from raftmq.client.localoffsets import LocalOffsetStore, OffsetFile, OffsetStorage, offset_file
+from raftmq.client.locks import LockConfig, QueueLocks
+from raftmq.client.message import RETRY_PREFIX, MessageModel, MessageQueue
+from raftmq.client.offsets import ConsumeFrom
+from raftmq.client.offsetstore import Offsets, OffsetStore, OnCommit
+from raftmq.client.processqueue import Batch, CacheBudget
+from raftmq.client.pull import PullConfig, QueueWorker
+from raftmq.client.rebalance import Rebalancer
+from raftmq.client.route import ReplicaGroup
+from raftmq.client.sendback import SendBack
+from raftmq.client.subscription import (
     ALL,
     Subscription,
     check_in_broker,
     consumer_heartbeat,
     subscribe,
 )
-from remoting.command import RemotingCommand
-from remoting.errors import RemotingError
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.errors import RemotingError
 
 logger = logging.getLogger(__name__)
 

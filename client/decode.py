@@ -11,11 +11,11 @@ import logging
 import struct
 from zlib import crc32
 
-from client.compression import decompress
-from client.errors import UnsupportedCompression
-from client.message import MessageExt
-from client.subscription import tag_of
-from store.record import (
+from raftmq.client.compression import decompress
+from raftmq.client.errors import UnsupportedCompression
+from raftmq.client.message import MessageExt
+from raftmq.client.subscription import tag_of
+from raftmq.store.record import (
     MAGIC_V1,
     SYS_BORN_HOST_V6,
     SYS_COMPRESSED,

@@ -12,13 +12,13 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from client.errors import BrokerRefused, NameServerUnreachable, NoRoute
-from client.route import ReplicaGroup, RouteError, TopicRouteData, parse_broker, parse_route
-from remoting.client import RemotingClient
-from remoting.codes import RequestCode, ResponseCode
-from remoting.command import RemotingCommand
-from remoting.errors import RemotingError
-from remoting.fastjson import loads_object
+from raftmq.client.errors import BrokerRefused, NameServerUnreachable, NoRoute
+from raftmq.client.route import ReplicaGroup, RouteError, TopicRouteData, parse_broker, parse_route
+from raftmq.remoting.client import RemotingClient
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.errors import RemotingError
+from raftmq.remoting.fastjson import loads_object
 
 logger = logging.getLogger(__name__)
 

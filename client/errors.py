@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from client.message import Message, SendResult
+    from raftmq.client.message import Message, SendResult
 
 CODE_SEND_FAILED = -1004
 CODE_TIMEOUT = -1006

@@ -17,19 +17,19 @@ from typing import Any
 
 import orjson
 
-from client.directory import Directory, NameServers, parse_addresses
-from client.errors import BrokerRefused, BrokerUnreachable, ClientClosed, ClientError
-from client.retry import CONTROL, RetryPolicy
-from client.route import ReplicaGroup
-from remoting.acl.signature import Credentials
-from remoting.client import RemotingClient
-from remoting.codes import RequestCode, ResponseCode
-from remoting.command import RemotingCommand
-from remoting.connection import Connection
-from remoting.errors import RemotingError
-from remoting.fastjson import loads_object
-from remoting.fields import boolean_or
-from remoting.tls import ClientTls, Renewed
+from raftmq.client.directory import Directory, NameServers, parse_addresses
+from raftmq.client.errors import BrokerRefused, BrokerUnreachable, ClientClosed, ClientError
+from raftmq.client.retry import CONTROL, RetryPolicy
+from raftmq.client.route import ReplicaGroup
+from raftmq.remoting.acl.signature import Credentials
+from raftmq.remoting.client import RemotingClient
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.connection import Connection
+from raftmq.remoting.errors import RemotingError
+from raftmq.remoting.fastjson import loads_object
+from raftmq.remoting.fields import boolean_or
+from raftmq.remoting.tls import ClientTls, Renewed
 
 logger = logging.getLogger(__name__)
 

@@ -19,11 +19,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from client.channel import Channel
-from client.errors import BrokerUnreachable
-from client.pending import Pending
-from client.retry import LEADER_SEARCH
-from client.route import ReplicaGroup
+from raftmq.client.channel import Channel
+from raftmq.client.errors import BrokerUnreachable
+from raftmq.client.pending import Pending
+from raftmq.client.retry import LEADER_SEARCH
+from raftmq.client.route import ReplicaGroup
 
 logger = logging.getLogger(__name__)
 

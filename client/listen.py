@@ -23,8 +23,8 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
-from client.message import RETRY_PREFIX, ConsumeResult, MessageExt, MessageQueue
-from client.sendback import SendBack
+from raftmq.client.message import RETRY_PREFIX, ConsumeResult, MessageExt, MessageQueue
+from raftmq.client.sendback import SendBack
 
 logger = logging.getLogger(__name__)
 

@@ -25,21 +25,21 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any
 
-from client.allocation import AllocationStrategy, allocate_averagely
-from client.asked import Asked
-from client.errors import ClientError
-from client.instance import ClientInstance, InstanceConfig, local_address
-from client.localoffsets import LocalOffsetStore, OffsetFile, OffsetStorage, offset_file
-from client.locks import QueueLocks
-from client.message import MessageExt, MessageModel, MessageQueue
-from client.offsets import ConsumeFrom
-from client.offsetstore import Offsets, OffsetStore, max_offset, min_offset, offset_for
-from client.processqueue import Batch, CacheBudget
-from client.pull import PullConfig, QueueWorker
-from client.rebalance import Rebalancer
-from client.route import ReplicaGroup
-from client.subscription import ALL, Subscription, consumer_heartbeat, subscribe
-from remoting.command import RemotingCommand
+from raftmq.client.allocation import AllocationStrategy, allocate_averagely
+from raftmq.client.asked import Asked
+from raftmq.client.errors import ClientError
+from raftmq.client.instance import ClientInstance, InstanceConfig, local_address
+from raftmq.client.localoffsets import LocalOffsetStore, OffsetFile, OffsetStorage, offset_file
+from raftmq.client.locks import QueueLocks
+from raftmq.client.message import MessageExt, MessageModel, MessageQueue
+from raftmq.client.offsets import ConsumeFrom
+from raftmq.client.offsetstore import Offsets, OffsetStore, max_offset, min_offset, offset_for
+from raftmq.client.processqueue import Batch, CacheBudget
+from raftmq.client.pull import PullConfig, QueueWorker
+from raftmq.client.rebalance import Rebalancer
+from raftmq.client.route import ReplicaGroup
+from raftmq.client.subscription import ALL, Subscription, consumer_heartbeat, subscribe
+from raftmq.remoting.command import RemotingCommand
 
 logger = logging.getLogger(__name__)
 

@@ -16,14 +16,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from client.instance import ClientInstance
-from client.message import MessageQueue
-from client.offsets import ConsumeFrom, OffsetTable
-from client.offsetstore import initial_offset
-from remoting.errors import RemotingError
-from remoting.fastjson import MessageQueue as WireQueue
-from remoting.fastjson import dumps, loads_object
-from remoting.threads import in_thread_to_its_end
+from raftmq.client.instance import ClientInstance
+from raftmq.client.message import MessageQueue
+from raftmq.client.offsets import ConsumeFrom, OffsetTable
+from raftmq.client.offsetstore import initial_offset
+from raftmq.remoting.errors import RemotingError
+from raftmq.remoting.fastjson import MessageQueue as WireQueue
+from raftmq.remoting.fastjson import dumps, loads_object
+from raftmq.remoting.threads import in_thread_to_its_end
 
 logger = logging.getLogger(__name__)
 

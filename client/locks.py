@@ -17,15 +17,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from client.errors import ClientError
-from client.instance import ClientInstance
-from client.message import MessageQueue
-from client.retry import RetryPolicy
-from remoting.codes import RequestCode, ResponseCode
-from remoting.command import RemotingCommand
-from remoting.errors import RemotingError
-from remoting.fastjson import MessageQueue as WireQueue
-from remoting.fastjson import dumps, loads_object
+from raftmq.client.errors import ClientError
+from raftmq.client.instance import ClientInstance
+from raftmq.client.message import MessageQueue
+from raftmq.client.retry import RetryPolicy
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.errors import RemotingError
+from raftmq.remoting.fastjson import MessageQueue as WireQueue
+from raftmq.remoting.fastjson import dumps, loads_object
 
 logger = logging.getLogger(__name__)
 

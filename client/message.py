@@ -10,8 +10,8 @@ from datetime import UTC, datetime, timedelta
 from enum import Enum, IntEnum
 from typing import NamedTuple
 
-from store.properties import decode_properties
-from store.record import Host, unpack_host
+from raftmq.store.properties import decode_properties
+from raftmq.store.record import Host, unpack_host
 
 BODY_SIZE_BYTES_MAX = 4 * 1024 * 1024  # the broker's maxMessageSize default
 PROPERTIES_SIZE_BYTES_MAX = 32767  # a signed int16 on disk

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from client.message import MessageQueue
+from raftmq.client.message import MessageQueue
 
 
 class OffsetTable:

@@ -7,15 +7,15 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from client.errors import BrokerRefused, ClientError
-from client.instance import ClientInstance
-from client.message import RETRY_PREFIX, MessageQueue
-from client.offsets import ConsumeFrom, OffsetTable
-from remoting import fields
-from remoting.codes import RequestCode, ResponseCode
-from remoting.command import RemotingCommand
-from remoting.errors import HeaderError, RemotingError
-from remoting.headers import ConsumerOffsetHeader, QueueOffsetHeader
+from raftmq.client.errors import BrokerRefused, ClientError
+from raftmq.client.instance import ClientInstance
+from raftmq.client.message import RETRY_PREFIX, MessageQueue
+from raftmq.client.offsets import ConsumeFrom, OffsetTable
+from raftmq.remoting import fields
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.errors import HeaderError, RemotingError
+from raftmq.remoting.headers import ConsumerOffsetHeader, QueueOffsetHeader
 
 logger = logging.getLogger(__name__)
 

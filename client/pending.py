@@ -17,19 +17,19 @@ from collections.abc import Callable
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from client.errors import (
+from raftmq.client.errors import (
     CODE_TIMEOUT,
     ClientError,
     SendFailed,
     SendOutcomeUnknown,
 )
-from client.message import MessageQueue, SendResult, SendStatus
-from client.sendframe import OutgoingSend
+from raftmq.client.message import MessageQueue, SendResult, SendStatus
+from raftmq.client.sendframe import OutgoingSend
 
 if TYPE_CHECKING:
     import asyncio
 
-    from client.channel import Channel
+    from raftmq.client.channel import Channel
 
 SendCallback = Callable[[SendResult | None, ClientError | None], None]
 

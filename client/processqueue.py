@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from client.message import MessageExt
+from raftmq.client.message import MessageExt
 
 
 @dataclass(slots=True, eq=False)

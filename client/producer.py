@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
-from client.batch import SPLIT_SIZE_BYTES, split_batch
-from client.errors import (
+from raftmq.client.batch import SPLIT_SIZE_BYTES, split_batch
+from raftmq.client.errors import (
     CODE_NO_ROUTE,
     BrokerRefused,
     ClientClosed,
@@ -30,26 +30,26 @@ from client.errors import (
     SplitFailed,
     TooManyInFlight,
 )
-from client.instance import ClientInstance, InstanceConfig, local_address
-from client.message import Message, MessageExt, MessageQueue, SendResult, process_unique_keys
-from client.pending import Pending, SendCallback
-from client.requestreply import WaitingRequests, reply_message
-from client.retry import ROUTE_SEARCH
-from client.route import TopicRouteData
-from client.sendframe import (
+from raftmq.client.instance import ClientInstance, InstanceConfig, local_address
+from raftmq.client.message import Message, MessageExt, MessageQueue, SendResult, process_unique_keys
+from raftmq.client.pending import Pending, SendCallback
+from raftmq.client.requestreply import WaitingRequests, reply_message
+from raftmq.client.retry import ROUTE_SEARCH
+from raftmq.client.route import TopicRouteData
+from raftmq.client.sendframe import (
     SEND_MESSAGE_V2,
     SEND_REPLY_MESSAGE_V2,
     OutgoingSend,
     outgoing,
     outgoing_batch,
 )
-from client.sending import SendConfig, SendEngine
-from client.signedframe import template_for
-from remoting.codes import RequestCode, ResponseCode
-from remoting.command import ONEWAY_FLAG, RemotingCommand
-from remoting.connection import Handler
-from remoting.errors import RemotingError
-from remoting.recallhandle import RecallHandle
+from raftmq.client.sending import SendConfig, SendEngine
+from raftmq.client.signedframe import template_for
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import ONEWAY_FLAG, RemotingCommand
+from raftmq.remoting.connection import Handler
+from raftmq.remoting.errors import RemotingError
+from raftmq.remoting.recallhandle import RecallHandle
 
 T = TypeVar("T")
 Selector = Callable[[Sequence[MessageQueue], Message, T], MessageQueue]

@@ -18,25 +18,25 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-from client.decode import decode_messages
-from client.errors import ClientError
-from client.instance import ClientInstance, leader_hint
-from client.message import MessageExt, MessageQueue
-from client.offsets import MovedAction, OffsetMoved, PullAnswer
-from client.processqueue import Batch, CacheBudget, CacheLimits, ProcessQueue
-from client.route import LEADER_ID
-from client.subscription import Subscription
-from remoting.codes import RequestCode, ResponseCode
-from remoting.command import RemotingCommand
-from remoting.errors import HeaderError, RemotingError
-from remoting.headers import (
+from raftmq.client.decode import decode_messages
+from raftmq.client.errors import ClientError
+from raftmq.client.instance import ClientInstance, leader_hint
+from raftmq.client.message import MessageExt, MessageQueue
+from raftmq.client.offsets import MovedAction, OffsetMoved, PullAnswer
+from raftmq.client.processqueue import Batch, CacheBudget, CacheLimits, ProcessQueue
+from raftmq.client.route import LEADER_ID
+from raftmq.client.subscription import Subscription
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.errors import HeaderError, RemotingError
+from raftmq.remoting.headers import (
     PULL_LITE,
     PULL_SUBSCRIPTION,
     PULL_SUSPEND,
     PullHeader,
     PullResponseHeader,
 )
-from store.record import RecordError
+from raftmq.store.record import RecordError
 
 logger = logging.getLogger(__name__)
 

@@ -21,20 +21,20 @@ from enum import Enum
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from client.decode import decode_messages
-from client.errors import BrokerRefused, ClientError
-from client.instance import ClientInstance, InstanceConfig
-from client.message import MessageExt, MessageModel, MessageQueue
-from client.offsets import ConsumeFrom
-from client.offsetstore import OffsetStore, max_offset, min_offset, offset_for
-from client.retry import CONTROL, RetryPolicy
-from client.route import LEADER_ID
-from client.subscription import ALL, Subscription, consumer_heartbeat, subscribe
-from remoting.codes import RequestCode, ResponseCode
-from remoting.command import RemotingCommand
-from remoting.errors import HeaderError, RemotingError
-from remoting.headers import PULL_SUBSCRIPTION, PULL_SUSPEND, PullHeader, PullResponseHeader
-from store.record import RecordError
+from raftmq.client.decode import decode_messages
+from raftmq.client.errors import BrokerRefused, ClientError
+from raftmq.client.instance import ClientInstance, InstanceConfig
+from raftmq.client.message import MessageExt, MessageModel, MessageQueue
+from raftmq.client.offsets import ConsumeFrom
+from raftmq.client.offsetstore import OffsetStore, max_offset, min_offset, offset_for
+from raftmq.client.retry import CONTROL, RetryPolicy
+from raftmq.client.route import LEADER_ID
+from raftmq.client.subscription import ALL, Subscription, consumer_heartbeat, subscribe
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.errors import HeaderError, RemotingError
+from raftmq.remoting.headers import PULL_SUBSCRIPTION, PULL_SUSPEND, PullHeader, PullResponseHeader
+from raftmq.store.record import RecordError
 
 logger = logging.getLogger(__name__)
 

@@ -12,15 +12,15 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from client.allocation import AllocationStrategy, assignment_change
-from client.errors import ClientError, NameServerUnreachable, NoRoute
-from client.instance import ClientInstance
-from client.message import RETRY_PREFIX, MessageQueue
-from client.subscription import Subscription
-from remoting.codes import RequestCode, ResponseCode
-from remoting.command import RemotingCommand
-from remoting.errors import RemotingError
-from remoting.fastjson import loads_object
+from raftmq.client.allocation import AllocationStrategy, assignment_change
+from raftmq.client.errors import ClientError, NameServerUnreachable, NoRoute
+from raftmq.client.instance import ClientInstance
+from raftmq.client.message import RETRY_PREFIX, MessageQueue
+from raftmq.client.subscription import Subscription
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.errors import RemotingError
+from raftmq.remoting.fastjson import loads_object
 
 logger = logging.getLogger(__name__)
 

@@ -16,16 +16,21 @@ import logging
 import uuid
 from dataclasses import replace
 
-from client.compression import decompress
-from client.errors import InvalidMessage, RequestTimedOut, TooManyInFlight, UnsupportedCompression
-from client.message import Message, MessageExt
-from remoting import fields
-from remoting.codes import RequestCode, ResponseCode
-from remoting.command import RemotingCommand
-from remoting.connection import Connection
-from remoting.errors import HeaderError
-from remoting.headers import SendHeader
-from store.record import SYS_COMPRESSED, RecordError
+from raftmq.client.compression import decompress
+from raftmq.client.errors import (
+    InvalidMessage,
+    RequestTimedOut,
+    TooManyInFlight,
+    UnsupportedCompression,
+)
+from raftmq.client.message import Message, MessageExt
+from raftmq.remoting import fields
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.connection import Connection
+from raftmq.remoting.errors import HeaderError
+from raftmq.remoting.headers import SendHeader
+from raftmq.store.record import SYS_COMPRESSED, RecordError
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from tenacity import (
 )
 from tenacity.stop import stop_base
 
-from client.errors import ClientError
+from raftmq.client.errors import ClientError
 
 
 @dataclass(frozen=True, slots=True)

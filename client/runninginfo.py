@@ -7,14 +7,14 @@ import time
 from collections.abc import Mapping
 from typing import Protocol
 
-from client.instance import ClientInstance
-from client.locks import QueueLocks
-from client.message import MessageQueue
-from client.pull import QueueWorker
-from client.subscription import Subscription
-from remoting.codes import MQ_VERSION
-from remoting.fastjson import MessageQueue as WireQueue
-from remoting.fastjson import dumps
+from raftmq.client.instance import ClientInstance
+from raftmq.client.locks import QueueLocks
+from raftmq.client.message import MessageQueue
+from raftmq.client.pull import QueueWorker
+from raftmq.client.subscription import Subscription
+from raftmq.remoting.codes import MQ_VERSION
+from raftmq.remoting.fastjson import MessageQueue as WireQueue
+from raftmq.remoting.fastjson import dumps
 
 
 class Told(Protocol):

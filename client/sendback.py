@@ -11,13 +11,13 @@ import asyncio
 import logging
 import time
 
-from client.errors import ClientError
-from client.instance import ClientInstance
-from client.message import RETRY_PREFIX, MessageExt, properties_text
-from client.retry import RetryPolicy
-from remoting.codes import RequestCode, ResponseCode
-from remoting.command import RemotingCommand
-from remoting.headers import SendBackHeader, SendHeader
+from raftmq.client.errors import ClientError
+from raftmq.client.instance import ClientInstance
+from raftmq.client.message import RETRY_PREFIX, MessageExt, properties_text
+from raftmq.client.retry import RetryPolicy
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.headers import SendBackHeader, SendHeader
 
 logger = logging.getLogger(__name__)
 

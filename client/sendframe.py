@@ -12,9 +12,9 @@ from typing import Any
 
 import orjson
 
-from client.compression import Compression
-from client.errors import InvalidMessage
-from client.message import (
+from raftmq.client.compression import Compression
+from raftmq.client.errors import InvalidMessage
+from raftmq.client.message import (
     BODY_SIZE_BYTES_MAX,
     PROPERTIES_SIZE_BYTES_MAX,
     RETRY_PREFIX,
@@ -22,7 +22,7 @@ from client.message import (
     properties_of,
     properties_text,
 )
-from remoting.codes import MQ_VERSION
+from raftmq.remoting.codes import MQ_VERSION
 
 SEND_MESSAGE_V2 = 310
 SEND_BATCH_MESSAGE = 320

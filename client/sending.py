@@ -18,9 +18,9 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from client.channel import Channel, StoredAnswer
-from client.compression import Compression
-from client.errors import (
+from raftmq.client.channel import Channel, StoredAnswer
+from raftmq.client.compression import Compression
+from raftmq.client.errors import (
     CODE_TIMEOUT,
     BrokerUnreachable,
     ClientClosed,
@@ -28,16 +28,16 @@ from client.errors import (
     SendFailed,
     TooManyInFlight,
 )
-from client.fault import FaultAvoidance, FaultPolicy
-from client.instance import ClientInstance
-from client.lane import Lane
-from client.message import MessageQueue, SendResult, SendStatus
-from client.pending import STORED, Pending, Verdict, judge
-from client.pulse import Pulses
-from client.route import ReplicaGroup
-from client.sendframe import SEND_REPLY_MESSAGE_V2, ZLIB, SendTemplate
-from client.signedframe import template_for
-from remoting.errors import RemotingError
+from raftmq.client.fault import FaultAvoidance, FaultPolicy
+from raftmq.client.instance import ClientInstance
+from raftmq.client.lane import Lane
+from raftmq.client.message import MessageQueue, SendResult, SendStatus
+from raftmq.client.pending import STORED, Pending, Verdict, judge
+from raftmq.client.pulse import Pulses
+from raftmq.client.route import ReplicaGroup
+from raftmq.client.sendframe import SEND_REPLY_MESSAGE_V2, ZLIB, SendTemplate
+from raftmq.client.signedframe import template_for
+from raftmq.remoting.errors import RemotingError
 
 logger = logging.getLogger(__name__)
 

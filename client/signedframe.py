@@ -9,8 +9,14 @@ from __future__ import annotations
 
 import orjson
 
-from client.sendframe import FRAME_PREFIX, SEND_BATCH_MESSAGE, OutgoingSend, SendTemplate
-from remoting.acl.signature import ACCESS_KEY, SECURITY_TOKEN, SIGNATURE, Credentials, signature
+from raftmq.client.sendframe import FRAME_PREFIX, SEND_BATCH_MESSAGE, OutgoingSend, SendTemplate
+from raftmq.remoting.acl.signature import (
+    ACCESS_KEY,
+    SECURITY_TOKEN,
+    SIGNATURE,
+    Credentials,
+    signature,
+)
 
 
 class SignedTemplate(SendTemplate):

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from client.errors import BrokerRefused, ClientError
-from remoting.codes import RequestCode, ResponseCode
-from remoting.command import RemotingCommand
-from store.properties import tags_code
+from raftmq.client.errors import BrokerRefused, ClientError
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.store.properties import tags_code
 
 if TYPE_CHECKING:
-    from client.instance import ClientInstance
+    from raftmq.client.instance import ClientInstance
 
 ALL = "*"
 _TAGS = re.compile(rb"(?:^|\x02)TAGS\x01([^\x02]*)")

@@ -14,18 +14,18 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
-from client.batch import SPLIT_SIZE_BYTES
-from client.consumer import ConsumerConfig, PushConsumer
-from client.errors import ClientClosed
-from client.instance import InstanceConfig
-from client.listen import ListenerAnswer
-from client.litepull import LitePullConfig, LitePullConsumer
-from client.message import Message, MessageExt, MessageQueue, SendResult
-from client.producer import Producer, Selector
-from client.pullconsumer import PullConsumer
-from client.sending import SendConfig
-from client.subscription import ALL
-from client.transaction import TransactionProducer, TransactionResult, TransactionState
+from raftmq.client.batch import SPLIT_SIZE_BYTES
+from raftmq.client.consumer import ConsumerConfig, PushConsumer
+from raftmq.client.errors import ClientClosed
+from raftmq.client.instance import InstanceConfig
+from raftmq.client.listen import ListenerAnswer
+from raftmq.client.litepull import LitePullConfig, LitePullConsumer
+from raftmq.client.message import Message, MessageExt, MessageQueue, SendResult
+from raftmq.client.producer import Producer, Selector
+from raftmq.client.pullconsumer import PullConsumer
+from raftmq.client.sending import SendConfig
+from raftmq.client.subscription import ALL
+from raftmq.client.transaction import TransactionProducer, TransactionResult, TransactionState
 
 T = TypeVar("T")
 BlockingListener = Callable[[list[MessageExt]], ListenerAnswer]

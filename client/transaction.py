@@ -26,10 +26,10 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Protocol
 
-from client.decode import decode_messages
-from client.errors import BrokerUnreachable, ClientError, InvalidMessage
-from client.instance import InstanceConfig
-from client.message import (
+from raftmq.client.decode import decode_messages
+from raftmq.client.errors import BrokerUnreachable, ClientError, InvalidMessage
+from raftmq.client.instance import InstanceConfig
+from raftmq.client.message import (
     Message,
     MessageExt,
     MessageQueue,
@@ -37,16 +37,16 @@ from client.message import (
     SendStatus,
     properties_text,
 )
-from client.producer import Producer
-from client.retry import CONTROL
-from client.sendframe import TRANSACTION_PREPARED
-from client.sending import SendConfig
-from remoting.codes import RequestCode, ResponseCode
-from remoting.command import RemotingCommand
-from remoting.connection import ClientConnection, Connection, Handler
-from remoting.errors import RemotingError
-from remoting.headers import CheckTransactionHeader, EndTransactionHeader
-from store.record import RecordError
+from raftmq.client.producer import Producer
+from raftmq.client.retry import CONTROL
+from raftmq.client.sendframe import TRANSACTION_PREPARED
+from raftmq.client.sending import SendConfig
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.connection import ClientConnection, Connection, Handler
+from raftmq.remoting.errors import RemotingError
+from raftmq.remoting.headers import CheckTransactionHeader, EndTransactionHeader
+from raftmq.store.record import RecordError
 
 logger = logging.getLogger(__name__)
 

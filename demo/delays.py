@@ -7,8 +7,8 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from audit.api import topic_frame
 from demo.flights_data import Delays, DelayTable
+from raftmq.audit.api import topic_frame
 
 FLIGHT_SCHEMA = "carrier string, month int, dep_delay bigint"
 

@@ -25,21 +25,21 @@ import click
 import uvloop
 from rich.console import Console
 
-from audit.api import run_audit, session
-from audit.files import StoreError
-from audit.history import HistoryUnfit
-from audit.java import JavaNotFound
-from chaos.checks.suite import check_all
-from chaos.cli import operating_words
-from chaos.cluster.cluster import Cluster
-from chaos.history.files import read_history
-from chaos.report.recovery import recoveries
-from chaos.workloads.log import WINDOW_MAX
 from demo.board import Board
 from demo.delays import delays_in_topic, differences
 from demo.flights_data import ROW_COUNT, DataMissing, Flight, data_file, delays_of, read_flights
 from demo.load import TOPIC, LoadConfig, LoadResult, run_load
 from demo.verdict import Evidence, all_hold, lines_of, table_of, write_verdict
+from raftmq.audit.api import run_audit, session
+from raftmq.audit.files import StoreError
+from raftmq.audit.history import HistoryUnfit
+from raftmq.audit.java import JavaNotFound
+from raftmq.chaos.checks.suite import check_all
+from raftmq.chaos.cli import operating_words
+from raftmq.chaos.cluster.cluster import Cluster
+from raftmq.chaos.history.files import read_history
+from raftmq.chaos.report.recovery import recoveries
+from raftmq.chaos.workloads.log import WINDOW_MAX
 
 EXIT_WRONG = 1
 EXIT_UNUSABLE = 2

@@ -15,19 +15,19 @@ from pathlib import Path
 
 import orjson
 
-from chaos.cluster.cluster import Cluster
-from chaos.cluster.clusterfile import ClusterError
-from chaos.cluster.whole import wait_whole
-from chaos.faults.base import Context, Planned
-from chaos.faults.process import Kill
-from chaos.history.events import Outcome
-from chaos.history.files import HistoryWriter
-from chaos.run.observer import Observer, Watched
-from chaos.workloads.consumers import drain, join_group
-from chaos.workloads.log import Consumption, Item, KeyedSender, Tally
-from client import Admin, Producer
 from demo.board import Board
 from demo.flights_data import Flight, flight_id, tail_number
+from raftmq import Admin, Producer
+from raftmq.chaos.cluster.cluster import Cluster
+from raftmq.chaos.cluster.clusterfile import ClusterError
+from raftmq.chaos.cluster.whole import wait_whole
+from raftmq.chaos.faults.base import Context, Planned
+from raftmq.chaos.faults.process import Kill
+from raftmq.chaos.history.events import Outcome
+from raftmq.chaos.history.files import HistoryWriter
+from raftmq.chaos.run.observer import Observer, Watched
+from raftmq.chaos.workloads.consumers import drain, join_group
+from raftmq.chaos.workloads.log import Consumption, Item, KeyedSender, Tally
 
 TOPIC = "Flights"
 GROUP = "flight-consumers"

@@ -10,10 +10,12 @@ from typing import Any
 import orjson
 from rich.table import Table
 
-from audit.report import AuditReport, CheckResult
-from chaos.checks.verdict import Check, Verdict
-from chaos.history.events import History, Outcome
-from chaos.report.page import (
+from demo.flights_data import DelayTable
+from demo.load import KILLS_AT, LoadResult
+from raftmq.audit.report import AuditReport, CheckResult
+from raftmq.chaos.checks.verdict import Check, Verdict
+from raftmq.chaos.history.events import History, Outcome
+from raftmq.chaos.report.page import (
     Page,
     PageTable,
     Row,
@@ -23,9 +25,7 @@ from chaos.report.page import (
     render,
     send_tiles,
 )
-from chaos.report.recovery import Recovery, summary
-from demo.flights_data import DelayTable
-from demo.load import KILLS_AT, LoadResult
+from raftmq.chaos.report.recovery import Recovery, summary
 
 HOLES = ("offset_holes", "offset_repeats")
 ORDER = ("order", "order_queues")

@@ -53,8 +53,8 @@ def stores_of(root: Path) -> dict[str, list[Path]]:
 
 def audit(history: Path, topic: str, groups: dict[str, list[Path]]) -> int:
     """mqaudit for each, all in one Spark session: its start is half of what an audit takes."""
-    from audit.cli import main as mqaudit
-    from audit.session import session
+    from raftmq.audit.cli import main as mqaudit
+    from raftmq.audit.session import session
 
     statuses = []
     with session():

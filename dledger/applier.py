@@ -13,11 +13,11 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from dledger.errors import FrameDamaged
-from dledger.log import RaftLog
-from dledger.messages import RoleEvent
-from dledger.proposals import Proposals
-from store.frame import Frame
+from raftmq.dledger.errors import FrameDamaged
+from raftmq.dledger.log import RaftLog
+from raftmq.dledger.messages import RoleEvent
+from raftmq.dledger.proposals import Proposals
+from raftmq.store.frame import Frame
 
 APPLY_BYTES_MAX = 1 << 20  # one batch; a larger single frame goes alone
 

@@ -31,8 +31,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from dledger.errors import ChangeRefused, PreferredChanged
-from dledger.messages import NodeId
+from raftmq.dledger.errors import ChangeRefused, PreferredChanged
+from raftmq.dledger.messages import NodeId
 
 SIZE_BYTES_MAX = 1000  # fits a SlotFile with the frame's index before it
 MEMBERS_MAX = 9

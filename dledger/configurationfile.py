@@ -16,17 +16,17 @@ from __future__ import annotations
 
 import struct
 
-from dledger.configuration import (
+from raftmq.dledger.configuration import (
     Configuration,
     ConfigurationError,
     Configurations,
     decode_configuration,
     encode_configuration,
 )
-from dledger.errors import RaftError
-from dledger.log import RaftLog
-from dledger.slots import SlotFile, SlotsDamaged
-from store.disk import Disk
+from raftmq.dledger.errors import RaftError
+from raftmq.dledger.log import RaftLog
+from raftmq.dledger.slots import SlotFile, SlotsDamaged
+from raftmq.store.disk import Disk
 
 _INDEX = struct.Struct(">q")
 

@@ -13,12 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
-from dledger.gate import Gate
-from dledger.identity import GroupIdentity
-from dledger.messages import NodeId
-from dledger.network import FROM_PEER, Network, PlainNetwork, tune
-from dledger.state import Random
-from dledger.wire import (
+from raftmq.dledger.gate import Gate
+from raftmq.dledger.identity import GroupIdentity
+from raftmq.dledger.messages import NodeId
+from raftmq.dledger.network import FROM_PEER, Network, PlainNetwork, tune
+from raftmq.dledger.state import Random
+from raftmq.dledger.wire import (
     GROUP_ID_VERSION,
     Hello,
     HelloAnswer,
@@ -33,7 +33,7 @@ from dledger.wire import (
     spoken,
 )
 
-log = logging.getLogger("dledger.peers")
+log = logging.getLogger("raftmq.dledger.peers")
 
 HELLO_SIZE_BYTES_MAX = 1024  # more than the longest hello: 8 + 3 * 255 + 4
 ASK_AGAIN_MS = 2_000  # at least between two new dials of one peer for its group's id

@@ -28,9 +28,9 @@ A failed assertion means that Raft's promises are broken: the node must stop.
 
 from __future__ import annotations
 
-from dledger.following import Following
-from dledger.leading import Leading
-from dledger.messages import (
+from raftmq.dledger.following import Following
+from raftmq.dledger.leading import Leading
+from raftmq.dledger.messages import (
     AppendRequest,
     AppendResponse,
     HardState,
@@ -44,8 +44,8 @@ from dledger.messages import (
     VoteRequest,
     VoteResponse,
 )
-from dledger.progress import Progress
-from dledger.state import NEVER_MS
+from raftmq.dledger.progress import Progress
+from raftmq.dledger.state import NEVER_MS
 
 
 class RaftCore(Leading, Following):

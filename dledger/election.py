@@ -11,9 +11,9 @@ has to lead. It tells its leader so, too (following.py).
 
 from __future__ import annotations
 
-from dledger.messages import TERM_MAX, Role, TimeoutNow, VoteRequest, VoteResponse
-from dledger.quorum import Outcome, Tally
-from dledger.state import CoreState
+from raftmq.dledger.messages import TERM_MAX, Role, TimeoutNow, VoteRequest, VoteResponse
+from raftmq.dledger.quorum import Outcome, Tally
+from raftmq.dledger.state import CoreState
 
 
 class Election(CoreState):

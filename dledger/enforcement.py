@@ -13,12 +13,12 @@ import logging
 from collections.abc import Callable, Collection
 from concurrent.futures import Executor
 
-from dledger.gate import Gate
-from dledger.messages import NodeId
-from dledger.slots import SlotFile, SlotsDamaged
-from dledger.writer import FULL
+from raftmq.dledger.gate import Gate
+from raftmq.dledger.messages import NodeId
+from raftmq.dledger.slots import SlotFile, SlotsDamaged
+from raftmq.dledger.writer import FULL
 
-log = logging.getLogger("dledger.enforcement")
+log = logging.getLogger("raftmq.dledger.enforcement")
 
 ENFORCED_FILE = "enforced"  # in the member's directory
 _ENFORCED = b"\1"

@@ -5,8 +5,8 @@ Nothing was appended when one of these is raised, OutcomeUnknown excepted.
 
 from __future__ import annotations
 
-from dledger.messages import NodeId
-from store.errors import StoreDamaged
+from raftmq.dledger.messages import NodeId
+from raftmq.store.errors import StoreDamaged
 
 
 class RaftError(Exception):

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from enum import Enum
 from queue import SimpleQueue
 
-from dledger.log import LogSyncTicket, RaftLog
+from raftmq.dledger.log import LogSyncTicket, RaftLog
 
 
 class FlushMode(Enum):

@@ -11,9 +11,9 @@ that do not stand one behind the other. An honest leader says none of these.
 
 from __future__ import annotations
 
-from dledger.configuration import ConfigurationError, check_proposed, decode_configuration
-from dledger.errors import MessageRefused
-from dledger.messages import (
+from raftmq.dledger.configuration import ConfigurationError, check_proposed, decode_configuration
+from raftmq.dledger.errors import MessageRefused
+from raftmq.dledger.messages import (
     AppendRequest,
     AppendResponse,
     Heartbeat,
@@ -22,9 +22,9 @@ from dledger.messages import (
     Role,
     VoteResponse,
 )
-from dledger.standing import Standing
-from store.frame import Frame, FrameKind
-from store.record import BLANK_SIZE_BYTES
+from raftmq.dledger.standing import Standing
+from raftmq.store.frame import Frame, FrameKind
+from raftmq.store.record import BLANK_SIZE_BYTES
 
 
 class Following(Standing):

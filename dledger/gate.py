@@ -21,8 +21,8 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import cast
 
-from dledger.network import Factory, Listening, Network
-from dledger.proof import (
+from raftmq.dledger.network import Factory, Listening, Network
+from raftmq.dledger.proof import (
     RANDOM_SIZE_BYTES,
     Accepting,
     Claim,
@@ -32,7 +32,7 @@ from dledger.proof import (
     Secret,
 )
 
-log = logging.getLogger("dledger.gate")
+log = logging.getLogger("raftmq.dledger.gate")
 
 HANDSHAKING_MAX = 64
 HANDSHAKE_TIMEOUT_S = 3.0  # a dial with TLS takes no longer (broker.replication.engine)

@@ -15,12 +15,12 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dledger.core import RaftCore
-from dledger.errors import RaftError
-from dledger.messages import NodeId, Role
-from dledger.progress import Progress
+from raftmq.dledger.core import RaftCore
+from raftmq.dledger.errors import RaftError
+from raftmq.dledger.messages import NodeId, Role
+from raftmq.dledger.progress import Progress
 
-log = logging.getLogger("dledger.handover")
+log = logging.getLogger("raftmq.dledger.handover")
 
 LAG_FRAMES_MAX = 16  # twice what is in flight under full load: sent within a round trip or two
 HEARD_HEARTBEATS = 3  # a follower silent for longer is frozen, or its link is

@@ -20,9 +20,9 @@ from __future__ import annotations
 
 import struct
 
-from dledger.messages import TERM_MAX, HardState
-from dledger.slots import SlotFile, SlotsDamaged
-from store.disk import Disk
+from raftmq.dledger.messages import TERM_MAX, HardState
+from raftmq.dledger.slots import SlotFile, SlotsDamaged
+from raftmq.store.disk import Disk
 
 _VERSION = 2
 _NOT_WHOLE = 1

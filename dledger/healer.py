@@ -23,11 +23,11 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import TypeVar
 
-from dledger.errors import FrameDamaged
-from dledger.index import LogIndex
-from dledger.log import RaftLog
-from dledger.messages import NodeId
-from dledger.repair import (
+from raftmq.dledger.errors import FrameDamaged
+from raftmq.dledger.index import LogIndex
+from raftmq.dledger.log import RaftLog
+from raftmq.dledger.messages import NodeId
+from raftmq.dledger.repair import (
     FrameRepair,
     GiveUp,
     Patch,
@@ -38,14 +38,14 @@ from dledger.repair import (
     Wanted,
     answer,
 )
-from dledger.scrub import Scrubber
-from dledger.settings import MemberConfig
-from store.commitlog import CommitLog, SyncTicket
-from store.disk import Disk
-from store.errors import StoreDamaged
-from store.frame import Frame
+from raftmq.dledger.scrub import Scrubber
+from raftmq.dledger.settings import MemberConfig
+from raftmq.store.commitlog import CommitLog, SyncTicket
+from raftmq.store.disk import Disk
+from raftmq.store.errors import StoreDamaged
+from raftmq.store.frame import Frame
 
-log = logging.getLogger("dledger.healer")
+log = logging.getLogger("raftmq.dledger.healer")
 Result = TypeVar("Result")
 
 ASIDE_FILES_MAX = 4

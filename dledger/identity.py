@@ -31,13 +31,13 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
-from dledger.messages import NodeId
-from dledger.slots import SlotFile, SlotsDamaged
-from dledger.wire import GROUP_ID_SIZE_BYTES
-from dledger.writer import FULL
-from store.disk import Disk
+from raftmq.dledger.messages import NodeId
+from raftmq.dledger.slots import SlotFile, SlotsDamaged
+from raftmq.dledger.wire import GROUP_ID_SIZE_BYTES
+from raftmq.dledger.writer import FULL
+from raftmq.store.disk import Disk
 
-log = logging.getLogger("dledger.identity")
+log = logging.getLogger("raftmq.dledger.identity")
 
 FILE = "group"  # in the member's directory
 FULL_RETRY_S = 1.0

@@ -16,7 +16,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 
-from store.frame import Frame
+from raftmq.store.frame import Frame
 
 
 class LogIndex:

@@ -51,9 +51,9 @@ from dataclasses import dataclass
 
 from google_crc32c import value as crc32c
 
-from dledger.configuration import Configuration, encode_configuration
-from dledger.index import LogIndex
-from dledger.messages import TERM_MAX, NodeId
+from raftmq.dledger.configuration import Configuration, encode_configuration
+from raftmq.dledger.index import LogIndex
+from raftmq.dledger.messages import TERM_MAX, NodeId
 
 CHUNK_BYTES = 256 << 10
 INSTALLATION_BYTES_MAX = 256 << 20  # a million topics; in memory, once, on either side

@@ -25,12 +25,12 @@ from __future__ import annotations
 import struct
 from dataclasses import replace
 
-from dledger.hardstate import HardStateDamaged, HardStateFile
-from dledger.install import Installation, decode_installation
-from dledger.log import trim_note
-from dledger.slots import SlotFile, SlotsDamaged
-from store.checkpoint import Checkpoint
-from store.disk import Disk
+from raftmq.dledger.hardstate import HardStateDamaged, HardStateFile
+from raftmq.dledger.install import Installation, decode_installation
+from raftmq.dledger.log import trim_note
+from raftmq.dledger.slots import SlotFile, SlotsDamaged
+from raftmq.store.checkpoint import Checkpoint
+from raftmq.store.disk import Disk
 
 _INSTALLED = struct.Struct(">q")
 _MARKER = "installation"

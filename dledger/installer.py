@@ -21,9 +21,9 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Protocol
 
-from dledger import installation
-from dledger.core import RaftCore
-from dledger.install import (
+from raftmq.dledger import installation
+from raftmq.dledger.core import RaftCore
+from raftmq.dledger.install import (
     INSTALLATION_BYTES_MAX,
     Donor,
     Installation,
@@ -37,13 +37,13 @@ from dledger.install import (
     decode_installation,
     lacks,
 )
-from dledger.log import RaftLog
-from dledger.messages import NodeId, Role
-from dledger.progress import PeerState
-from dledger.settings import MemberConfig
-from store.disk import Disk
+from raftmq.dledger.log import RaftLog
+from raftmq.dledger.messages import NodeId, Role
+from raftmq.dledger.progress import PeerState
+from raftmq.dledger.settings import MemberConfig
+from raftmq.store.disk import Disk
 
-log = logging.getLogger("dledger.installer")
+log = logging.getLogger("raftmq.dledger.installer")
 
 
 class Capture(Protocol):

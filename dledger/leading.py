@@ -8,11 +8,11 @@ bytes uncommitted, reads waiting, bytes a second for those that are far behind (
 
 from __future__ import annotations
 
-from dledger.configuration import decode_configuration
-from dledger.election import Election
-from dledger.errors import Busy, MessageRefused, NotLeader, UnknownTarget
-from dledger.membership import Membership
-from dledger.messages import (
+from raftmq.dledger.configuration import decode_configuration
+from raftmq.dledger.election import Election
+from raftmq.dledger.errors import Busy, MessageRefused, NotLeader, UnknownTarget
+from raftmq.dledger.membership import Membership
+from raftmq.dledger.messages import (
     AppendOrder,
     AppendResponse,
     Heartbeat,
@@ -21,11 +21,11 @@ from dledger.messages import (
     Role,
     TimeoutNow,
 )
-from dledger.pace import NEVER_DUE_MS
-from dledger.progress import PROBE, STRANDED, Progress
-from dledger.quorum import reached_by_majority
-from dledger.state import ReadBatch
-from store.frame import Frame, FrameKind
+from raftmq.dledger.pace import NEVER_DUE_MS
+from raftmq.dledger.progress import PROBE, STRANDED, Progress
+from raftmq.dledger.quorum import reached_by_majority
+from raftmq.dledger.state import ReadBatch
+from raftmq.store.frame import Frame, FrameKind
 
 
 class Leading(Election, Membership):

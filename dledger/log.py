@@ -23,15 +23,15 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from errno import EIO
 
-from dledger.errors import FrameDamaged
-from dledger.index import LogIndex
-from dledger.repair import Wanted
-from dledger.slots import SlotFile
-from store.commitlog import CommitLog, SyncTicket
-from store.errors import StoreDamaged
-from store.frame import HEADER_SIZE_BYTES, Frame, FrameError, FrameKind, parse_frame
-from store.record import BLANK, MAGIC_BLANK
-from store.recovery import FrameHeader, FrameRecovery
+from raftmq.dledger.errors import FrameDamaged
+from raftmq.dledger.index import LogIndex
+from raftmq.dledger.repair import Wanted
+from raftmq.dledger.slots import SlotFile
+from raftmq.store.commitlog import CommitLog, SyncTicket
+from raftmq.store.errors import StoreDamaged
+from raftmq.store.frame import HEADER_SIZE_BYTES, Frame, FrameError, FrameKind, parse_frame
+from raftmq.store.record import BLANK, MAGIC_BLANK
+from raftmq.store.recovery import FrameHeader, FrameRecovery
 
 CACHE_BYTES_MAX = 64 << 20
 READ_BYTES_MAX = 4 << 20  # one read of the file; a larger single frame is read alone

@@ -19,22 +19,22 @@ import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from dledger.applier import Application, Applier
-from dledger.attention import AttendedClock
-from dledger.configuration import Change
-from dledger.core import RaftCore
-from dledger.enforcement import ENFORCED_FILE, Enforcement
-from dledger.errors import MessageRefused, NotLeader, StateTooOld
-from dledger.flusher import FlushMode, LogFlusher
-from dledger.handover import Handover, able_successors, hindrance_of, with_room
-from dledger.healer import Healer
-from dledger.health import DiskHealth
-from dledger.identity import GroupIdentity, file_of
-from dledger.install import InstallChunk, InstallMessage, InstallOffer, InstallRequest
-from dledger.installation import pending
-from dledger.installer import InstallationSource, Installer
-from dledger.log import RaftLog
-from dledger.messages import (
+from raftmq.dledger.applier import Application, Applier
+from raftmq.dledger.attention import AttendedClock
+from raftmq.dledger.configuration import Change
+from raftmq.dledger.core import RaftCore
+from raftmq.dledger.enforcement import ENFORCED_FILE, Enforcement
+from raftmq.dledger.errors import MessageRefused, NotLeader, StateTooOld
+from raftmq.dledger.flusher import FlushMode, LogFlusher
+from raftmq.dledger.handover import Handover, able_successors, hindrance_of, with_room
+from raftmq.dledger.healer import Healer
+from raftmq.dledger.health import DiskHealth
+from raftmq.dledger.identity import GroupIdentity, file_of
+from raftmq.dledger.install import InstallChunk, InstallMessage, InstallOffer, InstallRequest
+from raftmq.dledger.installation import pending
+from raftmq.dledger.installer import InstallationSource, Installer
+from raftmq.dledger.log import RaftLog
+from raftmq.dledger.messages import (
     TERM_MAX,
     HardState,
     NodeId,
@@ -42,30 +42,30 @@ from dledger.messages import (
     Role,
     RoleEvent,
 )
-from dledger.peers import PeerLinks
-from dledger.performing import Performing
-from dledger.preference import Preference, Seen
-from dledger.progress import Progress
-from dledger.promises import Promises
-from dledger.proposals import Proposals
-from dledger.proposer import Proposer
-from dledger.reads import Reads
-from dledger.readtrial import ReadTrial
-from dledger.relief import Relief
-from dledger.repair import RepairRequest, RepairResponse, Standing, standing_of
-from dledger.roster import Roster, members_of
-from dledger.saver import HardStateSaver
-from dledger.settings import MemberConfig
-from dledger.slots import SlotFile
-from dledger.state import Random
-from dledger.status import repairing_status, status_of
-from dledger.wire import GroupAnnounced, PeerMessage, encode_message
-from dledger.writer import FrameWriter
-from store.commitlog import CommitLog
-from store.disk import Disk
-from store.errors import StoreDamaged
+from raftmq.dledger.peers import PeerLinks
+from raftmq.dledger.performing import Performing
+from raftmq.dledger.preference import Preference, Seen
+from raftmq.dledger.progress import Progress
+from raftmq.dledger.promises import Promises
+from raftmq.dledger.proposals import Proposals
+from raftmq.dledger.proposer import Proposer
+from raftmq.dledger.reads import Reads
+from raftmq.dledger.readtrial import ReadTrial
+from raftmq.dledger.relief import Relief
+from raftmq.dledger.repair import RepairRequest, RepairResponse, Standing, standing_of
+from raftmq.dledger.roster import Roster, members_of
+from raftmq.dledger.saver import HardStateSaver
+from raftmq.dledger.settings import MemberConfig
+from raftmq.dledger.slots import SlotFile
+from raftmq.dledger.state import Random
+from raftmq.dledger.status import repairing_status, status_of
+from raftmq.dledger.wire import GroupAnnounced, PeerMessage, encode_message
+from raftmq.dledger.writer import FrameWriter
+from raftmq.store.commitlog import CommitLog
+from raftmq.store.disk import Disk
+from raftmq.store.errors import StoreDamaged
 
-log = logging.getLogger("dledger.member")
+log = logging.getLogger("raftmq.dledger.member")
 
 TICK_MS = 10  # < a seventh of a heartbeat: what a deadline may be late by
 HOUSEKEEPING_MS = 500

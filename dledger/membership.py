@@ -16,12 +16,12 @@ nobody speaks with it any more.
 
 from __future__ import annotations
 
-from dledger.configuration import Change, ChangeKind, Configuration
-from dledger.errors import Busy, ChangeRefused, NotLeader
-from dledger.messages import NodeId, Role
-from dledger.progress import Progress
-from dledger.quorum import majority
-from dledger.standing import Standing
+from raftmq.dledger.configuration import Change, ChangeKind, Configuration
+from raftmq.dledger.errors import Busy, ChangeRefused, NotLeader
+from raftmq.dledger.messages import NodeId, Role
+from raftmq.dledger.progress import Progress
+from raftmq.dledger.quorum import majority
+from raftmq.dledger.standing import Standing
 
 
 class Membership(Standing):

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from store.frame import Frame
+from raftmq.store.frame import Frame
 
 NodeId = str
 

@@ -11,7 +11,7 @@ import socket
 from collections.abc import Callable
 from typing import Protocol
 
-from dledger.messages import NodeId
+from raftmq.dledger.messages import NodeId
 
 # Marks a log record that any peer can cause any number of (ops.logs bounds those).
 FROM_PEER = {"from_peer": True}

@@ -18,7 +18,7 @@ import logging
 import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from dledger.connections import (
+from raftmq.dledger.connections import (
     Accepted,
     Connection,
     Dialer,
@@ -29,11 +29,11 @@ from dledger.connections import (
     Reader,
     now_ms,
 )
-from dledger.identity import GroupIdentity, Meeting
-from dledger.messages import NodeId
-from dledger.network import FROM_PEER, Listening
-from dledger.state import Random
-from dledger.wire import (
+from raftmq.dledger.identity import GroupIdentity, Meeting
+from raftmq.dledger.messages import NodeId
+from raftmq.dledger.network import FROM_PEER, Listening
+from raftmq.dledger.state import Random
+from raftmq.dledger.wire import (
     GROUP_ID_VERSION,
     MESSAGE_SIZE_BYTES_MAX,
     GroupAnnounced,
@@ -44,7 +44,7 @@ from dledger.wire import (
 
 __all__ = ["LinkConfig", "LinkHandler", "PeerAddress", "PeerLinks", "Reader"]
 
-log = logging.getLogger("dledger.peers")
+log = logging.getLogger("raftmq.dledger.peers")
 
 HANDSHAKING_MAX = 64  # accepted connections that have not said hello
 # Room for votes and heartbeats behind a full buffer of frames and the one largest message.

@@ -12,27 +12,35 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from dledger.applier import Application, Applier
-from dledger.core import RaftCore
-from dledger.errors import FrameDamaged
-from dledger.flusher import FlushMode, LogFlusher
-from dledger.healer import Healer
-from dledger.health import DiskHealth
-from dledger.log import RaftLog
-from dledger.messages import AppendOrder, NodeId, Outgoing, Ready, Role, RoleEvent, TimeoutNow
-from dledger.peers import PeerLinks
-from dledger.promises import Promises
-from dledger.proposals import Proposals
-from dledger.proposer import Proposer
-from dledger.reads import Reads
-from dledger.readtrial import ReadTrial
-from dledger.roster import Roster
-from dledger.saver import HardStateSaver
-from dledger.settings import MemberConfig
-from dledger.wire import encode_append, encode_message
-from dledger.writer import FrameWriter
+from raftmq.dledger.applier import Application, Applier
+from raftmq.dledger.core import RaftCore
+from raftmq.dledger.errors import FrameDamaged
+from raftmq.dledger.flusher import FlushMode, LogFlusher
+from raftmq.dledger.healer import Healer
+from raftmq.dledger.health import DiskHealth
+from raftmq.dledger.log import RaftLog
+from raftmq.dledger.messages import (
+    AppendOrder,
+    NodeId,
+    Outgoing,
+    Ready,
+    Role,
+    RoleEvent,
+    TimeoutNow,
+)
+from raftmq.dledger.peers import PeerLinks
+from raftmq.dledger.promises import Promises
+from raftmq.dledger.proposals import Proposals
+from raftmq.dledger.proposer import Proposer
+from raftmq.dledger.reads import Reads
+from raftmq.dledger.readtrial import ReadTrial
+from raftmq.dledger.roster import Roster
+from raftmq.dledger.saver import HardStateSaver
+from raftmq.dledger.settings import MemberConfig
+from raftmq.dledger.wire import encode_append, encode_message
+from raftmq.dledger.writer import FrameWriter
 
-log = logging.getLogger("dledger.member")
+log = logging.getLogger("raftmq.dledger.member")
 
 HAND_OVER_MS = 20  # for a last word to reach the socket before the connections are cut
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from enum import Enum
 
-from dledger.messages import NodeId
+from raftmq.dledger.messages import NodeId
 
 
 class PeerState(Enum):

@@ -23,10 +23,10 @@ Both files are durable before `open` returns, the vote file first: a crash in be
 
 from __future__ import annotations
 
-from dledger.hardstate import HardStateDamaged, HardStateFile
-from dledger.messages import HardState
-from dledger.slots import SlotFile, SlotsDamaged
-from store.disk import Disk
+from raftmq.dledger.hardstate import HardStateDamaged, HardStateFile
+from raftmq.dledger.messages import HardState
+from raftmq.dledger.slots import SlotFile, SlotsDamaged
+from raftmq.store.disk import Disk
 
 _VERSION = 1
 _UNSYNCED = 1

@@ -20,9 +20,9 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dledger.errors import Busy, CommandTooLarge, NotLeader, OutcomeUnknown, RaftError
-from dledger.messages import NodeId
-from store.frame import Frame
+from raftmq.dledger.errors import Busy, CommandTooLarge, NotLeader, OutcomeUnknown, RaftError
+from raftmq.dledger.messages import NodeId
+from raftmq.store.frame import Frame
 
 COMMAND_SIZE_BYTES_MAX = 4 << 20  # state changes are small; the log takes frames of 32 MiB
 

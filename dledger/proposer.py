@@ -11,15 +11,15 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from dledger.applier import Application
-from dledger.configuration import Change, encode_configuration
-from dledger.core import RaftCore
-from dledger.errors import Busy, NotLeader, RaftError
-from dledger.log import RaftLog
-from dledger.proposals import Proposals
-from store.frame import Frame, FrameKind, seal_frame
+from raftmq.dledger.applier import Application
+from raftmq.dledger.configuration import Change, encode_configuration
+from raftmq.dledger.core import RaftCore
+from raftmq.dledger.errors import Busy, NotLeader, RaftError
+from raftmq.dledger.log import RaftLog
+from raftmq.dledger.proposals import Proposals
+from raftmq.store.frame import Frame, FrameKind, seal_frame
 
-log = logging.getLogger("dledger.proposer")
+log = logging.getLogger("raftmq.dledger.proposer")
 
 
 class Proposer:

@@ -9,8 +9,8 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from dledger.errors import Busy, NotLeader, RaftError
-from dledger.messages import NodeId
+from raftmq.dledger.errors import Busy, NotLeader, RaftError
+from raftmq.dledger.messages import NodeId
 
 READS_WAITING_MAX = 16_384
 

@@ -13,13 +13,13 @@ from collections.abc import Callable
 from errno import EMFILE, ENFILE, ENOMEM
 from functools import partial
 
-from dledger.core import RaftCore
-from dledger.health import DiskHealth
-from dledger.log import RaftLog
-from dledger.messages import Role
-from store.errors import StoreError
+from raftmq.dledger.core import RaftCore
+from raftmq.dledger.health import DiskHealth
+from raftmq.dledger.log import RaftLog
+from raftmq.dledger.messages import Role
+from raftmq.store.errors import StoreError
 
-log = logging.getLogger("dledger.readtrial")
+log = logging.getLogger("raftmq.dledger.readtrial")
 
 SHORTAGES = frozenset({EMFILE, ENFILE, ENOMEM})
 

@@ -45,11 +45,11 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Protocol
 
-from dledger.index import LogIndex
-from dledger.messages import TERM_MAX, NodeId, Role
-from dledger.quorum import majority
-from store.errors import StoreDamaged
-from store.frame import (
+from raftmq.dledger.index import LogIndex
+from raftmq.dledger.messages import TERM_MAX, NodeId, Role
+from raftmq.dledger.quorum import majority
+from raftmq.store.errors import StoreDamaged
+from raftmq.store.frame import (
     HEADER_SIZE_BYTES,
     PAYLOAD_SIZE_BYTES_MAX,
     Frame,

@@ -12,17 +12,17 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Executor
 
-from dledger.configuration import Configuration, Configurations, GroupMember, founding
-from dledger.configurationfile import ConfigurationFile, starting_configurations
-from dledger.core import RaftCore
-from dledger.healer import Healer
-from dledger.log import RaftLog
-from dledger.messages import NodeId
-from dledger.peers import PeerAddress, PeerLinks
-from dledger.settings import MemberConfig
-from store.disk import Disk
+from raftmq.dledger.configuration import Configuration, Configurations, GroupMember, founding
+from raftmq.dledger.configurationfile import ConfigurationFile, starting_configurations
+from raftmq.dledger.core import RaftCore
+from raftmq.dledger.healer import Healer
+from raftmq.dledger.log import RaftLog
+from raftmq.dledger.messages import NodeId
+from raftmq.dledger.peers import PeerAddress, PeerLinks
+from raftmq.dledger.settings import MemberConfig
+from raftmq.store.disk import Disk
 
-log = logging.getLogger("dledger.roster")
+log = logging.getLogger("raftmq.dledger.roster")
 
 
 class Roster:

@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from dledger.hardstate import HardStateFile
-from dledger.messages import HardState
+from raftmq.dledger.hardstate import HardStateFile
+from raftmq.dledger.messages import HardState
 
 
 class HardStateSaver:

@@ -21,10 +21,10 @@ from errno import EIO
 
 from google_crc32c import value as crc32c
 
-from dledger.log import RaftLog
-from store.commitlog import SegmentHold
-from store.frame import HEADER_SIZE_BYTES, FrameError, parse_header
-from store.record import BLANK, MAGIC_BLANK
+from raftmq.dledger.log import RaftLog
+from raftmq.store.commitlog import SegmentHold
+from raftmq.store.frame import HEADER_SIZE_BYTES, FrameError, parse_header
+from raftmq.store.record import BLANK, MAGIC_BLANK
 
 STEP_BYTES = 256 << 10  # some milliseconds of checking; a larger single frame is one step
 BUSY_STEPS = 10

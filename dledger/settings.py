@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from dledger.flusher import FlushMode
-from dledger.install import InstallTiming
-from dledger.messages import NodeId
-from dledger.peers import LinkConfig, PeerAddress
-from dledger.preference import PreferenceLimits
-from dledger.repair import RepairTiming
-from dledger.state import CoreConfig
+from raftmq.dledger.flusher import FlushMode
+from raftmq.dledger.install import InstallTiming
+from raftmq.dledger.messages import NodeId
+from raftmq.dledger.peers import LinkConfig, PeerAddress
+from raftmq.dledger.preference import PreferenceLimits
+from raftmq.dledger.repair import RepairTiming
+from raftmq.dledger.state import CoreConfig
 
 SCRUB_BYTES_PER_S = 8 << 20  # a terabyte in a day and a half
 LOG_CACHE_BYTES_MAX = 64 << 20  # 8 times what the core keeps in flight to one peer

@@ -27,7 +27,7 @@ import struct
 
 from google_crc32c import value as crc32c
 
-from store.disk import Disk, File
+from raftmq.store.disk import Disk, File
 
 _HEAD = struct.Struct(">IHHQ")
 _CRC = struct.Struct(">I")

@@ -92,10 +92,10 @@ itself. A group of two cannot elect while one of the two recovers but by both to
 
 from __future__ import annotations
 
-from dledger.messages import HeartbeatResponse, NodeId, Role
-from dledger.progress import Progress
-from dledger.quorum import witnesses
-from dledger.state import CoreState
+from raftmq.dledger.messages import HeartbeatResponse, NodeId, Role
+from raftmq.dledger.progress import Progress
+from raftmq.dledger.quorum import witnesses
+from raftmq.dledger.state import CoreState
 
 
 class Standing(CoreState):

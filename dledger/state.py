@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from dledger.configuration import Configuration, Configurations
-from dledger.index import LogIndex
-from dledger.messages import (
+from raftmq.dledger.configuration import Configuration, Configurations
+from raftmq.dledger.index import LogIndex
+from raftmq.dledger.messages import (
     HardState,
     NodeId,
     Outgoing,
@@ -25,11 +25,11 @@ from dledger.messages import (
     RoleEvent,
     VoteRequest,
 )
-from dledger.pace import NEVER_DUE_MS, CatchUpPace
-from dledger.patience import FACTOR_MAX, Patience
-from dledger.progress import Progress
-from dledger.quorum import Tally
-from store.frame import Frame
+from raftmq.dledger.pace import NEVER_DUE_MS, CatchUpPace
+from raftmq.dledger.patience import FACTOR_MAX, Patience
+from raftmq.dledger.progress import Progress
+from raftmq.dledger.quorum import Tally
+from raftmq.store.frame import Frame
 
 NEVER_MS = float("-inf")  # a moment before any other
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dledger.core import RaftCore
-from dledger.health import DiskHealth
-from dledger.log import RaftLog
-from dledger.peers import PeerLinks
-from dledger.roster import members_of, standing_in_group
-from dledger.settings import MemberConfig
+from raftmq.dledger.core import RaftCore
+from raftmq.dledger.health import DiskHealth
+from raftmq.dledger.log import RaftLog
+from raftmq.dledger.peers import PeerLinks
+from raftmq.dledger.roster import members_of, standing_in_group
+from raftmq.dledger.settings import MemberConfig
 
 
 def status_of(

@@ -42,7 +42,7 @@ from dataclasses import dataclass
 
 from google_crc32c import value as crc32c
 
-from dledger.install import (
+from raftmq.dledger.install import (
     CHUNK_BYTES,
     INSTALLATION_BYTES_MAX,
     InstallChunk,
@@ -50,7 +50,7 @@ from dledger.install import (
     InstallOffer,
     InstallRequest,
 )
-from dledger.messages import (
+from raftmq.dledger.messages import (
     TERM_MAX,
     AppendRequest,
     AppendResponse,
@@ -62,8 +62,20 @@ from dledger.messages import (
     VoteRequest,
     VoteResponse,
 )
-from dledger.repair import RESPONSE_BYTES_MAX, Outcome, RepairRequest, RepairResponse, Standing
-from store.frame import HEADER_SIZE_BYTES, PAYLOAD_SIZE_BYTES_MAX, Frame, FrameError, parse_frame
+from raftmq.dledger.repair import (
+    RESPONSE_BYTES_MAX,
+    Outcome,
+    RepairRequest,
+    RepairResponse,
+    Standing,
+)
+from raftmq.store.frame import (
+    HEADER_SIZE_BYTES,
+    PAYLOAD_SIZE_BYTES_MAX,
+    Frame,
+    FrameError,
+    parse_frame,
+)
 
 VERSION = 4  # the highest that this program speaks
 VERSION_MIN = 3  # and the lowest

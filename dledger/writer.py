@@ -12,8 +12,8 @@ from __future__ import annotations
 import errno
 from collections.abc import Sequence
 
-from dledger.log import RaftLog
-from store.frame import Frame
+from raftmq.dledger.log import RaftLog
+from raftmq.store.frame import Frame
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 

@@ -1,6 +1,6 @@
-"""python -m mqadmin."""
+"""`python -m raftmq.mqadmin` is mqadmin."""
 
-from mqadmin.cli import main
+from raftmq.commands import mqadmin
 
 if __name__ == "__main__":
-    main()
+    mqadmin()

@@ -10,11 +10,11 @@ from typing import Any
 
 import orjson
 
-from client.admin import Admin
-from mqadmin.command import Arguments, Command, CommandError, Done, Flag, Kind, Part, Table
-from mqadmin.targets import BROKER, CLUSTER, replicas
-from remoting.codes import RequestCode
-from remoting.fastjson import loads_object
+from raftmq.client.admin import Admin
+from raftmq.mqadmin.command import Arguments, Command, CommandError, Done, Flag, Kind, Part, Table
+from raftmq.mqadmin.targets import BROKER, CLUSTER, replicas
+from raftmq.remoting.codes import RequestCode
+from raftmq.remoting.fastjson import loads_object
 
 CHANGE_TIMEOUT_MS = 10_000  # a follower has to ask its leader
 FIELDS = (

@@ -8,10 +8,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from client.admin import Admin
-from client.errors import BrokerRefused, ClientError
-from client.route import LEADER_ID
-from mqadmin.command import (
+from raftmq.client.admin import Admin
+from raftmq.client.errors import BrokerRefused, ClientError
+from raftmq.client.route import LEADER_ID
+from raftmq.mqadmin.command import (
     Arguments,
     Command,
     CommandError,
@@ -23,7 +23,7 @@ from mqadmin.command import (
     Table,
     show_time,
 )
-from mqadmin.targets import BROKER, CLUSTER, Replica, leaders, readable, replicas, writable
+from raftmq.mqadmin.targets import BROKER, CLUSTER, Replica, leaders, readable, replicas, writable
 
 HOUR_MS = 3_600_000
 TRANSFER_WAIT_S = 10.0

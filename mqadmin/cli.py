@@ -15,18 +15,19 @@ from typing import Any
 
 import click
 
-from client.admin import Admin
-from client.errors import BrokerUnreachable, ClientError, NameServerUnreachable
-from client.instance import InstanceConfig
-from mqadmin import output
-from mqadmin.command import Arguments, Command, CommandError, Flag, Kind, Part, parse_time
-from mqadmin.commands import COMMANDS
-from mqadmin.credentials import Given, find
-from remoting.acl.signature import Credentials
-from remoting.address import parse_address, parse_address_list
-from remoting.errors import ConnectError, RemotingError
-from remoting.keyfile import load_registration_keys
-from remoting.tlsfile import client_tls_of
+from raftmq import __version__
+from raftmq.client.admin import Admin
+from raftmq.client.errors import BrokerUnreachable, ClientError, NameServerUnreachable
+from raftmq.client.instance import InstanceConfig
+from raftmq.mqadmin import output
+from raftmq.mqadmin.command import Arguments, Command, CommandError, Flag, Kind, Part, parse_time
+from raftmq.mqadmin.commands import COMMANDS
+from raftmq.mqadmin.credentials import Given, find
+from raftmq.remoting.acl.signature import Credentials
+from raftmq.remoting.address import parse_address, parse_address_list
+from raftmq.remoting.errors import ConnectError, RemotingError
+from raftmq.remoting.keyfile import load_registration_keys
+from raftmq.remoting.tlsfile import client_tls_of
 
 REFUSED, USAGE, UNREACHABLE, UNKNOWN = 1, 2, 3, 4
 REGISTRATION_KEY_FILE = "RAFTMQ_REGISTRATION_KEY_FILE"  # environment
@@ -65,6 +66,7 @@ class Commands(click.Group):
 
 
 @click.group(cls=Commands, context_settings=CONTEXT)
+@click.version_option(__version__, prog_name="mqadmin")
 @click.option("--accessKey", "access_key", default="", help="Sign requests: the account,")
 @click.option("--secretKey", "secret_key", default="", help="and its secret.")
 @click.option("--securityToken", "security_token", default="", help="The token, if there is one.")

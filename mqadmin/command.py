@@ -14,7 +14,7 @@ from datetime import datetime
 from enum import Enum
 from typing import Any
 
-from client.admin import Admin
+from raftmq.client.admin import Admin
 
 
 class Kind(Enum):

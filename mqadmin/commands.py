@@ -1,6 +1,6 @@
 """All sub-commands, in the order that `mqadmin help` lists them."""
 
-from mqadmin import acl, brokers, groups, messages, nameservers, offsets, topics
+from raftmq.mqadmin import acl, brokers, groups, messages, nameservers, offsets, topics
 
 COMMANDS = (
     *brokers.COMMANDS,

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from remoting.acl.plainfile import parse_credentials
-from remoting.acl.signature import Credentials, credentials_of_environment
-from remoting.errors import RemotingError
+from raftmq.remoting.acl.plainfile import parse_credentials
+from raftmq.remoting.acl.signature import Credentials, credentials_of_environment
+from raftmq.remoting.errors import RemotingError
 
 HOME = "ROCKETMQ_HOME"
 TOOLS_FILE = Path("conf") / "tools.yml"

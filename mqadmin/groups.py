@@ -8,10 +8,10 @@ from typing import Any
 
 import orjson
 
-from client.admin import Admin
-from client.errors import BrokerRefused, ClientError
-from client.message import MessageQueue
-from mqadmin.command import (
+from raftmq.client.admin import Admin
+from raftmq.client.errors import BrokerRefused, ClientError
+from raftmq.client.message import MessageQueue
+from raftmq.mqadmin.command import (
     Arguments,
     Command,
     CommandError,
@@ -23,10 +23,10 @@ from mqadmin.command import (
     Table,
     show_time,
 )
-from mqadmin.targets import BROKER, CLUSTER, known_leaders, writable
-from mqadmin.topics import DLQ_PREFIX, RETRY_PREFIX
-from remoting.codes import ResponseCode
-from remoting.fastjson import MessageQueue as WireQueue
+from raftmq.mqadmin.targets import BROKER, CLUSTER, known_leaders, writable
+from raftmq.mqadmin.topics import DLQ_PREFIX, RETRY_PREFIX
+from raftmq.remoting.codes import ResponseCode
+from raftmq.remoting.fastjson import MessageQueue as WireQueue
 
 ABSENT = (ResponseCode.CONSUMER_NOT_ONLINE, ResponseCode.SYSTEM_ERROR)  # "nobody is there"
 

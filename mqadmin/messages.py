@@ -7,11 +7,11 @@ import base64
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from client.admin import TIME_MS_MAX, Admin
-from client.errors import BrokerRefused, ClientError
-from client.message import Message, MessageExt, MessageQueue
-from client.producer import Producer
-from mqadmin.command import (
+from raftmq.client.admin import TIME_MS_MAX, Admin
+from raftmq.client.errors import BrokerRefused, ClientError
+from raftmq.client.message import Message, MessageExt, MessageQueue
+from raftmq.client.producer import Producer
+from raftmq.mqadmin.command import (
     Arguments,
     Command,
     CommandError,
@@ -23,9 +23,9 @@ from mqadmin.command import (
     Table,
     show_time,
 )
-from mqadmin.topics import ROUTED_BY, TOPIC
-from remoting.address import format_address
-from remoting.codes import ResponseCode
+from raftmq.mqadmin.topics import ROUTED_BY, TOPIC
+from raftmq.remoting.address import format_address
+from raftmq.remoting.codes import ResponseCode
 
 PRODUCER_GROUP = "TOOLS_PRODUCER"
 PRINTED_MAX = 10_000  # messages kept for one answer of printMsg and consumeMessage

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from client.admin import Admin
-from mqadmin.command import Arguments, Command, Done, Fields, Flag, Part, Table
+from raftmq.client.admin import Admin
+from raftmq.mqadmin.command import Arguments, Command, Done, Fields, Flag, Part, Table
 
 
 async def get_config(admin: Admin, _: Arguments) -> Sequence[Part]:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from client.admin import TO_END, Admin
-from client.errors import BrokerRefused
-from client.message import MessageQueue
-from mqadmin.command import Arguments, Command, CommandError, Done, Flag, Kind, Part, Table
-from mqadmin.topics import ROUTED_BY, TOPIC
-from remoting.codes import ResponseCode
+from raftmq.client.admin import TO_END, Admin
+from raftmq.client.errors import BrokerRefused
+from raftmq.client.message import MessageQueue
+from raftmq.mqadmin.command import Arguments, Command, CommandError, Done, Flag, Kind, Part, Table
+from raftmq.mqadmin.topics import ROUTED_BY, TOPIC
+from raftmq.remoting.codes import ResponseCode
 
 
 async def reset(admin: Admin, arguments: Arguments) -> Sequence[Part]:

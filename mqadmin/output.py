@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from mqadmin.command import Done, Fields, Part, Table
+from raftmq.mqadmin.command import Done, Fields, Part, Table
 
 PIPE_COLUMNS = 240  # a file or pipe has no width of its own; nothing is cut there
 

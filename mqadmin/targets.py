@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from client.admin import Admin, ClusterInfo
-from client.route import LEADER_ID
-from mqadmin.command import Arguments, CommandError, Flag
+from raftmq.client.admin import Admin, ClusterInfo
+from raftmq.client.route import LEADER_ID
+from raftmq.mqadmin.command import Arguments, CommandError, Flag
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from client.admin import Admin
-from client.errors import BrokerRefused, NoRoute
-from mqadmin.command import (
+from raftmq.client.admin import Admin
+from raftmq.client.errors import BrokerRefused, NoRoute
+from raftmq.mqadmin.command import (
     Arguments,
     Command,
     CommandError,
@@ -19,8 +19,8 @@ from mqadmin.command import (
     Table,
     show_time,
 )
-from mqadmin.targets import BROKER, CLUSTER, leaders, writable
-from remoting.admin_headers import TopicHeader
+from raftmq.mqadmin.targets import BROKER, CLUSTER, leaders, writable
+from raftmq.remoting.admin_headers import TopicHeader
 
 RETRY_PREFIX = "%RETRY%"
 DLQ_PREFIX = "%DLQ%"

@@ -10,15 +10,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from namesrv.config import NameServerConfig
-from remoting.acl import AclError, Gate, name_server_needs
-from remoting.acl.needs import NAME_SERVER_READS
-from remoting.acl.signature import ACCESS_KEY
-from remoting.aclfile import AccountFile
-from remoting.command import RemotingCommand
-from remoting.connection import FROM_PEER, Answer, Connection, Handler
+from raftmq.namesrv.config import NameServerConfig
+from raftmq.remoting.acl import AclError, Gate, name_server_needs
+from raftmq.remoting.acl.needs import NAME_SERVER_READS
+from raftmq.remoting.acl.signature import ACCESS_KEY
+from raftmq.remoting.aclfile import AccountFile
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.connection import FROM_PEER, Answer, Connection, Handler
 
-LOG = logging.getLogger("namesrv.acl")
+LOG = logging.getLogger("raftmq.namesrv.acl")
 
 
 class Access:

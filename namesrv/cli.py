@@ -12,21 +12,23 @@ from typing import Any
 import click
 import uvloop
 
-from namesrv.config import OPTIONS, ConfigError, NameServerConfig, load
-from namesrv.health import health
-from namesrv.server import NameServer
-from ops.configcli import WRONG, config_commands
-from ops.logs import set_up
-from ops.memory import return_large_blocks
-from ops.permissions import keep_from_others, warn_if_others_read
-from remoting.errors import RemotingError
-from web.auth import WebConfigError
+from raftmq import __version__
+from raftmq.namesrv.config import OPTIONS, ConfigError, NameServerConfig, load
+from raftmq.namesrv.health import health
+from raftmq.namesrv.server import NameServer
+from raftmq.ops.configcli import WRONG, config_commands
+from raftmq.ops.logs import set_up
+from raftmq.ops.memory import return_large_blocks
+from raftmq.ops.permissions import keep_from_others, warn_if_others_read
+from raftmq.remoting.errors import RemotingError
+from raftmq.web.auth import WebConfigError
 
-LOG = logging.getLogger("namesrv")
+LOG = logging.getLogger("raftmq.namesrv")
 LOG_LEVELS = click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=False)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)
+@click.version_option(__version__, prog_name="mqnamesrv")
 @click.option(
     "-c", "--config", "path", type=click.Path(dir_okay=False), metavar="FILE",
     help="namesrv.toml, or properties. Keys: docs/configuration.md.",

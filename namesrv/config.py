@@ -8,12 +8,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from namesrv.routes import RouteLimits
-from ops.options import BYTES, MS, ConfigError, Loaded, Option, option, options_of, parse_settings
-from ops.settings import gather
-from ops.tlsoptions import TlsOptions
-from remoting.budgets import BudgetLimits
-from remoting.registration import UNPACKED_BYTES_MAX
+from raftmq.namesrv.routes import RouteLimits
+from raftmq.ops.options import (
+    BYTES,
+    MS,
+    ConfigError,
+    Loaded,
+    Option,
+    option,
+    options_of,
+    parse_settings,
+)
+from raftmq.ops.settings import gather
+from raftmq.ops.tlsoptions import TlsOptions
+from raftmq.remoting.budgets import BudgetLimits
+from raftmq.remoting.registration import UNPACKED_BYTES_MAX
 
 __all__ = ["FRAME_SIZE_BYTES_MAX", "OPTIONS", "ConfigError", "Loaded", "NameServerConfig", "load"]
 

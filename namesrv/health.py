@@ -1,6 +1,6 @@
 """`mqnamesrv health`: whether a name server answers: exit status 0, or 1 with the reason.
 
-Run every few seconds by containers as `python -m namesrv.health`, so it imports little.
+Run every few seconds by containers as `python -m raftmq.namesrv.health`, so it imports little.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import sys
 
 import click
 
-from remoting.acl.signature import credentials_of_environment
-from remoting.ask import complaint
-from remoting.codes import RequestCode
-from remoting.tlsfile import context_of
+from raftmq.remoting.acl.signature import credentials_of_environment
+from raftmq.remoting.ask import complaint
+from raftmq.remoting.codes import RequestCode
+from raftmq.remoting.tlsfile import context_of
 
 PORT = "9876"  # listenPort's default
 PORT_VARIABLE = "RAFTMQ_LISTEN_PORT"

@@ -11,9 +11,9 @@ from typing import Any
 
 import orjson
 
-from remoting.codes import ResponseCode
-from remoting.errors import BodyError, RemotingError
-from remoting.fastjson import loads_object
+from raftmq.remoting.codes import ResponseCode
+from raftmq.remoting.errors import BodyError, RemotingError
+from raftmq.remoting.fastjson import loads_object
 
 ORDER_TOPIC_CONFIG = "ORDER_TOPIC_CONFIG"
 SIZE_BYTES_MAX = 4 * 1024 * 1024  # of all namespaces, keys and values

@@ -11,17 +11,17 @@ from itertools import islice
 
 from prometheus_client.metrics_core import Metric
 
-from namesrv.routes import LEADER_ID, RouteTable
-from ops.logs import LINES_SUPPRESSED, suppressed_lines
-from ops.metrics import LAG_BOUNDS_S, Exposition, Families, LoopLag, Timings
-from remoting.budgetfigures import tell as tell_budgets
-from remoting.codes import RequestCode, ResponseCode
-from remoting.command import RemotingCommand
-from remoting.connection import Answer, Connection, Handler
-from remoting.processtls import ProcessTls
-from remoting.server import RemotingServer
-from remoting.tlsfigures import tell
-from remoting.unpacking import Unpacking
+from raftmq.namesrv.routes import LEADER_ID, RouteTable
+from raftmq.ops.logs import LINES_SUPPRESSED, suppressed_lines
+from raftmq.ops.metrics import LAG_BOUNDS_S, Exposition, Families, LoopLag, Timings
+from raftmq.remoting.budgetfigures import tell as tell_budgets
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.connection import Answer, Connection, Handler
+from raftmq.remoting.processtls import ProcessTls
+from raftmq.remoting.server import RemotingServer
+from raftmq.remoting.tlsfigures import tell
+from raftmq.remoting.unpacking import Unpacking
 
 GROUPS_MAX = 1_000
 LATER = "LATER"  # answered by a task; what it said is not counted

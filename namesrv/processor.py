@@ -12,19 +12,25 @@ from collections.abc import Awaitable, Callable
 
 import orjson
 
-from namesrv import views
-from namesrv.config import NameServerConfig
-from namesrv.kv import ORDER_TOPIC_CONFIG, KvConfig
-from namesrv.proofs import Proofs
-from namesrv.routes import EXPIRY_MS, LiveBroker, Registration, RegistrationRefused, RouteTable
-from namesrv.settings import Settings
-from namesrv.watchers import Changes, RouteWatchers
-from ops.options import ConfigError
-from remoting.codes import RequestCode, ResponseCode
-from remoting.command import RemotingCommand
-from remoting.connection import FROM_PEER, Connection, Handler
-from remoting.fields import boolean_or, from_boolean, text, text_or
-from remoting.registration import (
+from raftmq.namesrv import views
+from raftmq.namesrv.config import NameServerConfig
+from raftmq.namesrv.kv import ORDER_TOPIC_CONFIG, KvConfig
+from raftmq.namesrv.proofs import Proofs
+from raftmq.namesrv.routes import (
+    EXPIRY_MS,
+    LiveBroker,
+    Registration,
+    RegistrationRefused,
+    RouteTable,
+)
+from raftmq.namesrv.settings import Settings
+from raftmq.namesrv.watchers import Changes, RouteWatchers
+from raftmq.ops.options import ConfigError
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.connection import FROM_PEER, Connection, Handler
+from raftmq.remoting.fields import boolean_or, from_boolean, text, text_or
+from raftmq.remoting.registration import (
     TOPICS_MAX,
     UNPACKED_BYTES_MAX,
     BrokerHeader,
@@ -37,10 +43,10 @@ from remoting.registration import (
     peek_data_version,
     topic_problem,
 )
-from remoting.registrationproof import NONCE
-from remoting.unpacking import Unpacking
+from raftmq.remoting.registrationproof import NONCE
+from raftmq.remoting.unpacking import Unpacking
 
-LOG = logging.getLogger("namesrv")
+LOG = logging.getLogger("raftmq.namesrv")
 
 TIMEOUT_MS_MIN = 1_000  # shortest expiry a broker may ask for
 TIMEOUT_MS_MAX = 600_000

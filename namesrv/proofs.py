@@ -10,11 +10,11 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 
-from namesrv.routes import RegistrationRefused
-from remoting.codes import ResponseCode
-from remoting.command import RemotingCommand
-from remoting.connection import Connection
-from remoting.registrationproof import (
+from raftmq.namesrv.routes import RegistrationRefused
+from raftmq.remoting.codes import ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.connection import Connection
+from raftmq.remoting.registrationproof import (
     NONCE_BYTES,
     WRONG_SIGNATURE,
     RegistrationChallenge,

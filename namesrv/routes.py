@@ -41,9 +41,9 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from remoting.codes import ResponseCode
-from remoting.errors import RemotingError
-from remoting.registration import DataVersion, TopicConfig
+from raftmq.remoting.codes import ResponseCode
+from raftmq.remoting.errors import RemotingError
+from raftmq.remoting.registration import DataVersion, TopicConfig
 
 LEADER_ID = 0
 EXPIRY_MS = 120_000  # Apache's; four registrations of 30 s

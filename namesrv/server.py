@@ -7,25 +7,25 @@ import os
 import time
 from pathlib import Path
 
-from namesrv.access import Access
-from namesrv.config import NameServerConfig
-from namesrv.http.server import ClusterApi
-from namesrv.kv import KvConfig
-from namesrv.metrics import NameServerMetrics
-from namesrv.processor import LOG, NameServerProcessor, log_gone, route_changed
-from namesrv.proofs import Proofs
-from namesrv.routes import RouteTable
-from namesrv.settings import Settings
-from ops.memory import Trimmer
-from remoting.budgets import Budgets
-from remoting.connection import Connection, ConnectionLimits
-from remoting.errors import RemotingError
-from remoting.keyfile import load_registration_keys
-from remoting.processtls import ProcessTls
-from remoting.registration import TOPICS_MAX
-from remoting.server import RemotingServer
-from remoting.threads import in_thread_to_its_end
-from remoting.unpacking import Unpacking
+from raftmq.namesrv.access import Access
+from raftmq.namesrv.config import NameServerConfig
+from raftmq.namesrv.http.server import ClusterApi
+from raftmq.namesrv.kv import KvConfig
+from raftmq.namesrv.metrics import NameServerMetrics
+from raftmq.namesrv.processor import LOG, NameServerProcessor, log_gone, route_changed
+from raftmq.namesrv.proofs import Proofs
+from raftmq.namesrv.routes import RouteTable
+from raftmq.namesrv.settings import Settings
+from raftmq.ops.memory import Trimmer
+from raftmq.remoting.budgets import Budgets
+from raftmq.remoting.connection import Connection, ConnectionLimits
+from raftmq.remoting.errors import RemotingError
+from raftmq.remoting.keyfile import load_registration_keys
+from raftmq.remoting.processtls import ProcessTls
+from raftmq.remoting.registration import TOPICS_MAX
+from raftmq.remoting.server import RemotingServer
+from raftmq.remoting.threads import in_thread_to_its_end
+from raftmq.remoting.unpacking import Unpacking
 
 __all__ = ["KV_FILE_NAME", "NameServer", "NameServerConfig"]
 

@@ -6,10 +6,10 @@ operator's.
 
 from __future__ import annotations
 
-from namesrv.config import OPTIONS, NameServerConfig
-from ops.logs import set_level
-from ops.options import ConfigError, find, parse_settings
-from ops.settings import parse_properties
+from raftmq.namesrv.config import OPTIONS, NameServerConfig
+from raftmq.ops.logs import set_level
+from raftmq.ops.options import ConfigError, find, parse_settings
+from raftmq.ops.settings import parse_properties
 
 
 class Settings:

@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from namesrv.routes import LEADER_ID, BrokerGroup, RouteTable
+from raftmq.namesrv.routes import LEADER_ID, BrokerGroup, RouteTable
 
 
 def route_body(table: RouteTable, topic: str, order_config: str | None) -> bytes | None:

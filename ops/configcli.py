@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from ops.options import ConfigError, Loaded, Option
-from ops.show import effective
+from raftmq.ops.options import ConfigError, Loaded, Option
+from raftmq.ops.show import effective
 
 Load = Callable[[str | None, Sequence[str], Mapping[str, str] | None], Loaded[Any]]
 

@@ -6,7 +6,7 @@ import logging
 import os
 import stat
 
-log = logging.getLogger("ops.permissions")
+log = logging.getLogger("raftmq.ops.permissions")
 
 NOT_FOR_OTHERS = 0o027  # what is written here may be read by the group, and by nobody else
 

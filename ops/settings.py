@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ops.options import (
+from raftmq.ops.options import (
     VARIABLE_PREFIX,
     ConfigError,
     Option,

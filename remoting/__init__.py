@@ -4,11 +4,16 @@ Core (pure): codes, command, codec, fastjson, fields, headers, admin_headers, re
 address, errors, pending. Shell (asyncio): connection, server, client.
 """
 
-from remoting.client import RemotingClient
-from remoting.codes import MQ_VERSION, LanguageCode, RequestCode, ResponseCode
-from remoting.command import RemotingCommand
-from remoting.connection import ClientConnection, Connection, ConnectionLimits, ServerConnection
-from remoting.errors import (
+from raftmq.remoting.client import RemotingClient
+from raftmq.remoting.codes import MQ_VERSION, LanguageCode, RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.connection import (
+    ClientConnection,
+    Connection,
+    ConnectionLimits,
+    ServerConnection,
+)
+from raftmq.remoting.errors import (
     BodyError,
     ConnectError,
     ConnectionLost,
@@ -18,7 +23,7 @@ from remoting.errors import (
     SendTimeout,
     TooManyRequests,
 )
-from remoting.server import RemotingServer, ServerLimits
+from raftmq.remoting.server import RemotingServer, ServerLimits
 
 __all__ = [
     "MQ_VERSION",

@@ -7,10 +7,10 @@ import logging
 import os
 from pathlib import Path
 
-from remoting.acl import Accounts, AclError
-from remoting.acl.plainfile import accounts_text, parse_accounts
+from raftmq.remoting.acl import Accounts, AclError
+from raftmq.remoting.acl.plainfile import accounts_text, parse_accounts
 
-LOG = logging.getLogger("remoting.acl")
+LOG = logging.getLogger("raftmq.remoting.acl")
 
 FILE_MODE = 0o600  # whoever may read it knows every secret
 

@@ -5,7 +5,7 @@ Names are resolved anew by every connect, so a broker that moved is found again.
 
 from __future__ import annotations
 
-from remoting.errors import ConnectError
+from raftmq.remoting.errors import ConnectError
 
 
 def parse_address(address: str) -> tuple[str, int]:

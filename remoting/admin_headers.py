@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from remoting.codes import RequestCode
-from remoting.fields import (
+from raftmq.remoting.codes import RequestCode
+from raftmq.remoting.fields import (
     Ext,
     boolean_or,
     from_boolean,
@@ -18,7 +18,7 @@ from remoting.fields import (
     text_or,
     text_or_none,
 )
-from remoting.headers import SendHeader
+from raftmq.remoting.headers import SendHeader
 
 
 class TopicHeader(NamedTuple):

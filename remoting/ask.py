@@ -7,19 +7,19 @@ import socket
 import ssl
 from collections.abc import Callable
 
-from remoting.acl.signature import Credentials
-from remoting.address import parse_address
-from remoting.codec import FrameReader, decode_command, encode_command
-from remoting.codes import ResponseCode
-from remoting.command import RemotingCommand
-from remoting.errors import (
+from raftmq.remoting.acl.signature import Credentials
+from raftmq.remoting.address import parse_address
+from raftmq.remoting.codec import FrameReader, decode_command, encode_command
+from raftmq.remoting.codes import ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.errors import (
     ConnectError,
     ConnectionLost,
     RemotingError,
     RemotingProtocolError,
     SendTimeout,
 )
-from remoting.tls import words_of
+from raftmq.remoting.tls import words_of
 
 RECEIVE_BYTES = 64 * 1024
 

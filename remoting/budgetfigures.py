@@ -5,8 +5,8 @@ Names begin with what its owner's other families begin with.
 
 from __future__ import annotations
 
-from remoting.budgets import Budgets
-from remoting.tlsfigures import Families
+from raftmq.remoting.budgets import Budgets
+from raftmq.remoting.tlsfigures import Families
 
 
 def tell(families: Families, prefix: str, budgets: Budgets) -> None:

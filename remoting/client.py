@@ -11,10 +11,10 @@ import asyncio
 import logging
 from collections.abc import Mapping
 
-from remoting.acl.signature import Credentials
-from remoting.address import parse_address
-from remoting.command import RemotingCommand
-from remoting.connection import (
+from raftmq.remoting.acl.signature import Credentials
+from raftmq.remoting.address import parse_address
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.connection import (
     ClientConnection,
     CloseCallback,
     Connection,
@@ -22,11 +22,11 @@ from remoting.connection import (
     Handler,
     RawHandler,
 )
-from remoting.errors import ConnectError, SendTimeout, TooManyRequests
-from remoting.signed import SignedConnection
-from remoting.tls import TlsContext, words_of
+from raftmq.remoting.errors import ConnectError, SendTimeout, TooManyRequests
+from raftmq.remoting.signed import SignedConnection
+from raftmq.remoting.tls import TlsContext, words_of
 
-LOG = logging.getLogger("remoting")
+LOG = logging.getLogger("raftmq.remoting")
 
 CONNECT_TIMEOUT_MS = 3_000.0
 CONNECTIONS_MAX = 4_096

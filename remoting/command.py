@@ -7,7 +7,7 @@ none. A success response to a send must have `ext` (Java clients dereference it 
 
 from __future__ import annotations
 
-from remoting.codes import MQ_VERSION, SUCCESS, LanguageCode
+from raftmq.remoting.codes import MQ_VERSION, SUCCESS, LanguageCode
 
 RESPONSE_FLAG = 1
 ONEWAY_FLAG = 2

@@ -29,28 +29,28 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, cast
 
-from remoting.address import format_address
-from remoting.budgets import TASK_BYTES, Budgets
-from remoting.codec import (
+from raftmq.remoting.address import format_address
+from raftmq.remoting.budgets import TASK_BYTES, Budgets
+from raftmq.remoting.codec import (
     FRAME_SIZE_BYTES_MAX,
     FrameReader,
     RawFrame,
     decode_command,
     encode_command,
 )
-from remoting.codes import ResponseCode
-from remoting.command import ONEWAY_FLAG, RESPONSE_FLAG, RemotingCommand
-from remoting.errors import (
+from raftmq.remoting.codes import ResponseCode
+from raftmq.remoting.command import ONEWAY_FLAG, RESPONSE_FLAG, RemotingCommand
+from raftmq.remoting.errors import (
     ConnectionLost,
     RemotingError,
     RemotingProtocolError,
     SendTimeout,
     TooManyRequests,
 )
-from remoting.pending import PendingRequests, ResponseCallback
-from remoting.turns import Turns
+from raftmq.remoting.pending import PendingRequests, ResponseCallback
+from raftmq.remoting.turns import Turns
 
-LOG = logging.getLogger("remoting")
+LOG = logging.getLogger("raftmq.remoting")
 
 SlowAnswer = Coroutine[Any, Any, "RemotingCommand | None"]
 Answer = RemotingCommand | None | SlowAnswer

@@ -6,7 +6,7 @@ carried the request out although no answer came. `code` is the ResponseCode with
 answers when a handler lets the error escape.
 """
 
-from remoting.codes import ResponseCode
+from raftmq.remoting.codes import ResponseCode
 
 
 class RemotingError(Exception):

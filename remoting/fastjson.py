@@ -17,7 +17,7 @@ from typing import Any
 
 import orjson
 
-from remoting.errors import BodyError
+from raftmq.remoting.errors import BodyError
 
 DEPTH_MAX = 64  # nesting; bounds the recursion on what a peer sent
 _SPACE = re.compile(r"[ \t\r\n]*")

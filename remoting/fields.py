@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from remoting.errors import HeaderError
+from raftmq.remoting.errors import HeaderError
 
 Ext = Mapping[str, str] | None
 _INT64_MAX = (1 << 63) - 1

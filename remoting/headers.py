@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from remoting.codes import RequestCode
-from remoting.fields import (
+from raftmq.remoting.codes import RequestCode
+from raftmq.remoting.fields import (
     Ext,
     boolean_or,
     from_boolean,

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from remoting.command import RemotingCommand
-from remoting.errors import RemotingError, TooManyRequests
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.errors import RemotingError, TooManyRequests
 
 # Called once: with the response, or with None and the error.
 ResponseCallback = Callable[[RemotingCommand | None, RemotingError | None], None]

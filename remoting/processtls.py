@@ -11,7 +11,7 @@ import ssl
 from dataclasses import dataclass
 from typing import Protocol
 
-from remoting.tls import (
+from raftmq.remoting.tls import (
     Certificate,
     ClientAuth,
     ClientTls,
@@ -20,7 +20,7 @@ from remoting.tls import (
     TlsError,
     TlsMode,
 )
-from remoting.tlslistener import ArrivalCounts, ArrivalLimits, TlsPolicy
+from raftmq.remoting.tlslistener import ArrivalCounts, ArrivalLimits, TlsPolicy
 
 # Of a group's replicas, of which there are few; a dial takes no longer (broker.replication.engine).
 LINK_LIMITS = ArrivalLimits(arriving_max=64, grace_s=0.2, patience_s=3.0)

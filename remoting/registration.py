@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from remoting.errors import BodyError, HeaderError, RemotingError
-from remoting.fastjson import loads_object
-from remoting.fields import (
+from raftmq.remoting.errors import BodyError, HeaderError, RemotingError
+from raftmq.remoting.fastjson import loads_object
+from raftmq.remoting.fields import (
     Ext,
     boolean_or,
     from_boolean,
@@ -35,8 +35,8 @@ from remoting.fields import (
     text_or,
     text_or_none,
 )
-from remoting.names import address_problem, name_problem
-from remoting.unpacking import Unpacking
+from raftmq.remoting.names import address_problem, name_problem
+from raftmq.remoting.unpacking import Unpacking
 
 UNPACKED_BYTES_MAX = 16 * 1024 * 1024  # the default; three hundred thousand topics
 TOPICS_MAX = 1_000_000  # of one registration

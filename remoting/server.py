@@ -13,8 +13,8 @@ import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from remoting.budgets import Budgets
-from remoting.connection import (
+from raftmq.remoting.budgets import Budgets
+from raftmq.remoting.connection import (
     FROM_PEER,
     CloseCallback,
     ConnectionLimits,
@@ -22,11 +22,11 @@ from remoting.connection import (
     RawHandler,
     ServerConnection,
 )
-from remoting.tls import TlsMode
-from remoting.tlslistener import ArrivalCounts, TlsListener, TlsPolicy
-from remoting.turns import Turns
+from raftmq.remoting.tls import TlsMode
+from raftmq.remoting.tlslistener import ArrivalCounts, TlsListener, TlsPolicy
+from raftmq.remoting.turns import Turns
 
-LOG = logging.getLogger("remoting")
+LOG = logging.getLogger("raftmq.remoting")
 
 BUDGET_SWEEP_S = 1.0  # what a frame's deadline may be late by
 IDLE_SWEEPS_PER_TIMEOUT = 4  # an idle connection is closed at most a quarter late

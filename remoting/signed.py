@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from remoting.acl.signature import Credentials
-from remoting.command import RemotingCommand
-from remoting.connection import ClientConnection, ConnectionLimits, Handler, RawHandler
+from raftmq.remoting.acl.signature import Credentials
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.connection import ClientConnection, ConnectionLimits, Handler, RawHandler
 
 
 class SignedConnection(ClientConnection):

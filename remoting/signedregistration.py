@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from remoting.codes import RequestCode
-from remoting.command import RemotingCommand
-from remoting.connection import ClientConnection
-from remoting.registrationproof import RegistrationSigner, nonce_of
+from raftmq.remoting.codes import RequestCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.connection import ClientConnection
+from raftmq.remoting.registrationproof import RegistrationSigner, nonce_of
 
 
 async def ask_signer(

@@ -10,7 +10,7 @@ from typing import ParamSpec, TypeVar
 P = ParamSpec("P")
 T = TypeVar("T")
 
-log = logging.getLogger("remoting.threads")
+log = logging.getLogger("raftmq.remoting.threads")
 
 
 async def in_thread_to_its_end(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

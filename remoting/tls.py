@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
-from remoting.codes import ResponseCode
-from remoting.errors import RemotingError
+from raftmq.remoting.codes import ResponseCode
+from raftmq.remoting.errors import RemotingError
 
-LOG = logging.getLogger("remoting.tls")
+LOG = logging.getLogger("raftmq.remoting.tls")
 
 HANDSHAKE_ROUNDS_MAX = 10  # of a trial; TLS needs three
 # OpenSSL's X509_V_FLAG_NO_CHECK_TIME, for which Python has no name: a trial tells an expired

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Protocol
 
-from remoting.processtls import ProcessTls
+from raftmq.remoting.processtls import ProcessTls
 
 
 class Families(Protocol):

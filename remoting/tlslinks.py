@@ -18,11 +18,11 @@ import ssl
 from collections.abc import Callable
 from typing import Any
 
-from remoting.processtls import PeerTls
-from remoting.tls import TlsMode, words_of
-from remoting.tlslistener import TlsListener
+from raftmq.remoting.processtls import PeerTls
+from raftmq.remoting.tls import TlsMode, words_of
+from raftmq.remoting.tlslistener import TlsListener
 
-LOG = logging.getLogger("remoting.tls")
+LOG = logging.getLogger("raftmq.remoting.tls")
 
 Factory = Callable[[], asyncio.Protocol]
 

@@ -22,10 +22,10 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from remoting.connection import FROM_PEER
-from remoting.tls import TlsContext, TlsMode, words_of
+from raftmq.remoting.connection import FROM_PEER
+from raftmq.remoting.tls import TlsContext, TlsMode, words_of
 
-LOG = logging.getLogger("remoting.tls")
+LOG = logging.getLogger("raftmq.remoting.tls")
 
 CLIENT_HELLO = 0x16  # the first byte of a TLS handshake record
 ACCEPTS_PER_TURN = 64

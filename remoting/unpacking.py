@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from remoting.errors import BodyError
+from raftmq.remoting.errors import BodyError
 
 STEP_BYTES = 16 * 1024  # of packed bytes; at most a thousand times as many come of it, in pieces:
 PIECE_BYTES = 256 * 1024

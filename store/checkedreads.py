@@ -14,13 +14,13 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 
-from store.commitlog import CommitLog
-from store.consumequeue import ConsumeQueue, ConsumeQueueStore
-from store.errors import OffsetOutOfRange, UnitDamaged
-from store.pointing import HEAD, body_is_whole, queue_offset_at
-from store.queuerepair import QueueRepairs
-from store.record import MAGIC_V1
-from store.selection import cut_records, spans
+from raftmq.store.commitlog import CommitLog
+from raftmq.store.consumequeue import ConsumeQueue, ConsumeQueueStore
+from raftmq.store.errors import OffsetOutOfRange, UnitDamaged
+from raftmq.store.pointing import HEAD, body_is_whole, queue_offset_at
+from raftmq.store.queuerepair import QueueRepairs
+from raftmq.store.record import MAGIC_V1
+from raftmq.store.selection import cut_records, spans
 
 TOPIC_EVERY = 64  # < 204, the units on a page
 

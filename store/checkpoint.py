@@ -33,7 +33,7 @@ from dataclasses import dataclass, replace
 
 from google_crc32c import value as crc32c
 
-from store.disk import Disk, File
+from raftmq.store.disk import Disk, File
 
 CHECKPOINT_SIZE_BYTES = 4096
 _FIELDS = struct.Struct(">qqqqq")

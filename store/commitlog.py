@@ -32,9 +32,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
 
-from store.disk import Disk, File
-from store.errors import OffsetOutOfRange, RecordTooLarge, StoreError, SyncFailed
-from store.record import (
+from raftmq.store.disk import Disk, File
+from raftmq.store.errors import OffsetOutOfRange, RecordTooLarge, StoreError, SyncFailed
+from raftmq.store.record import (
     BLANK,
     BLANK_SIZE_BYTES,
     FIXED_SIZE_BYTES,

@@ -6,12 +6,12 @@ import os
 from dataclasses import dataclass, field
 from enum import Enum
 
-from store.commitlog import SEGMENT_SIZE_BYTES
-from store.consumequeue import TAIL_UNITS_MAX, TAILS_BYTES_MAX, UNITS_PER_FILE
-from store.dispatch import DELAY_LEVELS_MS
-from store.filecache import OPEN_FILES_MAX
-from store.indexfile import IndexLimits
-from store.retention import RetentionPolicy
+from raftmq.store.commitlog import SEGMENT_SIZE_BYTES
+from raftmq.store.consumequeue import TAIL_UNITS_MAX, TAILS_BYTES_MAX, UNITS_PER_FILE
+from raftmq.store.dispatch import DELAY_LEVELS_MS
+from raftmq.store.filecache import OPEN_FILES_MAX
+from raftmq.store.indexfile import IndexLimits
+from raftmq.store.retention import RetentionPolicy
 
 HOT_MEMORY_RATIO = 0.4  # accessMessageInMemoryMaxRatio: what the page cache is taken to hold
 

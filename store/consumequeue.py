@@ -26,10 +26,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 
-from store.disk import Disk
-from store.dispatch import UNIT, UNIT_SIZE_BYTES
-from store.filecache import OPEN_FILES_MAX, FileCache
-from store.queuemanifest import QueueExtent, read_manifest, write_manifest
+from raftmq.store.disk import Disk
+from raftmq.store.dispatch import UNIT, UNIT_SIZE_BYTES
+from raftmq.store.filecache import OPEN_FILES_MAX, FileCache
+from raftmq.store.queuemanifest import QueueExtent, read_manifest, write_manifest
 
 UNITS_PER_FILE = 300_000
 FILLER_SIZE = 0x7FFFFFFF

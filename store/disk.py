@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from store.ownership import FILE_MODE, make_directory
+from raftmq.store.ownership import FILE_MODE, make_directory
 
 BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from store.disk import Disk, File
+from raftmq.store.disk import Disk, File
 
 OPEN_FILES_MAX = 512  # below the usual soft limit of 1024, which sockets share
 

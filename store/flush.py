@@ -21,8 +21,8 @@ from concurrent.futures import Executor, Future
 from enum import Enum
 from typing import Protocol
 
-from store.commitlog import SyncTicket
-from store.errors import SyncFailed, TooManyWaiting
+from raftmq.store.commitlog import SyncTicket
+from raftmq.store.errors import SyncFailed, TooManyWaiting
 
 WAITING_MAX = 100_000
 

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 
 from google_crc32c import value as crc32c
 
-from store.disk import Disk
-from store.errors import StoreError
+from raftmq.store.disk import Disk
+from raftmq.store.errors import StoreError
 
 IDENTITY_FILE = "identity"
 SIZE_BYTES_MAX = 4096

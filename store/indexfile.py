@@ -28,8 +28,8 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from store.disk import Disk, File
-from store.indexkeys import IndexKey
+from raftmq.store.disk import Disk, File
+from raftmq.store.indexkeys import IndexKey
 
 HASH_SLOTS = 5_000_000  # maxHashSlotNum
 INDEX_ENTRIES = 20_000_000  # maxIndexNum

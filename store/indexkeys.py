@@ -23,9 +23,9 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-from store.frame import FRAME_MAGIC
-from store.properties import KEYS, UNIQ_KEY, decode_properties, java_string_hash
-from store.record import (
+from raftmq.store.frame import FRAME_MAGIC
+from raftmq.store.properties import KEYS, UNIQ_KEY, decode_properties, java_string_hash
+from raftmq.store.record import (
     BLANK,
     BLANK_SIZE_BYTES,
     FIXED_SIZE_BYTES,

@@ -23,13 +23,13 @@ import logging
 import time
 from dataclasses import dataclass
 
-from store.commitlog import CommitLog
-from store.disk import Disk
-from store.indexfile import FileFlush, IndexFile, IndexLimits
-from store.indexkeys import IndexKey, KeyWalker, WalkError, has_key, key_hash
-from store.record import HEAD_SIZE_BYTES, RecordError, decode_record, store_timestamp_at
+from raftmq.store.commitlog import CommitLog
+from raftmq.store.disk import Disk
+from raftmq.store.indexfile import FileFlush, IndexFile, IndexLimits
+from raftmq.store.indexkeys import IndexKey, KeyWalker, WalkError, has_key, key_hash
+from raftmq.store.record import HEAD_SIZE_BYTES, RecordError, decode_record, store_timestamp_at
 
-log = logging.getLogger("store.index")
+log = logging.getLogger("raftmq.store.index")
 
 STEP_BYTES = 128 << 10  # of the log, walked at once: some 400 small messages, a millisecond
 QUERY_COUNT_MAX = 64  # maxMsgsNumBatch

@@ -22,18 +22,18 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import compress, pairwise
 
-from store.checkedreads import CheckedReads
-from store.checkpoint import AbortFile, Checkpoint
-from store.commitlog import CommitLog
-from store.config import StoreConfig, StoreMode
-from store.consumequeue import ConsumeQueue, ConsumeQueueStore, FlushTicket
-from store.disk import Disk, DiskUsage
-from store.dispatch import UNIT, UNIT_SIZE_BYTES, Dispatcher, QueueUnits
-from store.errors import Diverged, StoreDamaged
-from store.frame import FRAME_MAGIC, HEADER_SIZE_BYTES, Frame, FrameKind, parse_header
-from store.messageindex import STEP_BYTES, IndexFlush, KeyQuery, MessageIndex
-from store.queuerepair import QueueRepairs, QueueStep, mend_queues
-from store.record import (
+from raftmq.store.checkedreads import CheckedReads
+from raftmq.store.checkpoint import AbortFile, Checkpoint
+from raftmq.store.commitlog import CommitLog
+from raftmq.store.config import StoreConfig, StoreMode
+from raftmq.store.consumequeue import ConsumeQueue, ConsumeQueueStore, FlushTicket
+from raftmq.store.disk import Disk, DiskUsage
+from raftmq.store.dispatch import UNIT, UNIT_SIZE_BYTES, Dispatcher, QueueUnits
+from raftmq.store.errors import Diverged, StoreDamaged
+from raftmq.store.frame import FRAME_MAGIC, HEADER_SIZE_BYTES, Frame, FrameKind, parse_header
+from raftmq.store.messageindex import STEP_BYTES, IndexFlush, KeyQuery, MessageIndex
+from raftmq.store.queuerepair import QueueRepairs, QueueStep, mend_queues
+from raftmq.store.record import (
     BLANK,
     BLANK_SIZE_BYTES,
     HEAD_SIZE_BYTES,
@@ -47,7 +47,7 @@ from store.record import (
     store_timestamp_at,
     walk_records,
 )
-from store.recovery import (
+from raftmq.store.recovery import (
     FrameHeader,
     RecoveredFrames,
     RecoveredRecords,
@@ -55,8 +55,8 @@ from store.recovery import (
     recover_records,
     walk_frames,
 )
-from store.retention import SegmentAge, expired_before
-from store.selection import (
+from raftmq.store.retention import SegmentAge, expired_before
+from raftmq.store.selection import (
     GetStatus,
     Limits,
     offset_status,

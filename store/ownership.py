@@ -32,9 +32,9 @@ import threading
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from store.errors import StoreError
+from raftmq.store.errors import StoreError
 
-log = logging.getLogger("store.ownership")
+log = logging.getLogger("raftmq.store.ownership")
 
 LOCK_FILE = "lock"
 APACHE_TEXT = b"lock"

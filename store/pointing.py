@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 
-from store.record import (
+from raftmq.store.record import (
     HEAD_SIZE_BYTES,
     MAGIC_V1,
     MAGIC_V2,

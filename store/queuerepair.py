@@ -16,16 +16,16 @@ import logging
 from collections.abc import Set
 from dataclasses import dataclass, field
 
-from store.commitlog import CommitLog, SegmentHold
-from store.consumequeue import ConsumeQueue, ConsumeQueueStore
-from store.dispatch import Dispatcher
-from store.errors import OffsetOutOfRange, StoreDamaged
-from store.frame import HEADER_SIZE_BYTES, FrameError, FrameKind, parse_frame
-from store.pointing import queue_offset_at
-from store.record import HEAD_SIZE_BYTES, RECORD_SIZE_BYTES_MAX, StopReason, walk_records
-from store.recovery import walk_frames
+from raftmq.store.commitlog import CommitLog, SegmentHold
+from raftmq.store.consumequeue import ConsumeQueue, ConsumeQueueStore
+from raftmq.store.dispatch import Dispatcher
+from raftmq.store.errors import OffsetOutOfRange, StoreDamaged
+from raftmq.store.frame import HEADER_SIZE_BYTES, FrameError, FrameKind, parse_frame
+from raftmq.store.pointing import queue_offset_at
+from raftmq.store.record import HEAD_SIZE_BYTES, RECORD_SIZE_BYTES_MAX, StopReason, walk_records
+from raftmq.store.recovery import walk_frames
 
-log = logging.getLogger("store.queues")
+log = logging.getLogger("raftmq.store.queues")
 
 STEP_BYTES = 16 << 20  # of the log, walked by one step in the pool
 WINDOW_BYTES = 1 << 20

@@ -34,10 +34,10 @@ from errno import EIO
 
 from google_crc32c import value as crc32c
 
-from store.checkpoint import CheckpointFields
-from store.commitlog import CommitLog
-from store.errors import StoreDamaged
-from store.frame import (
+from raftmq.store.checkpoint import CheckpointFields
+from raftmq.store.commitlog import CommitLog
+from raftmq.store.errors import StoreDamaged
+from raftmq.store.frame import (
     FRAME_MAGIC,
     HEADER_SIZE_BYTES,
     PAYLOAD_SIZE_BYTES_MAX,
@@ -45,7 +45,7 @@ from store.frame import (
     FrameError,
     parse_header,
 )
-from store.record import (
+from raftmq.store.record import (
     BLANK,
     BLANK_SIZE_BYTES,
     MAGIC_BLANK,

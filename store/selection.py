@@ -10,7 +10,7 @@ from collections.abc import Set
 from dataclasses import dataclass
 from enum import Enum
 
-from store.dispatch import UNIT, UNIT_SIZE_BYTES
+from raftmq.store.dispatch import UNIT, UNIT_SIZE_BYTES
 
 SCAN_BYTES_MIN = 16_000  # of the ConsumeQueue, looked at while filtering
 GAP_BYTES_MAX = 4096  # reading over a gap this long costs less than another read

@@ -9,7 +9,7 @@ those of processes have the machine's.
 
 from __future__ import annotations
 
-from store.disk import DiskUsage, OsDisk, OsFile
+from raftmq.store.disk import DiskUsage, OsDisk, OsFile
 
 HALF_FULL = DiskUsage(used_bytes=1 << 39, available_bytes=1 << 39)
 

@@ -1,6 +1,7 @@
 """The rules of the house that a machine can hold: import direction, purity of the core, sizes."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -184,13 +185,17 @@ def sources() -> list[Path]:
 
 
 def imported(path: Path) -> list[str]:
+    """All modules that a file imports, ours by room: "store.record" for raftmq.store.record."""
     names = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            names.append(node.module or "")
-    return names
+            if node.module == "raftmq":
+                names += [f"raftmq.{alias.name}" for alias in node.names]
+            else:
+                names.append(node.module or "")
+    return [name.removeprefix("raftmq.") for name in names]
 
 
 @pytest.mark.parametrize("path", sources(), ids=lambda p: str(p.relative_to(ROOT)))
@@ -205,6 +210,23 @@ def test_imports_point_down(path: Path) -> None:
                 assert name in STORE_LAYOUT, f"{room} may know the layout only, not {name}"
         assert top != "tests", f"{name}: the product does not import its tests"
         assert top != "pickle", "nothing is pickled"
+
+
+def test_a_room_is_imported_by_one_name_only() -> None:
+    """Rooms stand at the top level of the repository, and are parts of `raftmq`: by both names a
+    module would be there twice."""
+    bare = re.compile(rf"^\s*(?:from|import) ({'|'.join(ROOMS)})\b", re.M)
+    others = ("raftmq", "tests", "bench", "demo", "docs", "tools")
+    paths = [p for room in (*ROOMS, *others) for p in (ROOT / room).rglob("*.py")]
+    found = {str(path): bare.findall(path.read_text()) for path in paths}
+    assert not {path: rooms for path, rooms in found.items() if rooms}
+
+
+def test_every_room_is_a_part_of_the_package() -> None:
+    links = {
+        path.name: path.readlink() for path in (ROOT / "raftmq").iterdir() if path.is_symlink()
+    }
+    assert links == {room: Path("..") / room for room in ROOMS}
 
 
 @pytest.mark.parametrize("name", CORE)

@@ -18,7 +18,7 @@
 # Environment:
 #   STATE       working folder (default: ${TMPDIR:-/tmp}/raftmq-compose), kept between runs as a cache
 #   PYTHON      the interpreter, 3.11, that goes into the image, and whose pip gathers the wheels (default: python3);
-#               for the tools, one that has the packages of the project's extras audit and report (.venv/bin/python)
+#               for the tools, one that has the packages of the project's extras audit and chaos (.venv/bin/python)
 set -euo pipefail
 STATE=${STATE:-${TMPDIR:-/tmp}/raftmq-compose}; mkdir -p "$STATE"/{run,cfg,ctx/wheels}
 PYTHON=${PYTHON:-python3}
@@ -62,7 +62,9 @@ wheels() { # the images have no way out, so what the project needs is carried in
   mapfile -t need < <("$PYTHON" - "$PROJECT/pyproject.toml" <<'P'
 import sys, tomllib
 t = tomllib.load(open(sys.argv[1], "rb"))
-print("\n".join(dict.fromkeys([*t["project"]["dependencies"], *t["build-system"]["requires"]])))
+project = t["project"]
+wanted = [*project["dependencies"], *project["optional-dependencies"]["server"], *t["build-system"]["requires"]]
+print("\n".join(dict.fromkeys(wanted)))
 P
 )
   "$PYTHON" -m pip wheel -q --disable-pip-version-check --prefer-binary -c "$PROJECT/requirements.txt" \
@@ -164,7 +166,7 @@ elf = [str(p) for p in files.values() if p.open("rb").read(4) == b"\x7fELF"]
 found = subprocess.run(["ldd", *elf], capture_output=True, text=True).stdout
 files |= {real(p): Path(p) for p in re.findall(r"=> (/\S+) \(0x", found) if not Path(p).is_relative_to(home)}
 extras = tomllib.loads(Path(sys.argv[2]).read_text())["project"]["optional-dependencies"]
-wanted, seen = [*extras["audit"], *extras["report"]], set()
+wanted, seen = [need for extra in ("audit", "chaos") for need in extras[extra] if not need.startswith("raftmq")], set()
 while wanted:
     need = wanted.pop()
     if "extra ==" in need or (name := re.match(r"[\w.-]+", need)[0].lower()) in seen: continue
@@ -185,9 +187,9 @@ P
 
 tools() {
   alive || die "no engine running"
-  local stamp; stamp=$(cat "$PROJECT/pyproject.toml" "$PROJECT/requirements.txt" | sha256sum)
+  local stamp; stamp=$(cat "$PROJECT"/{pyproject.toml,requirements.txt,requirements-audit.txt} | sha256sum)
   if [ "$(cat "$STATE/tools.stamp" 2>/dev/null)" != "$stamp" ] || ! docker image inspect local/tools >/dev/null 2>&1; then
-    tools_base >"$STATE/tools.log" 2>&1 || { tail -5 "$STATE/tools.log"; die "no base image of the tools (has $PYTHON what the project's extras audit and report name?)"; }
+    tools_base >"$STATE/tools.log" 2>&1 || { tail -5 "$STATE/tools.log"; die "no base image of the tools (has $PYTHON what the project's extras audit and chaos name?)"; }
     echo "$stamp" >"$STATE/tools.stamp"
   fi
   step "base image of the tools"

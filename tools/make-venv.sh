@@ -23,6 +23,5 @@ if ! "$PYTHON" -m venv --clear "$VENV" 2>/tmp/make-venv.$$; then
     fi
 fi
 rm -f /tmp/make-venv.$$
-echo "installing the pinned requirements into $VENV (a minute or two; PySpark is large)"
-"$VENV/bin/python" -m pip install --quiet --disable-pip-version-check -r "$requirements"
+"$(dirname "$0")/install.sh" "$VENV/bin/python" "$requirements"
 "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps -e .

@@ -23,10 +23,10 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_protocol import RequestHandler, RequestPayloadError
 
-from web.auth import Access, WebSettings, allow
-from web.openapi import document
-from web.operation import JSON, Call, Caller, Operation, Reply, Role
-from web.problem import (
+from raftmq.web.auth import Access, WebSettings, allow
+from raftmq.web.openapi import document
+from raftmq.web.operation import JSON, Call, Caller, Operation, Reply, Role
+from raftmq.web.problem import (
     MEDIA_TYPE,
     ApiProblem,
     busy,
@@ -36,11 +36,11 @@ from web.problem import (
     too_large,
     unauthorized,
 )
-from web.schema import from_json, from_texts, invalid_repeats, to_json
-from web.signing import Signed
-from web.versions import Condition, condition_of, etag
+from raftmq.web.schema import from_json, from_texts, invalid_repeats, to_json
+from raftmq.web.signing import Signed
+from raftmq.web.versions import Condition, condition_of, etag
 
-log = logging.getLogger("web")
+log = logging.getLogger("raftmq.web")
 
 BODY_BYTES_MAX = 1024 * 1024
 BODIES_BYTES_MAX = 16 * BODY_BYTES_MAX  # of the requests under way; above, they are answered 503

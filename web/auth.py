@@ -24,10 +24,10 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta
 
-from web.loopback import is_loopback
-from web.operation import Caller, Role
-from web.problem import ApiProblem, forbidden, unauthorized
-from web.signing import Challenges, Signed, key_of
+from raftmq.web.loopback import is_loopback
+from raftmq.web.operation import Caller, Role
+from raftmq.web.problem import ApiProblem, forbidden, unauthorized
+from raftmq.web.signing import Challenges, Signed, key_of
 
 TOKENS_MAX = 256
 TOKEN_LENGTH_MIN = 16

@@ -20,9 +20,9 @@ from typing import Annotated, Any
 from aiohttp import web
 from msgspec import Meta
 
-from web.operation import EVENT_STREAM, Call, Operation
-from web.problem import busy
-from web.schema import Input, View, to_json
+from raftmq.web.operation import EVENT_STREAM, Call, Operation
+from raftmq.web.problem import busy
+from raftmq.web.schema import Input, View, to_json
 
 RING_SIZE = 1_000
 BEHIND_MAX = 256  # events, besides what the socket's buffer holds

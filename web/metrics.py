@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from aiohttp import web
 
-from web.app import RawRoute
-from web.operation import Caller, Role
+from raftmq.web.app import RawRoute
+from raftmq.web.operation import Caller, Role
 
 PATH = "/metrics"
 Render = Callable[[str], tuple[bytes, str]]

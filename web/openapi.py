@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from web.operation import JSON, Operation, Role
-from web.problem import MEDIA_TYPE
-from web.schema import Input, Nothing, ProblemView
+from raftmq.web.operation import JSON, Operation, Role
+from raftmq.web.problem import MEDIA_TYPE
+from raftmq.web.schema import Input, Nothing, ProblemView
 
 VERSION = "3.1.0"
 _TAG = '(W/)?"[!#-~]*"'

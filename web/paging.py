@@ -14,8 +14,8 @@ from typing import Annotated, Any, TypeVar
 
 from msgspec import Meta
 
-from web.problem import invalid
-from web.schema import Input
+from raftmq.web.problem import invalid
+from raftmq.web.schema import Input
 
 LIMIT_MAX = 1_000
 LIMIT_DEFAULT = 100

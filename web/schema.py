@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta
 
-from web.problem import ApiProblem, invalid, malformed
+from raftmq.web.problem import ApiProblem, invalid, malformed
 
 INTEGER_MAX = (1 << 53) - 1  # what every JSON reader keeps exactly
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from web.problem import ApiProblem, invalid, stale, version_wanted
+from raftmq.web.problem import ApiProblem, invalid, stale, version_wanted
 
 ANY = "*"
 TAGS_MAX = 16  # in one If-Match

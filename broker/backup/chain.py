@@ -7,9 +7,9 @@ is not full. So whatever went wrong with the bytes on their way is found, with t
 
 from __future__ import annotations
 
-from dledger.messages import TERM_MAX
-from store.frame import HEADER_SIZE_BYTES, Frame, FrameError, parse_frame, parse_header
-from store.record import BLANK, BLANK_SIZE_BYTES, MAGIC_BLANK
+from raftmq.dledger.messages import TERM_MAX
+from raftmq.store.frame import HEADER_SIZE_BYTES, Frame, FrameError, parse_frame, parse_header
+from raftmq.store.record import BLANK, BLANK_SIZE_BYTES, MAGIC_BLANK
 
 
 class ChainBroken(Exception):

@@ -16,29 +16,29 @@ from typing import Any, NoReturn
 import click
 import orjson
 
-from broker.backup.directory import BackupDirectory
-from broker.backup.manifest import BackupError, Manifest
-from broker.backup.restore import Restored, check_empty, point_of
-from broker.backup.restore import restore as restore_stores
-from broker.backup.settings import notable
-from broker.backup.source import RemoteSource, choose, replicas_of
-from broker.backup.stopped import StoppedSource
-from broker.backup.take import Taken, take
-from broker.backup.verify import complaints
-from broker.config import BrokerConfig, load, parse_peers
-from broker.construction import store_config
-from broker.errors import ConfigError, StateError
-from dledger.errors import RaftError
-from ops.logs import set_level
-from ops.options import BYTES, Option
-from remoting.acl.signature import credentials_of_environment
-from remoting.address import format_address, parse_address_list
-from remoting.client import RemotingClient
-from remoting.errors import RemotingError
-from remoting.tlsfile import tls_of
-from store.config import StoreConfig
-from store.errors import StoreError
-from store.ownership import StoreInUse
+from raftmq.broker.backup.directory import BackupDirectory
+from raftmq.broker.backup.manifest import BackupError, Manifest
+from raftmq.broker.backup.restore import Restored, check_empty, point_of
+from raftmq.broker.backup.restore import restore as restore_stores
+from raftmq.broker.backup.settings import notable
+from raftmq.broker.backup.source import RemoteSource, choose, replicas_of
+from raftmq.broker.backup.stopped import StoppedSource
+from raftmq.broker.backup.take import Taken, take
+from raftmq.broker.backup.verify import complaints
+from raftmq.broker.config import BrokerConfig, load, parse_peers
+from raftmq.broker.construction import store_config
+from raftmq.broker.errors import ConfigError, StateError
+from raftmq.dledger.errors import RaftError
+from raftmq.ops.logs import set_level
+from raftmq.ops.options import BYTES, Option
+from raftmq.remoting.acl.signature import credentials_of_environment
+from raftmq.remoting.address import format_address, parse_address_list
+from raftmq.remoting.client import RemotingClient
+from raftmq.remoting.errors import RemotingError
+from raftmq.remoting.tlsfile import tls_of
+from raftmq.store.config import StoreConfig
+from raftmq.store.errors import StoreError
+from raftmq.store.ownership import StoreInUse
 
 FAILED = 1
 WRONG = 2
@@ -254,14 +254,14 @@ def restore(
         _end(FAILED if error.damaged else WRONG, f"restore: {error}")
     addresses = [(p.node_id, format_address(p.host, p.port)) for p in members]
     try:
-        set_level("broker.installation", "ERROR")  # it tells of replicas that are refilled
+        set_level("raftmq.broker.installation", "ERROR")  # it tells of replicas that are refilled
         made = restore_stores(place, manifest, point, stores, addresses, config=config, say=_say)
     except StoreInUse as error:
         _end(os.EX_TEMPFAIL, f"restore: {error}")
     except FAILURES as error:
         _end(FAILED, f"restore: {error}")
     finally:
-        set_level("broker.installation", "")
+        set_level("raftmq.broker.installation", "")
     _print_restored(manifest, made, addresses)
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from google_crc32c import extend as crc32c_extend
 from google_crc32c import value as crc32c
 
-from broker.backup.manifest import (
+from raftmq.broker.backup.manifest import (
     BackupDamaged,
     BackupError,
     Manifest,
@@ -32,7 +32,7 @@ from broker.backup.manifest import (
     encode,
     encode_progress,
 )
-from store.ownership import FILE_MODE, make_directory
+from raftmq.store.ownership import FILE_MODE, make_directory
 
 READ_BYTES = 1 << 20
 

@@ -17,8 +17,8 @@ import msgspec
 import orjson
 from google_crc32c import value as crc32c
 
-from dledger.messages import TERM_MAX
-from store.frame import HEADER_SIZE_BYTES, Frame, FrameError, parse_header
+from raftmq.dledger.messages import TERM_MAX
+from raftmq.store.frame import HEADER_SIZE_BYTES, Frame, FrameError, parse_header
 
 FORMAT = "raftmq-backup"
 VERSION = 1

@@ -32,42 +32,42 @@ from pathlib import Path
 
 import orjson
 
-from broker.backup.chain import ChainBroken, FrameChain
-from broker.backup.directory import BackupDirectory, segment_name
-from broker.backup.manifest import BackupDamaged, BackupError, Manifest, Part, StateFile
-from broker.backup.settings import store_config_of
-from broker.backup.states import decode
-from broker.tables import snapshot
-from broker.tables.groupid import group_id
-from broker.tables.installation import (
+from raftmq.broker.backup.chain import ChainBroken, FrameChain
+from raftmq.broker.backup.directory import BackupDirectory, segment_name
+from raftmq.broker.backup.manifest import BackupDamaged, BackupError, Manifest, Part, StateFile
+from raftmq.broker.backup.settings import store_config_of
+from raftmq.broker.backup.states import decode
+from raftmq.broker.tables import snapshot
+from raftmq.broker.tables.groupid import group_id
+from raftmq.broker.tables.installation import (
     RAFT_DIRECTORY,
     RESTORING,
     BrokerCapture,
     carry_out,
 )
-from broker.tables.state import BrokerState
-from dledger import installation
-from dledger.configuration import (
+from raftmq.broker.tables.state import BrokerState
+from raftmq.dledger import installation
+from raftmq.dledger.configuration import (
     MEMBERS_MAX,
     SIZE_BYTES_MAX,
     Configuration,
     encode_configuration,
     founding,
 )
-from dledger.configurationfile import ConfigurationFile
-from dledger.hardstate import HardStateFile
-from dledger.identity import file_of
-from dledger.install import Installation
-from dledger.log import RaftLog
-from dledger.messages import HardState
-from dledger.promises import Promises
-from dledger.slots import SlotFile
-from dledger.wire import GROUP_ID_SIZE_BYTES
-from store.config import StoreConfig
-from store.disk import Disk, OsDisk
-from store.frame import Frame, FrameKind, seal_frame
-from store.messagestore import MessageStore
-from store.ownership import LOCK_FILE, lock_store
+from raftmq.dledger.configurationfile import ConfigurationFile
+from raftmq.dledger.hardstate import HardStateFile
+from raftmq.dledger.identity import file_of
+from raftmq.dledger.install import Installation
+from raftmq.dledger.log import RaftLog
+from raftmq.dledger.messages import HardState
+from raftmq.dledger.promises import Promises
+from raftmq.dledger.slots import SlotFile
+from raftmq.dledger.wire import GROUP_ID_SIZE_BYTES
+from raftmq.store.config import StoreConfig
+from raftmq.store.disk import Disk, OsDisk
+from raftmq.store.frame import Frame, FrameKind, seal_frame
+from raftmq.store.messagestore import MessageStore
+from raftmq.store.ownership import LOCK_FILE, lock_store
 
 SYNC_BYTES = 64 << 20  # written between two fdatasyncs of the log
 

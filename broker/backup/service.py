@@ -26,7 +26,7 @@ import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from broker.backup.protocol import (
+from raftmq.broker.backup.protocol import (
     BEHIND,
     CHUNK_BYTES,
     GONE,
@@ -35,22 +35,22 @@ from broker.backup.protocol import (
     Facts,
     encode_facts,
 )
-from broker.backup.settings import settings_of
-from broker.consuming.queries import not_leader
-from broker.errors import Refused
-from broker.keeper import RaftKeeper, finished
-from broker.replication.engine import RaftEngine
-from broker.tables.installation import BrokerCapture, capture
-from dledger.install import INSTALLATION_BYTES_MAX, Installation, configuration_part
-from remoting.codes import RequestCode, ResponseCode
-from remoting.command import RemotingCommand
-from remoting.connection import Connection, Handler
-from remoting.fastjson import dumps
+from raftmq.broker.backup.settings import settings_of
+from raftmq.broker.consuming.queries import not_leader
+from raftmq.broker.errors import Refused
+from raftmq.broker.keeper import RaftKeeper, finished
+from raftmq.broker.replication.engine import RaftEngine
+from raftmq.broker.tables.installation import BrokerCapture, capture
+from raftmq.dledger.install import INSTALLATION_BYTES_MAX, Installation, configuration_part
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.connection import Connection, Handler
+from raftmq.remoting.fastjson import dumps
 
 if TYPE_CHECKING:
-    from broker.broker import Broker
+    from raftmq.broker.broker import Broker
 
-log = logging.getLogger("broker.backup")
+log = logging.getLogger("raftmq.broker.backup")
 
 SESSIONS_MAX = 2
 SILENT_MS = 120_000  # what the tool may need to write, or to pace itself, between two reads

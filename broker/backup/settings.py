@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from broker.config import OPTIONS, BrokerConfig, Setting, build_config
-from broker.construction import store_config
-from store.config import StoreConfig
+from raftmq.broker.config import OPTIONS, BrokerConfig, Setting, build_config
+from raftmq.broker.construction import store_config
+from raftmq.store.config import StoreConfig
 
 KEYS = tuple(
     key

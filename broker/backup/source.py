@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from broker.backup.manifest import BackupError
-from broker.backup.protocol import (
+from raftmq.broker.backup.manifest import BackupError
+from raftmq.broker.backup.protocol import (
     BEHIND,
     CHUNK_BYTES,
     GONE,
@@ -20,13 +20,13 @@ from broker.backup.protocol import (
     Facts,
     decode_facts,
 )
-from dledger.install import Installation, InstallationDamaged, decode_installation
-from dledger.pace import NEVER_DUE_MS, CatchUpPace
-from remoting.client import RemotingClient
-from remoting.codes import RequestCode, ResponseCode
-from remoting.command import RemotingCommand
-from remoting.errors import RemotingError
-from remoting.fastjson import loads_object
+from raftmq.dledger.install import Installation, InstallationDamaged, decode_installation
+from raftmq.dledger.pace import NEVER_DUE_MS, CatchUpPace
+from raftmq.remoting.client import RemotingClient
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.errors import RemotingError
+from raftmq.remoting.fastjson import loads_object
 
 TIMEOUT_MS = 20_000
 LEADER_WAIT_S = 30.0  # for a leader that can prove that it leads, and for a replica to follow it

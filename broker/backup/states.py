@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 import orjson
 
-from broker.backup.manifest import BackupDamaged, BackupError, StateFile
-from broker.errors import StateError
-from broker.tables import snapshot
-from broker.tables.installation import decode_state
-from broker.tables.snapshot import INDEX_KEY, Snapshot
-from broker.tables.state import BrokerState
+from raftmq.broker.backup.manifest import BackupDamaged, BackupError, StateFile
+from raftmq.broker.errors import StateError
+from raftmq.broker.tables import snapshot
+from raftmq.broker.tables.installation import decode_state
+from raftmq.broker.tables.snapshot import INDEX_KEY, Snapshot
+from raftmq.broker.tables.state import BrokerState
 
 
 @dataclass(frozen=True, slots=True)

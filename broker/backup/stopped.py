@@ -18,26 +18,26 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from broker.backup.manifest import BackupError
-from broker.backup.protocol import READ_BYTES_MAX, Facts
-from broker.backup.settings import settings_of
-from broker.backup.source import Offer
-from broker.config import BrokerConfig
-from broker.construction import store_config
-from broker.tables import snapshot
-from broker.tables.installation import MANIFEST, RAFT_DIRECTORY, RESTORING, BrokerCapture
-from broker.tables.state import BrokerState
-from dledger import installation
-from dledger.hardstate import HardStateDamaged, HardStateFile
-from dledger.install import Installation
-from dledger.log import read_trim_note
-from dledger.slots import SlotFile, SlotsDamaged
-from store.checkpoint import Checkpoint
-from store.commitlog import CommitLog
-from store.consumequeue import ConsumeQueueStore
-from store.disk import DiskUsage, File, OsDisk, OsFile
-from store.ownership import StoreLock, lock_store
-from store.recovery import FrameHeader, FrameWalk
+from raftmq.broker.backup.manifest import BackupError
+from raftmq.broker.backup.protocol import READ_BYTES_MAX, Facts
+from raftmq.broker.backup.settings import settings_of
+from raftmq.broker.backup.source import Offer
+from raftmq.broker.config import BrokerConfig
+from raftmq.broker.construction import store_config
+from raftmq.broker.tables import snapshot
+from raftmq.broker.tables.installation import MANIFEST, RAFT_DIRECTORY, RESTORING, BrokerCapture
+from raftmq.broker.tables.state import BrokerState
+from raftmq.dledger import installation
+from raftmq.dledger.hardstate import HardStateDamaged, HardStateFile
+from raftmq.dledger.install import Installation
+from raftmq.dledger.log import read_trim_note
+from raftmq.dledger.slots import SlotFile, SlotsDamaged
+from raftmq.store.checkpoint import Checkpoint
+from raftmq.store.commitlog import CommitLog
+from raftmq.store.consumequeue import ConsumeQueueStore
+from raftmq.store.disk import DiskUsage, File, OsDisk, OsFile
+from raftmq.store.ownership import StoreLock, lock_store
+from raftmq.store.recovery import FrameHeader, FrameWalk
 
 
 class UnwrittenFile:

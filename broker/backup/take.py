@@ -15,15 +15,15 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 
 from google_crc32c import extend as crc32c_extend
 
-from broker.backup.chain import ChainBroken, FrameChain
-from broker.backup.directory import BackupDirectory
-from broker.backup.manifest import BackupError, LastFrame, Manifest, Part, StateFile
-from broker.backup.source import Offer, Overtaken, Source
-from store.frame import HEADER_SIZE_BYTES, Frame
+from raftmq import __version__
+from raftmq.broker.backup.chain import ChainBroken, FrameChain
+from raftmq.broker.backup.directory import BackupDirectory
+from raftmq.broker.backup.manifest import BackupError, LastFrame, Manifest, Part, StateFile
+from raftmq.broker.backup.source import Offer, Overtaken, Source
+from raftmq.store.frame import HEADER_SIZE_BYTES, Frame
 
 ATTEMPTS_MAX = 8
 PAUSE_S = 1.0  # between attempts
@@ -223,7 +223,7 @@ class _Copying:
             node=facts.node,
             role=facts.role,
             members=facts.members,
-            program=_program(),
+            program=f"raftmq {__version__}",
             taken_ms=facts.time_ms,
             taken=taken.isoformat(timespec="milliseconds"),
             confirmed=offer.confirmed,
@@ -251,10 +251,3 @@ class _Copying:
         oldest = installation.first_index - 1
         kept = [state for state in old if oldest <= state.index < new.index]
         return (*kept[-(self._states_kept - 1) :], new) if self._states_kept > 1 else (new,)
-
-
-def _program() -> str:
-    try:
-        return f"raftmq {version('raftmq')}"
-    except PackageNotFoundError:  # run from its sources
-        return "raftmq"

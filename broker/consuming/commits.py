@@ -15,12 +15,12 @@ import logging
 from collections.abc import Callable, Collection
 from functools import partial
 
-from broker.errors import Refused
-from broker.tables.offsets import PENDING_COMMITS_MAX, OffsetCommits
-from broker.tables.state import commit_offsets
-from remoting.codes import ResponseCode
+from raftmq.broker.errors import Refused
+from raftmq.broker.tables.offsets import PENDING_COMMITS_MAX, OffsetCommits
+from raftmq.broker.tables.state import commit_offsets
+from raftmq.remoting.codes import ResponseCode
 
-log = logging.getLogger("broker.commits")
+log = logging.getLogger("raftmq.broker.commits")
 
 COMMITS_PER_FRAME_MAX = 10_000  # about 1 MiB of JSON, below the member's command bound
 

@@ -13,12 +13,12 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from broker.consuming.filters import Matcher
-from store.errors import StoreError
-from store.messagestore import GetResult, GetStatus, MessageStore
-from store.properties import decode_properties
-from store.record import HEAD_SIZE_BYTES, MAGIC_V2, hosts_extra
-from store.selection import scan_count
+from raftmq.broker.consuming.filters import Matcher
+from raftmq.store.errors import StoreError
+from raftmq.store.messagestore import GetResult, GetStatus, MessageStore
+from raftmq.store.properties import decode_properties
+from raftmq.store.record import HEAD_SIZE_BYTES, MAGIC_V2, hosts_extra
+from raftmq.store.selection import scan_count
 
 SCAN_BYTES_MAX = 4 << 20
 PIECE_UNITS = 128

@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from broker.consuming.sql92 import Expression, Sql92Error, compile_expression
-from broker.errors import Refused
-from remoting.codes import ResponseCode
-from remoting.errors import BodyError
-from store.properties import java_string_hash
+from raftmq.broker.consuming.sql92 import Expression, Sql92Error, compile_expression
+from raftmq.broker.errors import Refused
+from raftmq.remoting.codes import ResponseCode
+from raftmq.remoting.errors import BodyError
+from raftmq.store.properties import java_string_hash
 
 TAG = "TAG"
 SQL92 = "SQL92"

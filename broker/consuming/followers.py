@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from broker.consuming.reads import ClassicReads, RaftReads, ReadPolicy
+from raftmq.broker.consuming.reads import ClassicReads, RaftReads, ReadPolicy
 
 if TYPE_CHECKING:
-    from broker.broker import Broker
+    from raftmq.broker.broker import Broker
 
 LOOKED_MS = 1_000  # for so long what was seen of the followers counts
 

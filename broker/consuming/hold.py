@@ -12,7 +12,7 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, TypeVar
 
-from broker.consuming.filters import Codes, Filter, Matcher
+from raftmq.broker.consuming.filters import Codes, Filter, Matcher
 
 T = TypeVar("T")
 Properties = Sequence[Mapping[str, str]] | None

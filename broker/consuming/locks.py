@@ -70,16 +70,16 @@ from typing import Any
 
 import orjson
 
-from broker.errors import Refused
-from broker.tables.locktable import SEPARATOR, Key, LockTable, OwnerChange, Renewals
-from broker.tables.state import lock_queues
-from remoting.codes import RequestCode, ResponseCode
-from remoting.command import RemotingCommand
-from remoting.connection import Connection, Handler
-from remoting.errors import BodyError
-from remoting.fastjson import loads_object
+from raftmq.broker.errors import Refused
+from raftmq.broker.tables.locktable import SEPARATOR, Key, LockTable, OwnerChange, Renewals
+from raftmq.broker.tables.state import lock_queues
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.connection import Connection, Handler
+from raftmq.remoting.errors import BodyError
+from raftmq.remoting.fastjson import loads_object
 
-log = logging.getLogger("broker.locks")
+log = logging.getLogger("raftmq.broker.locks")
 
 # A round ends with the request that reaches the number: its command is below 3 MiB, whatever the
 # names are; one may have 4 MiB.

@@ -26,10 +26,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from broker.clients import ClientConnection, ClientTable
-from broker.config import BrokerConfig
-from broker.consuming.filteredreads import FilteredReads
-from broker.consuming.filters import (
+from raftmq.broker.clients import ClientConnection, ClientTable
+from raftmq.broker.config import BrokerConfig
+from raftmq.broker.consuming.filteredreads import FilteredReads
+from raftmq.broker.consuming.filters import (
     Codes,
     Filter,
     RetryMatcher,
@@ -38,29 +38,29 @@ from broker.consuming.filters import (
     parse_tags,
     unsupported,
 )
-from broker.consuming.hold import HoldTable
-from broker.consuming.reads import ReadPolicy
-from broker.consuming.resets import Wait
-from broker.containment import Contained
-from broker.errors import Refused
-from broker.tables.state import BrokerState
-from broker.tables.topics import PERM_READ, RETRY_PREFIX
-from remoting.codec import encode_command
-from remoting.codes import RequestCode, ResponseCode
-from remoting.command import RemotingCommand
-from remoting.headers import (
+from raftmq.broker.consuming.hold import HoldTable
+from raftmq.broker.consuming.reads import ReadPolicy
+from raftmq.broker.consuming.resets import Wait
+from raftmq.broker.containment import Contained
+from raftmq.broker.errors import Refused
+from raftmq.broker.tables.state import BrokerState
+from raftmq.broker.tables.topics import PERM_READ, RETRY_PREFIX
+from raftmq.remoting.codec import encode_command
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.headers import (
     PULL_COMMIT_OFFSET,
     PULL_SUBSCRIPTION,
     PULL_SUSPEND,
     PullHeader,
     PullResponseHeader,
 )
-from store.errors import StoreError
+from raftmq.store.errors import StoreError
 
 if TYPE_CHECKING:
-    from store.messagestore import GetResult
+    from raftmq.store.messagestore import GetResult
 
-log = logging.getLogger("broker.pull")
+log = logging.getLogger("raftmq.broker.pull")
 
 _LENGTH = struct.Struct(">I")
 

@@ -12,24 +12,24 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from broker.clients import ClientTable
-from broker.config import BrokerConfig
-from broker.consuming.commits import CommitService
-from broker.consuming.filters import TAG, is_tag, parse_expression, unsupported
-from broker.errors import Refused
-from broker.tables.groups import group_name_problem
-from broker.tables.state import BrokerState
-from broker.tables.topics import TopicConfig
-from remoting.codes import RequestCode, ResponseCode
-from remoting.command import RemotingCommand
-from remoting.connection import Answer, Connection, Handler
-from remoting.fastjson import loads_object
-from remoting.fields import integer, text
-from remoting.headers import ConsumerOffsetHeader, QueueOffsetHeader, UnregisterClientHeader
+from raftmq.broker.clients import ClientTable
+from raftmq.broker.config import BrokerConfig
+from raftmq.broker.consuming.commits import CommitService
+from raftmq.broker.consuming.filters import TAG, is_tag, parse_expression, unsupported
+from raftmq.broker.errors import Refused
+from raftmq.broker.tables.groups import group_name_problem
+from raftmq.broker.tables.state import BrokerState
+from raftmq.broker.tables.topics import TopicConfig
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.connection import Answer, Connection, Handler
+from raftmq.remoting.fastjson import loads_object
+from raftmq.remoting.fields import integer, text
+from raftmq.remoting.headers import ConsumerOffsetHeader, QueueOffsetHeader, UnregisterClientHeader
 
 if TYPE_CHECKING:
-    from broker.access import Access
-    from store.messagestore import MessageStore
+    from raftmq.broker.access import Access
+    from raftmq.store.messagestore import MessageStore
 
 
 @dataclass(frozen=True, slots=True)

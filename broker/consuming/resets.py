@@ -21,26 +21,26 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from broker.clients import ClientTable
-from broker.consuming.commits import COMMITS_PER_FRAME_MAX, no_room
-from broker.errors import Refused
-from broker.tables.offsets import Commit
-from broker.tables.state import BrokerState, reset_offsets, reset_taken
-from remoting.acl.accounts import Permission
-from remoting.acl.needs import topic_need
-from remoting.admin_headers import ResetOffsetHeader
-from remoting.codes import LanguageCode, RequestCode, ResponseCode
-from remoting.command import RemotingCommand
-from remoting.connection import Connection, Handler
-from remoting.errors import RemotingError
-from remoting.fastjson import MessageQueue, dumps
-from remoting.fields import text
+from raftmq.broker.clients import ClientTable
+from raftmq.broker.consuming.commits import COMMITS_PER_FRAME_MAX, no_room
+from raftmq.broker.errors import Refused
+from raftmq.broker.tables.offsets import Commit
+from raftmq.broker.tables.state import BrokerState, reset_offsets, reset_taken
+from raftmq.remoting.acl.accounts import Permission
+from raftmq.remoting.acl.needs import topic_need
+from raftmq.remoting.admin_headers import ResetOffsetHeader
+from raftmq.remoting.codes import LanguageCode, RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.connection import Connection, Handler
+from raftmq.remoting.errors import RemotingError
+from raftmq.remoting.fastjson import MessageQueue, dumps
+from raftmq.remoting.fields import text
 
 if TYPE_CHECKING:
-    from broker.access import Access
-    from store.messagestore import MessageStore
+    from raftmq.broker.access import Access
+    from raftmq.store.messagestore import MessageStore
 
-log = logging.getLogger("broker.resets")
+log = logging.getLogger("raftmq.broker.resets")
 
 TO_END = -1  # a timestamp
 BROADCASTING = "BROADCASTING"

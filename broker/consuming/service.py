@@ -6,19 +6,19 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from broker.consuming.locks import LockService, local_propose
-from broker.consuming.queries import not_leader
-from broker.consuming.subscriptions import SubscriptionQuestions
-from broker.housekeeping import Chore
-from broker.replication.engine import RaftEngine
-from broker.sending.reply import ReplyService, reply_topic
-from broker.tables.locktable import LockTable
-from remoting.client import RemotingClient
-from remoting.codes import RequestCode
-from remoting.connection import Handler
+from raftmq.broker.consuming.locks import LockService, local_propose
+from raftmq.broker.consuming.queries import not_leader
+from raftmq.broker.consuming.subscriptions import SubscriptionQuestions
+from raftmq.broker.housekeeping import Chore
+from raftmq.broker.replication.engine import RaftEngine
+from raftmq.broker.sending.reply import ReplyService, reply_topic
+from raftmq.broker.tables.locktable import LockTable
+from raftmq.remoting.client import RemotingClient
+from raftmq.remoting.codes import RequestCode
+from raftmq.remoting.connection import Handler
 
 if TYPE_CHECKING:
-    from broker.broker import Broker
+    from raftmq.broker.broker import Broker
 
 SWEEP_MS = 10_000  # < a lock's lifetime
 

@@ -14,16 +14,16 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from broker.clients import ClientConnection, ClientTable
-from remoting.codes import RequestCode, ResponseCode
-from remoting.command import RemotingCommand
-from remoting.errors import RemotingError
-from remoting.fastjson import loads_object
+from raftmq.broker.clients import ClientConnection, ClientTable
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.errors import RemotingError
+from raftmq.remoting.fastjson import loads_object
 
 if TYPE_CHECKING:
-    from broker.clients import Member
+    from raftmq.broker.clients import Member
 
-log = logging.getLogger("broker.subscriptions")
+log = logging.getLogger("raftmq.broker.subscriptions")
 
 TIMEOUT_MS = 5_000
 ASKED_MAX = 1_000

@@ -23,23 +23,23 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from broker.errors import Refused
-from broker.sending.outcome import Sends, is_stored, is_unknown, proposal_told
-from broker.sending.parking import delivered
-from broker.sending.sendrequest import Outgoing, as_stored
-from broker.tables.state import delay_progress
-from remoting.codes import ResponseCode
-from store.dispatch import SCHEDULE_TOPIC, UNIT
-from store.errors import StoreError
-from store.record import RecordError, decode_record, walk_records
+from raftmq.broker.errors import Refused
+from raftmq.broker.sending.outcome import Sends, is_stored, is_unknown, proposal_told
+from raftmq.broker.sending.parking import delivered
+from raftmq.broker.sending.sendrequest import Outgoing, as_stored
+from raftmq.broker.tables.state import delay_progress
+from raftmq.remoting.codes import ResponseCode
+from raftmq.store.dispatch import SCHEDULE_TOPIC, UNIT
+from raftmq.store.errors import StoreError
+from raftmq.store.record import RecordError, decode_record, walk_records
 
 if TYPE_CHECKING:
-    from broker.broker import Broker
-    from broker.tables.delayoffsets import DelayOffsets
-    from store.consumequeue import ConsumeQueue
-    from store.messagestore import GetResult
+    from raftmq.broker.broker import Broker
+    from raftmq.broker.tables.delayoffsets import DelayOffsets
+    from raftmq.store.consumequeue import ConsumeQueue
+    from raftmq.store.messagestore import GetResult
 
-log = logging.getLogger("broker.delay")
+log = logging.getLogger("raftmq.broker.delay")
 
 COUNT_MAX = 128  # messages of one turn of the loop, of all levels together: about 4 ms
 BYTES_MAX = 512 * 1024  # of one level's delivery; a larger message goes alone

@@ -13,22 +13,22 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from broker.consuming.queries import not_leader
-from broker.errors import Refused
-from broker.sending.outcome import Ended
-from broker.sending.retry import dead_letter_topic, given_back, is_exhausted
-from broker.tables.groups import SubscriptionGroup, group_name_problem
-from broker.tables.state import put_group, put_topic
-from broker.tables.topics import PERM_WRITE, TopicConfig, retry_topic
-from remoting.codes import RequestCode, ResponseCode
-from remoting.command import RemotingCommand
-from remoting.connection import Connection, Handler
-from remoting.headers import SendBackHeader
-from store.errors import StoreError
-from store.record import MessageRecord, RecordError, decode_record
+from raftmq.broker.consuming.queries import not_leader
+from raftmq.broker.errors import Refused
+from raftmq.broker.sending.outcome import Ended
+from raftmq.broker.sending.retry import dead_letter_topic, given_back, is_exhausted
+from raftmq.broker.tables.groups import SubscriptionGroup, group_name_problem
+from raftmq.broker.tables.state import put_group, put_topic
+from raftmq.broker.tables.topics import PERM_WRITE, TopicConfig, retry_topic
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.connection import Connection, Handler
+from raftmq.remoting.headers import SendBackHeader
+from raftmq.store.errors import StoreError
+from raftmq.store.record import MessageRecord, RecordError, decode_record
 
 if TYPE_CHECKING:
-    from broker.broker import Broker
+    from raftmq.broker.broker import Broker
 
 KNOWS_TIMES_MAX = 121  # V3_4_9: older clients do not mean what they say of maxReconsumeTimes
 

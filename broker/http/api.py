@@ -15,28 +15,29 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from broker.config import BrokerConfig
-from broker.http.consumers import ConsumerOperations
-from broker.http.faults import FaultDoor, FaultOperations
-from broker.http.leadership import LeadershipOperations
-from broker.http.local import Local
-from broker.http.messages import MessageOperations
-from broker.http.node import STARTING, VERSION, NodeOperations
-from broker.http.settings import SettingOperations
-from broker.http.tables import TableOperations
-from dledger.messages import Role as RaftRole
-from dledger.messages import RoleEvent
-from remoting.tlslistener import listening_with
-from web.app import WebServer
-from web.auth import Access, WebSettings
-from web.events import EventHub
-from web.operation import Call, Handler, Operation
-from web.problem import unavailable
+from raftmq import __version__
+from raftmq.broker.config import BrokerConfig
+from raftmq.broker.http.consumers import ConsumerOperations
+from raftmq.broker.http.faults import FaultDoor, FaultOperations
+from raftmq.broker.http.leadership import LeadershipOperations
+from raftmq.broker.http.local import Local
+from raftmq.broker.http.messages import MessageOperations
+from raftmq.broker.http.node import STARTING, NodeOperations
+from raftmq.broker.http.settings import SettingOperations
+from raftmq.broker.http.tables import TableOperations
+from raftmq.dledger.messages import Role as RaftRole
+from raftmq.dledger.messages import RoleEvent
+from raftmq.remoting.tlslistener import listening_with
+from raftmq.web.app import WebServer
+from raftmq.web.auth import Access, WebSettings
+from raftmq.web.events import EventHub
+from raftmq.web.operation import Call, Handler, Operation
+from raftmq.web.problem import unavailable
 
 if TYPE_CHECKING:
-    from broker.broker import Broker
+    from raftmq.broker.broker import Broker
 
-log = logging.getLogger("broker.http")
+log = logging.getLogger("raftmq.broker.http")
 
 PORT_ABOVE = 4  # the default httpPort is so much above listenPort
 
@@ -95,7 +96,7 @@ class NodeApi:
             self._access,
             self._operations(local),
             title=f"Broker {broker.config.broker_name}/{broker.config.node_name}: node API",
-            version=VERSION,
+            version=__version__,
             translate=local.translate,
             closing=self.hub.close,
             listen=listening_with(broker.tls.http),

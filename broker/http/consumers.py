@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET
 
-from broker.clients import Member
-from broker.http.tables import QUEUES_PER_TURN, paged, store_time_ms
-from broker.http.views import (
+from raftmq.broker.clients import Member
+from raftmq.broker.http.tables import QUEUES_PER_TURN, paged, store_time_ms
+from raftmq.broker.http.views import (
     ClientView,
     ConnectionItem,
     ConnectionsView,
@@ -27,17 +27,17 @@ from broker.http.views import (
     ResetTo,
     ResetView,
 )
-from broker.operating.admin import Admin
-from broker.tables.groups import SubscriptionGroup
-from broker.tables.state import entry_version
-from remoting.codes import LanguageCode
-from web.operation import Call, Operation, Role
-from web.paging import PageQuery
-from web.problem import ApiProblem, conflict, invalid, not_found
-from web.versions import Condition
+from raftmq.broker.operating.admin import Admin
+from raftmq.broker.tables.groups import SubscriptionGroup
+from raftmq.broker.tables.state import entry_version
+from raftmq.remoting.codes import LanguageCode
+from raftmq.web.operation import Call, Operation, Role
+from raftmq.web.paging import PageQuery
+from raftmq.web.problem import ApiProblem, conflict, invalid, not_found
+from raftmq.web.versions import Condition
 
 if TYPE_CHECKING:
-    from broker.broker import Broker
+    from raftmq.broker.broker import Broker
 
 QUEUES_MAX = 4_096  # of one group in one answer, and of one reset
 CONNECTION_GROUPS_MAX = 1_000  # of one answer

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 from msgspec import Meta, field
 
-from web.operation import Call, Operation, Reply, Role
-from web.problem import conflict, not_found
-from web.schema import Input, View
+from raftmq.web.operation import Call, Operation, Reply, Role
+from raftmq.web.problem import conflict, not_found
+from raftmq.web.schema import Input, View
 
 if TYPE_CHECKING:
-    from broker.broker import Broker
+    from raftmq.broker.broker import Broker
 
 
 class FaultDoor(Protocol):

@@ -10,19 +10,19 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from broker.http.views import PreferredBody, PreferredView
-from dledger.configuration import Change, ChangeKind
-from dledger.errors import ChangeRefused, PreferredChanged
-from web.operation import Call, Operation, Reply, Role
-from web.problem import conflict, invalid
-from web.versions import ANY, Condition, unmet, version_of
+from raftmq.broker.http.views import PreferredBody, PreferredView
+from raftmq.dledger.configuration import Change, ChangeKind
+from raftmq.dledger.errors import ChangeRefused, PreferredChanged
+from raftmq.web.operation import Call, Operation, Reply, Role
+from raftmq.web.problem import conflict, invalid
+from raftmq.web.versions import ANY, Condition, unmet, version_of
 
 if TYPE_CHECKING:
-    from broker.broker import Broker
+    from raftmq.broker.broker import Broker
 
 PATH = "/api/v1/preferred-leader"
 
-log = logging.getLogger("broker.http")
+log = logging.getLogger("raftmq.broker.http")
 
 
 class LeadershipOperations:

@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from broker.access import FromInside
-from broker.errors import OutcomeUnknown, Refused, StateError
-from broker.sending.catcher import send
-from dledger.errors import Busy, NotLeader, RaftError
-from dledger.errors import OutcomeUnknown as CommandOutcomeUnknown
-from remoting.codes import ResponseCode
-from remoting.command import RemotingCommand
-from remoting.connection import Connection, Handler
-from remoting.errors import RemotingError
-from remoting.headers import SendHeader
-from store.record import pack_host
-from web.problem import (
+from raftmq.broker.access import FromInside
+from raftmq.broker.errors import OutcomeUnknown, Refused, StateError
+from raftmq.broker.sending.catcher import send
+from raftmq.dledger.errors import Busy, NotLeader, RaftError
+from raftmq.dledger.errors import OutcomeUnknown as CommandOutcomeUnknown
+from raftmq.remoting.codes import ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.connection import Connection, Handler
+from raftmq.remoting.errors import RemotingError
+from raftmq.remoting.headers import SendHeader
+from raftmq.store.record import pack_host
+from raftmq.web.problem import (
     ApiProblem,
     busy,
     conflict,
@@ -32,7 +32,7 @@ from web.problem import (
 )
 
 if TYPE_CHECKING:
-    from broker.broker import Broker
+    from raftmq.broker.broker import Broker
 
 BORN_HOST = pack_host(("127.0.0.1", 0))
 # The tags that remarks begin with (docs/architecture.md, "Errors on the wire").

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from msgspec import UNSET
 
-from broker.http.local import Local
-from broker.http.views import (
+from raftmq.broker.http.local import Local
+from raftmq.broker.http.views import (
     MessagePage,
     MessagePath,
     MessagesQuery,
@@ -30,12 +30,12 @@ from broker.http.views import (
     SendBody,
     SentView,
 )
-from broker.tables.topics import DEFAULT_TOPIC, DLQ_PREFIX, RETRY_PREFIX
-from remoting.address import format_address
-from remoting.codes import RequestCode, ResponseCode
-from remoting.headers import SendHeader
-from store.properties import KEYS, TAGS, UNIQ_KEY, decode_properties, encode_properties
-from store.record import (
+from raftmq.broker.tables.topics import DEFAULT_TOPIC, DLQ_PREFIX, RETRY_PREFIX
+from raftmq.remoting.address import format_address
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.headers import SendHeader
+from raftmq.store.properties import KEYS, TAGS, UNIQ_KEY, decode_properties, encode_properties
+from raftmq.store.record import (
     SYS_COMPRESSED,
     MessageRecord,
     RecordError,
@@ -44,11 +44,11 @@ from store.record import (
     offset_message_id,
     walk_records,
 )
-from web.operation import Call, Operation, Reply, Role
-from web.problem import conflict, invalid, not_found
+from raftmq.web.operation import Call, Operation, Reply, Role
+from raftmq.web.problem import conflict, invalid, not_found
 
 if TYPE_CHECKING:
-    from broker.broker import Broker
+    from raftmq.broker.broker import Broker
 
 LIST_BODY_BYTES_MAX = 1024 * 1024
 INFLATED_BYTES_MAX = 1024 * 1024  # of text shown

@@ -6,9 +6,10 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any
 
-from broker.health import why_not
-from broker.http.local import Local
-from broker.http.views import (
+from raftmq import __version__
+from raftmq.broker.health import why_not
+from raftmq.broker.http.local import Local
+from raftmq.broker.http.views import (
     DiskView,
     LiveView,
     LogView,
@@ -26,19 +27,18 @@ from broker.http.views import (
     TransferBody,
     TransferView,
 )
-from broker.operating.runtime import runtime_info
-from remoting.codes import RequestCode
-from store.errors import StoreError
-from web.operation import Call, Operation, Reply, Role
-from web.problem import conflict, not_found, unavailable
+from raftmq.broker.operating.runtime import runtime_info
+from raftmq.remoting.codes import RequestCode
+from raftmq.store.errors import StoreError
+from raftmq.web.operation import Call, Operation, Reply, Role
+from raftmq.web.problem import conflict, not_found, unavailable
 
 if TYPE_CHECKING:
-    from broker.broker import Broker
+    from raftmq.broker.broker import Broker
 
-VERSION = "0.1.0"
 STARTING = "STARTING"
 
-log = logging.getLogger("broker.http")
+log = logging.getLogger("raftmq.broker.http")
 
 
 class NodeOperations:
@@ -166,7 +166,7 @@ def node_view(broker: Broker) -> NodeView:
         broker_id=roles.identity.broker_id,
         mode="classic" if classic else "raft",
         engine="classic" if classic else config.engine,
-        version=VERSION,
+        version=__version__,
         address=broker.address,
         http_address=broker.http.address,
         boot_time_ms=broker.boot_ms,

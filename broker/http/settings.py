@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from broker.config import OPTIONS, change_live, parse_live
-from broker.http.views import (
+from raftmq.broker.config import OPTIONS, change_live, parse_live
+from raftmq.broker.http.views import (
     ChangedView,
     Changes,
     ConfigView,
@@ -21,16 +21,16 @@ from broker.http.views import (
     SettingView,
     StatisticsView,
 )
-from broker.operating.runtime import runtime_info
-from ops import logs
-from ops.options import ConfigError
-from web.operation import Call, Operation, Reply, Role
-from web.problem import invalid, not_found
-from web.schema import INTEGER_MAX
-from web.versions import version_of
+from raftmq.broker.operating.runtime import runtime_info
+from raftmq.ops import logs
+from raftmq.ops.options import ConfigError
+from raftmq.web.operation import Call, Operation, Reply, Role
+from raftmq.web.problem import invalid, not_found
+from raftmq.web.schema import INTEGER_MAX
+from raftmq.web.versions import version_of
 
 if TYPE_CHECKING:
-    from broker.broker import Broker
+    from raftmq.broker.broker import Broker
 
 
 class SettingOperations:

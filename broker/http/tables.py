@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from broker.http.views import (
+from raftmq.broker.http.views import (
     GroupDeleteQuery,
     GroupPath,
     QueuePage,
@@ -21,19 +21,19 @@ from broker.http.views import (
     TopicView,
     TopicWanted,
 )
-from broker.operating.admin import Admin
-from broker.tables.groups import SubscriptionGroup
-from broker.tables.state import entry_version
-from broker.tables.topics import SYSTEM_TOPICS, TopicConfig, topic_problem
-from broker.tables.versioned import Entry
-from store.record import store_timestamp_at
-from web.operation import Call, Operation, Reply, Role
-from web.paging import PageQuery, page
-from web.problem import invalid, not_found
-from web.versions import Condition
+from raftmq.broker.operating.admin import Admin
+from raftmq.broker.tables.groups import SubscriptionGroup
+from raftmq.broker.tables.state import entry_version
+from raftmq.broker.tables.topics import SYSTEM_TOPICS, TopicConfig, topic_problem
+from raftmq.broker.tables.versioned import Entry
+from raftmq.store.record import store_timestamp_at
+from raftmq.web.operation import Call, Operation, Reply, Role
+from raftmq.web.paging import PageQuery, page
+from raftmq.web.problem import invalid, not_found
+from raftmq.web.versions import Condition
 
 if TYPE_CHECKING:
-    from broker.broker import Broker
+    from raftmq.broker.broker import Broker
 
 RECORD_HEAD_BYTES = 128  # of a record, with the store time; every record is longer than it needs
 SORTED_ON_LOOP_MAX = 2_000

@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from broker.config import OPTIONS
-from ops.options import Option
-from web.schema import INTEGER_MAX, Count, Input, TimeMs, View
+from raftmq.broker.config import OPTIONS
+from raftmq.ops.options import Option
+from raftmq.web.schema import INTEGER_MAX, Count, Input, TimeMs, View
 
 NAME_PATTERN = "^[%|a-zA-Z0-9_-]+$"
 BODY_TEXT_MAX = 900 * 1024  # characters of a message to be sent; a request has 1 MiB

@@ -18,20 +18,20 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from broker.accountbook import AccountBook
-from broker.consuming.queries import not_leader
-from remoting.acl import Accounts, AclError, account_from_config
-from remoting.acl.signature import SIGNATURE
-from remoting.client import RemotingClient
-from remoting.codes import RequestCode, ResponseCode
-from remoting.command import RemotingCommand
-from remoting.connection import Connection, Handler
-from remoting.fields import text, text_or_none
+from raftmq.broker.accountbook import AccountBook
+from raftmq.broker.consuming.queries import not_leader
+from raftmq.remoting.acl import Accounts, AclError, account_from_config
+from raftmq.remoting.acl.signature import SIGNATURE
+from raftmq.remoting.client import RemotingClient
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.connection import Connection, Handler
+from raftmq.remoting.fields import text, text_or_none
 
 if TYPE_CHECKING:
-    from broker.broker import Broker
+    from raftmq.broker.broker import Broker
 
-log = logging.getLogger("broker.acl")
+log = logging.getLogger("raftmq.broker.acl")
 
 # ResponseCode has other names for these numbers; only what they answer tells them apart.
 UPDATE_FAILED = 209

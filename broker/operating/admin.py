@@ -13,11 +13,11 @@ from typing import Any
 
 import orjson
 
-from broker.clients import ClientTable
-from broker.config import BrokerConfig
-from broker.errors import Refused, StateError
-from broker.tables.groups import SubscriptionGroup, group_from_json
-from broker.tables.state import (
+from raftmq.broker.clients import ClientTable
+from raftmq.broker.config import BrokerConfig
+from raftmq.broker.errors import Refused, StateError
+from raftmq.broker.tables.groups import SubscriptionGroup, group_from_json
+from raftmq.broker.tables.state import (
     BrokerState,
     delete_group,
     delete_topic,
@@ -25,14 +25,14 @@ from broker.tables.state import (
     put_group,
     put_topic,
 )
-from broker.tables.topics import DEFAULT_TOPIC, SYSTEM_TOPICS, TopicConfig, topic_problem
-from remoting.admin_headers import TopicHeader
-from remoting.codes import RequestCode, ResponseCode
-from remoting.command import RemotingCommand
-from remoting.connection import Connection, Handler
-from remoting.fastjson import dumps, loads_object
-from remoting.fields import boolean_or, text
-from web.versions import Condition, unmet
+from raftmq.broker.tables.topics import DEFAULT_TOPIC, SYSTEM_TOPICS, TopicConfig, topic_problem
+from raftmq.remoting.admin_headers import TopicHeader
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.connection import Connection, Handler
+from raftmq.remoting.fastjson import dumps, loads_object
+from raftmq.remoting.fields import boolean_or, text
+from raftmq.web.versions import Condition, unmet
 
 
 @dataclass(frozen=True, slots=True)

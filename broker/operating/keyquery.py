@@ -19,16 +19,16 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from broker.config import MIB, BrokerConfig
-from broker.errors import Refused
-from remoting.admin_headers import QueryMessageHeader
-from remoting.codes import RequestCode, ResponseCode
-from remoting.command import RemotingCommand
-from remoting.connection import Connection, Handler
-from store.errors import StoreError
-from store.messageindex import KeyQuery
+from raftmq.broker.config import MIB, BrokerConfig
+from raftmq.broker.errors import Refused
+from raftmq.remoting.admin_headers import QueryMessageHeader
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.connection import Connection, Handler
+from raftmq.store.errors import StoreError
+from raftmq.store.messageindex import KeyQuery
 
-log = logging.getLogger("broker.index")
+log = logging.getLogger("raftmq.broker.index")
 
 MS = 1_000_000  # ns
 BUSY_NS = 1 * MS  # of each housekeeping tick of 25 ms

@@ -18,17 +18,17 @@ from typing import TYPE_CHECKING
 
 from prometheus_client.metrics_core import Metric
 
-from broker.replication.engine import RaftEngine
-from dledger.messages import Role, RoleEvent
-from ops.logs import LINES_SUPPRESSED, suppressed_lines
-from ops.metrics import LAG_BOUNDS_S, Exposition, Families, LoopLag, Timings
-from remoting.budgetfigures import tell as tell_budgets
-from remoting.codes import RequestCode, ResponseCode
-from remoting.tlsfigures import tell
-from store.errors import StoreError
+from raftmq.broker.replication.engine import RaftEngine
+from raftmq.dledger.messages import Role, RoleEvent
+from raftmq.ops.logs import LINES_SUPPRESSED, suppressed_lines
+from raftmq.ops.metrics import LAG_BOUNDS_S, Exposition, Families, LoopLag, Timings
+from raftmq.remoting.budgetfigures import tell as tell_budgets
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.tlsfigures import tell
+from raftmq.store.errors import StoreError
 
 if TYPE_CHECKING:
-    from broker.broker import Broker
+    from raftmq.broker.broker import Broker
 
 LAG_QUEUES_MAX = 20_000  # looked at in one scrape: 6 ms of the loop; 2,000 series: 20 ms more
 ROLES = ("starting", "repairing", "follower", "pre_candidate", "candidate", "leader")

@@ -6,18 +6,18 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from broker.backup.service import Backups
-from broker.consuming.queries import not_leader
-from broker.consuming.resets import Resets
-from broker.operating.progress import ProgressQueries
-from broker.operating.relay import Relay
-from broker.operating.stats import GroupRates, StatsQueries
-from broker.operating.upkeep import Upkeep
-from broker.replication.members import Members
-from remoting.connection import Handler
+from raftmq.broker.backup.service import Backups
+from raftmq.broker.consuming.queries import not_leader
+from raftmq.broker.consuming.resets import Resets
+from raftmq.broker.operating.progress import ProgressQueries
+from raftmq.broker.operating.relay import Relay
+from raftmq.broker.operating.stats import GroupRates, StatsQueries
+from raftmq.broker.operating.upkeep import Upkeep
+from raftmq.broker.replication.members import Members
+from raftmq.remoting.connection import Handler
 
 if TYPE_CHECKING:
-    from broker.broker import Broker
+    from raftmq.broker.broker import Broker
 
 
 class Operators:

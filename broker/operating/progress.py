@@ -13,21 +13,21 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from broker.clients import ClientTable
-from broker.errors import Refused
-from broker.operating.stats import GroupRates
-from broker.tables.state import BrokerState
-from broker.tables.topics import RETRY_PREFIX
-from remoting.codes import RequestCode, ResponseCode
-from remoting.command import RemotingCommand
-from remoting.connection import Connection, Handler
-from remoting.fastjson import MessageQueue, dumps
-from remoting.fields import boolean_or, integer, integer_or, text, text_or
-from remoting.threads import in_thread_to_its_end
-from store.record import HEAD_SIZE_BYTES, store_timestamp_at
+from raftmq.broker.clients import ClientTable
+from raftmq.broker.errors import Refused
+from raftmq.broker.operating.stats import GroupRates
+from raftmq.broker.tables.state import BrokerState
+from raftmq.broker.tables.topics import RETRY_PREFIX
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.connection import Connection, Handler
+from raftmq.remoting.fastjson import MessageQueue, dumps
+from raftmq.remoting.fields import boolean_or, integer, integer_or, text, text_or
+from raftmq.remoting.threads import in_thread_to_its_end
+from raftmq.store.record import HEAD_SIZE_BYTES, store_timestamp_at
 
 if TYPE_CHECKING:
-    from store.messagestore import MessageStore
+    from raftmq.store.messagestore import MessageStore
 
 QUEUES_PER_TURN = 32  # then others have the loop
 UNITS_MAX = 1_000  # of one answer to 321

@@ -9,20 +9,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from broker.clients import ClientTable, Member
-from broker.errors import Refused
-from remoting.acl.signature import SIGNED_FIELDS
-from remoting.admin_headers import ConsumeDirectlyHeader, RunningInfoHeader
-from remoting.codes import RequestCode, ResponseCode
-from remoting.command import RemotingCommand
-from remoting.connection import Connection, Handler
-from remoting.errors import RemotingError
-from remoting.fastjson import dumps, loads_object
-from remoting.fields import text, text_or
-from store.record import decode_offset_message_id
+from raftmq.broker.clients import ClientTable, Member
+from raftmq.broker.errors import Refused
+from raftmq.remoting.acl.signature import SIGNED_FIELDS
+from raftmq.remoting.admin_headers import ConsumeDirectlyHeader, RunningInfoHeader
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.connection import Connection, Handler
+from raftmq.remoting.errors import RemotingError
+from raftmq.remoting.fastjson import dumps, loads_object
+from raftmq.remoting.fields import text, text_or
+from raftmq.store.record import decode_offset_message_id
 
 if TYPE_CHECKING:
-    from broker.access import Access
+    from raftmq.broker.access import Access
 
 TIMEOUT_MS = 10_000  # as Apache's broker
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from remoting.codes import MQ_VERSION
-from store.errors import StoreError
-from store.frame import FrameError
+from raftmq.remoting.codes import MQ_VERSION
+from raftmq.store.errors import StoreError
+from raftmq.store.frame import FrameError
 
 if TYPE_CHECKING:
-    from broker.broker import Broker
+    from raftmq.broker.broker import Broker
 
 
 def runtime_info(broker: Broker) -> dict[str, str]:

@@ -14,16 +14,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from broker.errors import Refused
-from broker.tables.state import BrokerState
-from remoting.codes import RequestCode, ResponseCode
-from remoting.command import RemotingCommand
-from remoting.connection import Connection, Handler
-from remoting.fastjson import dumps
-from remoting.fields import text
+from raftmq.broker.errors import Refused
+from raftmq.broker.tables.state import BrokerState
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.connection import Connection, Handler
+from raftmq.remoting.fastjson import dumps
+from raftmq.remoting.fields import text
 
 if TYPE_CHECKING:
-    from store.messagestore import MessageStore
+    from raftmq.store.messagestore import MessageStore
 
 SAMPLE_MS = 10_000
 PAIRS_MAX = 10_000

@@ -6,16 +6,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from broker.config import change_live, parse_live
-from broker.errors import Refused
-from ops.options import ConfigError
-from ops.settings import parse_properties
-from remoting.codes import RequestCode, ResponseCode
-from remoting.command import RemotingCommand
-from remoting.connection import Connection, Handler
+from raftmq.broker.config import change_live, parse_live
+from raftmq.broker.errors import Refused
+from raftmq.ops.options import ConfigError
+from raftmq.ops.settings import parse_properties
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.connection import Connection, Handler
 
 if TYPE_CHECKING:
-    from broker.broker import Broker
+    from raftmq.broker.broker import Broker
 
 
 class Upkeep:

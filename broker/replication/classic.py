@@ -20,27 +20,27 @@ import socket
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from broker.config import BrokerConfig
-from broker.containment import Contained
-from broker.replication.ha.acks import AckBook, Answered, SlaveWish
-from broker.replication.ha.follower import Follower
-from broker.replication.ha.master import HaMaster, MasterSettings
-from broker.replication.ha.protocol import Run
-from broker.replication.ha.slave import HaSlave, SlaveSettings
-from broker.replication.peerproof import NO_GATES, Gates
-from broker.sending.cut import QueueUnits
-from broker.sending.send import SendPath
-from broker.sending.waiting import Batch
-from broker.tables.configfiles import ConfigFiles
-from broker.tables.state import BrokerState, Change, decode_command_payload
-from dledger.errors import NotLeader
-from dledger.messages import Role, RoleEvent
-from remoting.processtls import ProcessTls
-from store.errors import StoreError
-from store.flush import FlushMode, GroupFlusher
-from store.messagestore import MessageStore
+from raftmq.broker.config import BrokerConfig
+from raftmq.broker.containment import Contained
+from raftmq.broker.replication.ha.acks import AckBook, Answered, SlaveWish
+from raftmq.broker.replication.ha.follower import Follower
+from raftmq.broker.replication.ha.master import HaMaster, MasterSettings
+from raftmq.broker.replication.ha.protocol import Run
+from raftmq.broker.replication.ha.slave import HaSlave, SlaveSettings
+from raftmq.broker.replication.peerproof import NO_GATES, Gates
+from raftmq.broker.sending.cut import QueueUnits
+from raftmq.broker.sending.send import SendPath
+from raftmq.broker.sending.waiting import Batch
+from raftmq.broker.tables.configfiles import ConfigFiles
+from raftmq.broker.tables.state import BrokerState, Change, decode_command_payload
+from raftmq.dledger.errors import NotLeader
+from raftmq.dledger.messages import Role, RoleEvent
+from raftmq.remoting.processtls import ProcessTls
+from raftmq.store.errors import StoreError
+from raftmq.store.flush import FlushMode, GroupFlusher
+from raftmq.store.messagestore import MessageStore
 
-log = logging.getLogger("broker.classic")
+log = logging.getLogger("raftmq.broker.classic")
 
 POOL_THREADS = 2  # one for fdatasync, one to prepare segments
 TICK_MS = 50  # time-outs and heartbeats are late by so much at most

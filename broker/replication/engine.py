@@ -15,24 +15,24 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
-from broker.config import BrokerConfig
-from dledger.flusher import FlushMode
-from dledger.gate import Gate, GuardedNetwork
-from dledger.index import LogIndex
-from dledger.installer import InstallationSource
-from dledger.member import RaftMember
-from dledger.network import Network
-from dledger.peers import LinkConfig, PeerAddress
-from dledger.preference import PreferenceLimits
-from dledger.pysync.application import RevocableApplication
-from dledger.settings import MemberConfig
-from dledger.state import CoreConfig
-from dledger.wire import GROUP_ID_VERSION
-from store.commitlog import CommitLog
-from store.disk import Disk
+from raftmq.broker.config import BrokerConfig
+from raftmq.dledger.flusher import FlushMode
+from raftmq.dledger.gate import Gate, GuardedNetwork
+from raftmq.dledger.index import LogIndex
+from raftmq.dledger.installer import InstallationSource
+from raftmq.dledger.member import RaftMember
+from raftmq.dledger.network import Network
+from raftmq.dledger.peers import LinkConfig, PeerAddress
+from raftmq.dledger.preference import PreferenceLimits
+from raftmq.dledger.pysync.application import RevocableApplication
+from raftmq.dledger.settings import MemberConfig
+from raftmq.dledger.state import CoreConfig
+from raftmq.dledger.wire import GROUP_ID_VERSION
+from raftmq.store.commitlog import CommitLog
+from raftmq.store.disk import Disk
 
 if TYPE_CHECKING:
-    from dledger.pysync.member import PySyncMember
+    from raftmq.dledger.pysync.member import PySyncMember
 
 TLS_CONNECT_TIMEOUT_MS = 3_000  # of a dial between replicas: two round trips more than a plain one
 
@@ -201,6 +201,6 @@ def _links(config: BrokerConfig, network: Network | None, gate: Gate | None) -> 
 def _engine_class(config: BrokerConfig) -> type[RaftEngine] | type[PySyncMember]:
     if config.engine == "dledger":
         return RaftEngine
-    from dledger.pysync.member import PySyncMember  # here: only its brokers load pysyncobj
+    from raftmq.dledger.pysync.member import PySyncMember  # here: only its brokers load pysyncobj
 
     return PySyncMember

@@ -12,15 +12,15 @@ import logging
 import secrets
 from typing import TYPE_CHECKING
 
-from broker.replication.engine import RaftEngine
-from broker.tables.groupid import group_id
-from dledger.errors import RaftError
-from dledger.wire import GROUP_ID_SIZE_BYTES
+from raftmq.broker.replication.engine import RaftEngine
+from raftmq.broker.tables.groupid import group_id
+from raftmq.dledger.errors import RaftError
+from raftmq.dledger.wire import GROUP_ID_SIZE_BYTES
 
 if TYPE_CHECKING:
-    from broker.broker import Broker
+    from raftmq.broker.broker import Broker
 
-log = logging.getLogger("broker.members")
+log = logging.getLogger("raftmq.broker.members")
 
 RETRY_MS = 1_000  # between attempts to propose one
 

@@ -12,21 +12,21 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from broker.consuming.queries import not_leader
-from broker.errors import Refused
-from broker.replication.engine import Place, RaftEngine
-from broker.replication.identity import GroupId
-from broker.replication.preferred import PreferredLeader
-from dledger.configuration import Change, ChangeKind, Configuration
-from remoting.codes import RequestCode, ResponseCode
-from remoting.command import RemotingCommand
-from remoting.connection import Connection, Handler
-from remoting.fastjson import dumps
+from raftmq.broker.consuming.queries import not_leader
+from raftmq.broker.errors import Refused
+from raftmq.broker.replication.engine import Place, RaftEngine
+from raftmq.broker.replication.identity import GroupId
+from raftmq.broker.replication.preferred import PreferredLeader
+from raftmq.dledger.configuration import Change, ChangeKind, Configuration
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.connection import Connection, Handler
+from raftmq.remoting.fastjson import dumps
 
 if TYPE_CHECKING:
-    from broker.broker import Broker
+    from raftmq.broker.broker import Broker
 
-log = logging.getLogger("broker.members")
+log = logging.getLogger("raftmq.broker.members")
 
 LIST = "list"  # the op that changes nothing
 OPS = (LIST, *(kind.value for kind in ChangeKind))

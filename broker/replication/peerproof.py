@@ -13,13 +13,13 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from broker.config import BrokerConfig
-from broker.errors import EngineError
-from dledger.gate import Gate
-from dledger.proof import Purpose, Secret
-from web.loopback import is_loopback
+from raftmq.broker.config import BrokerConfig
+from raftmq.broker.errors import EngineError
+from raftmq.dledger.gate import Gate
+from raftmq.dledger.proof import Purpose, Secret
+from raftmq.web.loopback import is_loopback
 
-log = logging.getLogger("broker.peerproof")
+log = logging.getLogger("raftmq.broker.peerproof")
 
 ACCEPT = "accept"
 ENFORCING = "enforcing"

@@ -12,15 +12,15 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from broker.errors import Refused
-from broker.replication.engine import RaftEngine
-from dledger.configuration import Change, ChangeKind
-from dledger.errors import RaftError
+from raftmq.broker.errors import Refused
+from raftmq.broker.replication.engine import RaftEngine
+from raftmq.dledger.configuration import Change, ChangeKind
+from raftmq.dledger.errors import RaftError
 
 if TYPE_CHECKING:
-    from broker.broker import Broker
+    from raftmq.broker.broker import Broker
 
-log = logging.getLogger("broker.members")
+log = logging.getLogger("raftmq.broker.members")
 
 RETRY_MS = 5_000  # between attempts to set what broker.conf says
 BY = "preferred leader"  # who asked for such a transfer, in its event

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from broker.config import BrokerConfig
-from broker.registration import Identity
-from broker.replication.engine import Place
-from broker.tables.state import BrokerState
-from dledger.messages import Role, RoleEvent
+from raftmq.broker.config import BrokerConfig
+from raftmq.broker.registration import Identity
+from raftmq.broker.replication.engine import Place
+from raftmq.broker.tables.state import BrokerState
+from raftmq.dledger.messages import Role, RoleEvent
 
 
 class RoleView:

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from broker.config import BrokerConfig
-from broker.containment import Contained
-from broker.sending.cut import AnswerFormat
-from broker.sending.outcome import STORED_CODES, Done
-from broker.sending.waiting import OWN, Connection, Sender, Stored
-from remoting.codec import encode_command
-from remoting.command import JSON, RESPONSE_FLAG, RemotingCommand
+from raftmq.broker.config import BrokerConfig
+from raftmq.broker.containment import Contained
+from raftmq.broker.sending.cut import AnswerFormat
+from raftmq.broker.sending.outcome import STORED_CODES, Done
+from raftmq.broker.sending.waiting import OWN, Connection, Sender, Stored
+from raftmq.remoting.codec import encode_command
+from raftmq.remoting.command import JSON, RESPONSE_FLAG, RemotingCommand
 
 NOT_LEADER = "[NOT_LEADER]"
 

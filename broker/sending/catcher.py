@@ -6,14 +6,14 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from broker.errors import OutcomeUnknown
-from remoting.codec import FRAME_SIZE_BYTES_MAX, FrameReader, decode_command
-from remoting.codes import RequestCode
-from remoting.command import JSON, RemotingCommand
-from remoting.headers import SendHeader
+from raftmq.broker.errors import OutcomeUnknown
+from raftmq.remoting.codec import FRAME_SIZE_BYTES_MAX, FrameReader, decode_command
+from raftmq.remoting.codes import RequestCode
+from raftmq.remoting.command import JSON, RemotingCommand
+from raftmq.remoting.headers import SendHeader
 
 if TYPE_CHECKING:
-    from broker.sending.send import SendPath
+    from raftmq.broker.sending.send import SendPath
 
 SEND_CODE = int(RequestCode.SEND_MESSAGE_V2)
 

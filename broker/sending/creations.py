@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from broker.config import BrokerConfig
-from broker.errors import Refused
-from broker.sending.heldsends import HeldSend
-from broker.tables.state import BrokerState, put_topic
-from broker.tables.topics import DEFAULT_TOPIC, DLQ_PREFIX, RETRY_PREFIX, auto_created
-from remoting.codes import ResponseCode
-from remoting.fields import integer_or
+from raftmq.broker.config import BrokerConfig
+from raftmq.broker.errors import Refused
+from raftmq.broker.sending.heldsends import HeldSend
+from raftmq.broker.tables.state import BrokerState, put_topic
+from raftmq.broker.tables.topics import DEFAULT_TOPIC, DLQ_PREFIX, RETRY_PREFIX, auto_created
+from raftmq.remoting.codes import ResponseCode
+from raftmq.remoting.fields import integer_or
 
 WAITING_OVERHEAD_BYTES = 512  # what a waiting send costs besides its record; counts as waiting
 CREATIONS_MAX = 1_000  # topics being auto-created at one time

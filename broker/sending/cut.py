@@ -14,11 +14,11 @@ from collections.abc import Callable, Sequence
 
 import orjson
 
-from broker.sending.sendrequest import MAGIC_V1, MAGIC_V2, Record, SendQueue
-from remoting.codec import encode_command
-from remoting.codes import MQ_VERSION
-from remoting.command import JSON, RESPONSE_FLAG, RemotingCommand
-from store.frame import HEADER_SIZE_BYTES, Frame, FrameKind, seal_frame
+from raftmq.broker.sending.sendrequest import MAGIC_V1, MAGIC_V2, Record, SendQueue
+from raftmq.remoting.codec import encode_command
+from raftmq.remoting.codes import MQ_VERSION
+from raftmq.remoting.command import JSON, RESPONSE_FLAG, RemotingCommand
+from raftmq.store.frame import HEADER_SIZE_BYTES, Frame, FrameKind, seal_frame
 
 UNIT = struct.Struct(">qiq")  # physical offset, record size, tags code
 _PREFIX = struct.Struct(">ii")

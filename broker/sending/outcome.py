@@ -10,9 +10,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from broker.errors import UNKNOWN_PREFIX, OutcomeUnknown, Refused
-from broker.sending.sendrequest import Outgoing
-from remoting.codes import ResponseCode
+from raftmq.broker.errors import UNKNOWN_PREFIX, OutcomeUnknown, Refused
+from raftmq.broker.sending.sendrequest import Outgoing
+from raftmq.remoting.codes import ResponseCode
 
 # The message is stored here; the last three say what classic mode's sender waited for in vain.
 STORED_CODES = (

@@ -20,8 +20,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from broker.delivery.timers.timing import ASKED, Timing, handle_of, timed
-from broker.delivery.transactions.conversion import (
+from raftmq.broker.delivery.timers.timing import ASKED, Timing, handle_of, timed
+from raftmq.broker.delivery.transactions.conversion import (
     HALF_TOPIC,
     OP_TOPIC,
     REAL_QUEUE_ID,
@@ -29,14 +29,14 @@ from broker.delivery.transactions.conversion import (
     TRAN_MSG,
     half_properties,
 )
-from broker.errors import Refused
-from broker.sending.sendrequest import MESSAGE_ILLEGAL, TRANSACTION_BITS, Outgoing
-from broker.tables.topics import PERM_READ, PERM_WRITE, TopicConfig
-from store.dispatch import SCHEDULE_TOPIC, TIMER_TOPIC, timer_code
-from store.properties import DELAY, TAGS, decode_properties, joined, tags_code
+from raftmq.broker.errors import Refused
+from raftmq.broker.sending.sendrequest import MESSAGE_ILLEGAL, TRANSACTION_BITS, Outgoing
+from raftmq.broker.tables.topics import PERM_READ, PERM_WRITE, TopicConfig
+from raftmq.store.dispatch import SCHEDULE_TOPIC, TIMER_TOPIC, timer_code
+from raftmq.store.properties import DELAY, TAGS, decode_properties, joined, tags_code
 
 if TYPE_CHECKING:
-    from broker.config import BrokerConfig
+    from raftmq.broker.config import BrokerConfig
 
 WAIT = "WAIT"
 _NUMBER = re.compile(r"\s*[+-]?\d{1,9}\s*")

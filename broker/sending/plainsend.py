@@ -17,10 +17,10 @@ from zlib import crc32
 from msgspec import Meta, Struct, field
 from msgspec.json import Decoder
 
-from broker.errors import Refused
-from broker.sending.sendrequest import Record, SendRules, SendTopic, born_ms_of
-from remoting.codec import INT32_MAX, INT32_MIN
-from remoting.errors import HeaderError
+from raftmq.broker.errors import Refused
+from raftmq.broker.sending.sendrequest import Record, SendRules, SendTopic, born_ms_of
+from raftmq.remoting.codec import INT32_MAX, INT32_MIN
+from raftmq.remoting.errors import HeaderError
 
 # How a header begins that is worth a try: Java's clients and ours write the code first.
 PLAIN_START = b'{"code":310,'

@@ -22,24 +22,24 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from broker.clients import ClientTable
-from broker.config import BrokerConfig
-from broker.errors import Refused
-from broker.sending.catcher import send
-from broker.sending.send import SendPath
-from broker.tables.topics import TopicConfig, TopicTable
-from remoting.acl.needs import FORWARDED_FROM
-from remoting.admin_headers import ReplyPushHeader
-from remoting.client import RemotingClient
-from remoting.codes import RequestCode, ResponseCode
-from remoting.command import RemotingCommand
-from remoting.connection import Connection, Handler
-from remoting.errors import RemotingError
-from remoting.headers import SendHeader, SendResponseHeader
-from store.properties import decode_properties
-from store.record import pack_host
+from raftmq.broker.clients import ClientTable
+from raftmq.broker.config import BrokerConfig
+from raftmq.broker.errors import Refused
+from raftmq.broker.sending.catcher import send
+from raftmq.broker.sending.send import SendPath
+from raftmq.broker.tables.topics import TopicConfig, TopicTable
+from raftmq.remoting.acl.needs import FORWARDED_FROM
+from raftmq.remoting.admin_headers import ReplyPushHeader
+from raftmq.remoting.client import RemotingClient
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.connection import Connection, Handler
+from raftmq.remoting.errors import RemotingError
+from raftmq.remoting.headers import SendHeader, SendResponseHeader
+from raftmq.store.properties import decode_properties
+from raftmq.store.record import pack_host
 
-log = logging.getLogger("broker.reply")
+log = logging.getLogger("raftmq.broker.reply")
 
 REPLY_TO_CLIENT = "REPLY_TO_CLIENT"
 TTL = "TTL"

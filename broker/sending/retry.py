@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from broker.errors import Refused
-from broker.sending.parking import WAIT, delayed
-from broker.sending.sendrequest import Outgoing, as_stored
-from broker.tables.groups import GroupTable, SubscriptionGroup
-from broker.tables.topics import DLQ_PREFIX, PERM_READ, PERM_WRITE, RETRY_PREFIX, TopicConfig
-from remoting.fields import integer_or
-from store.properties import DELAY, decode_properties, joined
-from store.record import MessageRecord, offset_message_id
+from raftmq.broker.errors import Refused
+from raftmq.broker.sending.parking import WAIT, delayed
+from raftmq.broker.sending.sendrequest import Outgoing, as_stored
+from raftmq.broker.tables.groups import GroupTable, SubscriptionGroup
+from raftmq.broker.tables.topics import DLQ_PREFIX, PERM_READ, PERM_WRITE, RETRY_PREFIX, TopicConfig
+from raftmq.remoting.fields import integer_or
+from raftmq.store.properties import DELAY, decode_properties, joined
+from raftmq.store.record import MessageRecord, offset_message_id
 
 RETRY_TOPIC = "RETRY_TOPIC"
 ORIGIN_MESSAGE_ID = "ORIGIN_MESSAGE_ID"

@@ -26,19 +26,19 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from broker.config import BrokerConfig
-from broker.containment import Contained
-from broker.delivery.transactions.conversion import HALF_TOPIC
-from broker.errors import UNKNOWN_PREFIX, Refused
-from broker.sending.answers import NOT_LEADER, Answers, Writes
-from broker.sending.creations import WAITING_OVERHEAD_BYTES, Creations
-from broker.sending.cut import cut_frame, cut_records, undo_cut
-from broker.sending.heldsends import HeldSend, HeldSends
-from broker.sending.outcome import Done
-from broker.sending.parking import Parking, internal_topics, park, unit_code
-from broker.sending.plainsend import PlainSend, plain_record
-from broker.sending.retry import group_of, redirected
-from broker.sending.sendrequest import (
+from raftmq.broker.config import BrokerConfig
+from raftmq.broker.containment import Contained
+from raftmq.broker.delivery.transactions.conversion import HALF_TOPIC
+from raftmq.broker.errors import UNKNOWN_PREFIX, Refused
+from raftmq.broker.sending.answers import NOT_LEADER, Answers, Writes
+from raftmq.broker.sending.creations import WAITING_OVERHEAD_BYTES, Creations
+from raftmq.broker.sending.cut import cut_frame, cut_records, undo_cut
+from raftmq.broker.sending.heldsends import HeldSend, HeldSends
+from raftmq.broker.sending.outcome import Done
+from raftmq.broker.sending.parking import Parking, internal_topics, park, unit_code
+from raftmq.broker.sending.plainsend import PlainSend, plain_record
+from raftmq.broker.sending.retry import group_of, redirected
+from raftmq.broker.sending.sendrequest import (
     Outgoing,
     Record,
     SendQueue,
@@ -51,7 +51,7 @@ from broker.sending.sendrequest import (
     parse_special,
     record_of,
 )
-from broker.sending.waiting import (
+from raftmq.broker.sending.waiting import (
     OWN,
     AttendedTime,
     Backlog,
@@ -63,24 +63,24 @@ from broker.sending.waiting import (
     Stored,
     split_unwaiting,
 )
-from broker.tables.groups import SubscriptionGroup
-from broker.tables.sentonce import Key, Once, Repeats, command_size, once_key, sent_once
-from broker.tables.state import BrokerState, several
-from broker.tables.topics import (
+from raftmq.broker.tables.groups import SubscriptionGroup
+from raftmq.broker.tables.sentonce import Key, Once, Repeats, command_size, once_key, sent_once
+from raftmq.broker.tables.state import BrokerState, several
+from raftmq.broker.tables.topics import (
     PERM_WRITE,
     RETRY_PREFIX,
     TopicConfig,
     topic_name_problem,
 )
-from remoting.codes import RequestCode, ResponseCode
-from remoting.command import JSON
-from remoting.errors import HeaderError
-from remoting.fields import parse_integer
-from store.dispatch import SCHEDULE_TOPIC
-from store.frame import Frame
-from store.properties import UNIQ_KEY, decode_properties
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import JSON
+from raftmq.remoting.errors import HeaderError
+from raftmq.remoting.fields import parse_integer
+from raftmq.store.dispatch import SCHEDULE_TOPIC
+from raftmq.store.frame import Frame
+from raftmq.store.properties import UNIQ_KEY, decode_properties
 
-log = logging.getLogger("broker.send")
+log = logging.getLogger("raftmq.broker.send")
 
 COMMAND_OVERHEAD_BYTES = 64  # at least what one command costs in a frame besides its own bytes
 UNKNOWN_REMARK = f"{UNKNOWN_PREFIX} the message was written but is not known to be committed"

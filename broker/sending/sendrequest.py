@@ -26,11 +26,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from zlib import crc32
 
-from broker.errors import Refused
-from broker.tables.topics import NO_SEND_TOPICS, RETRY_PREFIX, TopicConfig
-from remoting.fields import parse_integer
-from store.properties import TAGS, decode_properties, java_string_hash, tags_code
-from store.record import MessageRecord, pack_host
+from raftmq.broker.errors import Refused
+from raftmq.broker.tables.topics import NO_SEND_TOPICS, RETRY_PREFIX, TopicConfig
+from raftmq.remoting.fields import parse_integer
+from raftmq.store.properties import TAGS, decode_properties, java_string_hash, tags_code
+from raftmq.store.record import MessageRecord, pack_host
 
 Record = tuple[
     "SendQueue",

@@ -13,13 +13,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from broker.sending.cut import QueueUnits
-from broker.sending.outcome import Done
-from broker.sending.sendrequest import Record
-from broker.tables.sentonce import Once
-from broker.tables.state import several
-from remoting.command import JSON
-from store.frame import Frame
+from raftmq.broker.sending.cut import QueueUnits
+from raftmq.broker.sending.outcome import Done
+from raftmq.broker.sending.sendrequest import Record
+from raftmq.broker.tables.sentonce import Once
+from raftmq.broker.tables.state import several
+from raftmq.remoting.command import JSON
+from raftmq.store.frame import Frame
 
 
 class Connection(Protocol):

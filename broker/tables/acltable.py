@@ -18,8 +18,8 @@ from typing import Any
 
 import orjson
 
-from broker.errors import StateError
-from remoting.acl import (
+from raftmq.broker.errors import StateError
+from raftmq.remoting.acl import (
     Account,
     Accounts,
     AclError,

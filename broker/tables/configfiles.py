@@ -14,11 +14,11 @@ import asyncio
 import logging
 from concurrent.futures import Executor
 
-from broker.tables import snapshot
-from broker.tables.state import BrokerState
-from store.disk import Disk
+from raftmq.broker.tables import snapshot
+from raftmq.broker.tables.state import BrokerState
+from raftmq.store.disk import Disk
 
-log = logging.getLogger("broker.configfiles")
+log = logging.getLogger("raftmq.broker.configfiles")
 
 
 class ConfigFiles:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from broker.delivery.timers.wheel import Progress, progress_from_json
+from raftmq.broker.delivery.timers.wheel import Progress, progress_from_json
 
 
 class DelayOffsets:

@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from dledger.wire import GROUP_ID_SIZE_BYTES
+from raftmq.dledger.wire import GROUP_ID_SIZE_BYTES
 
 
 class GroupIdTable:

@@ -21,18 +21,18 @@ from dataclasses import dataclass
 
 import orjson
 
-from broker.errors import StateError
-from broker.tables import snapshot
-from broker.tables.snapshot import Snapshot
-from broker.tables.state import BrokerState
-from dledger import installation
-from dledger.install import InstallationDamaged
-from store.config import StoreConfig
-from store.consumequeue import ConsumeQueueStore
-from store.disk import Disk
-from store.messagestore import MessageStore
+from raftmq.broker.errors import StateError
+from raftmq.broker.tables import snapshot
+from raftmq.broker.tables.snapshot import Snapshot
+from raftmq.broker.tables.state import BrokerState
+from raftmq.dledger import installation
+from raftmq.dledger.install import InstallationDamaged
+from raftmq.store.config import StoreConfig
+from raftmq.store.consumequeue import ConsumeQueueStore
+from raftmq.store.disk import Disk
+from raftmq.store.messagestore import MessageStore
 
-log = logging.getLogger("broker.installation")
+log = logging.getLogger("raftmq.broker.installation")
 
 RAFT_DIRECTORY = "raft"  # of a Raft replica (dledger.settings), below the store's root
 MANIFEST = "consumequeue.manifest"

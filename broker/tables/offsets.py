@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
-from broker.tables.locktable import LockTable, table_from_json
+from raftmq.broker.tables.locktable import LockTable, table_from_json
 
 TOPIC_GROUP_SEPARATOR = "@"
 PENDING_COMMITS_MAX = 100_000  # distinct (topic, group, queue) between two frames

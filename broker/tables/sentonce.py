@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 
-from broker.errors import Refused
-from broker.tables.topics import DLQ_PREFIX, RETRY_PREFIX
-from store.properties import UNIQ_KEY
+from raftmq.broker.errors import Refused
+from raftmq.broker.tables.topics import DLQ_PREFIX, RETRY_PREFIX
+from raftmq.store.properties import UNIQ_KEY
 
 if TYPE_CHECKING:
-    from broker.config import BrokerConfig
-    from broker.sending.waiting import Group, Sender
+    from raftmq.broker.config import BrokerConfig
+    from raftmq.broker.sending.waiting import Group, Sender
 
 IDEMPOTENT = "IDEMPOTENT"
 KEY_LENGTH_MAX = 255

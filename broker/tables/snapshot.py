@@ -22,18 +22,18 @@ from typing import Any
 import orjson
 from google_crc32c import value as crc32c
 
-from broker.errors import StateError
-from broker.tables.groups import GroupTable
-from broker.tables.state import BrokerState, Table
-from broker.tables.topics import TopicTable
-from remoting.errors import BodyError
-from remoting.fastjson import loads_object
-from store.disk import Disk
+from raftmq.broker.errors import StateError
+from raftmq.broker.tables.groups import GroupTable
+from raftmq.broker.tables.state import BrokerState, Table
+from raftmq.broker.tables.topics import TopicTable
+from raftmq.remoting.errors import BodyError
+from raftmq.remoting.fastjson import loads_object
+from raftmq.store.disk import Disk
 
 DIRECTORY = "config"
 INDEX_KEY = "raftAppliedIndex"
 CHECKSUM_KEY = "raftChecksum"
-log = logging.getLogger("broker.snapshot")
+log = logging.getLogger("raftmq.broker.snapshot")
 GROUP_ID = "groupId.json"
 FILES = (
     GROUP_ID,

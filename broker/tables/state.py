@@ -48,20 +48,25 @@ from typing import Any
 
 import orjson
 
-from broker.delivery.timers.wheel import Progress, progress_from_json
-from broker.errors import Refused, StateError
-from broker.tables.acltable import PREFIX as ACL_PREFIX
-from broker.tables.acltable import AclTable
-from broker.tables.delayoffsets import DelayOffsets
-from broker.tables.groupid import GroupIdTable
-from broker.tables.groups import GroupTable, SubscriptionGroup, group_from_json, group_problem
-from broker.tables.locktable import OwnerChange, Renewals
-from broker.tables.offsets import Commit, OffsetTable
-from broker.tables.sentonce import SentOnce
-from broker.tables.topics import TopicConfig, TopicTable, topic_from_json, topic_problem
-from broker.tables.versioned import Entry
-from remoting.codes import ResponseCode
-from web.versions import Condition, version_of
+from raftmq.broker.delivery.timers.wheel import Progress, progress_from_json
+from raftmq.broker.errors import Refused, StateError
+from raftmq.broker.tables.acltable import PREFIX as ACL_PREFIX
+from raftmq.broker.tables.acltable import AclTable
+from raftmq.broker.tables.delayoffsets import DelayOffsets
+from raftmq.broker.tables.groupid import GroupIdTable
+from raftmq.broker.tables.groups import (
+    GroupTable,
+    SubscriptionGroup,
+    group_from_json,
+    group_problem,
+)
+from raftmq.broker.tables.locktable import OwnerChange, Renewals
+from raftmq.broker.tables.offsets import Commit, OffsetTable
+from raftmq.broker.tables.sentonce import SentOnce
+from raftmq.broker.tables.topics import TopicConfig, TopicTable, topic_from_json, topic_problem
+from raftmq.broker.tables.versioned import Entry
+from raftmq.remoting.codes import ResponseCode
+from raftmq.web.versions import Condition, version_of
 
 Table = GroupIdTable | TopicTable | GroupTable | OffsetTable | DelayOffsets | SentOnce | AclTable
 UNMET_MAX = 1_000  # remembered; whoever proposed one asks right after it is applied

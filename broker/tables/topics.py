@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from broker.errors import StateError
-from broker.tables.versioned import VersionedTable
-from remoting import names
+from raftmq.broker.errors import StateError
+from raftmq.broker.tables.versioned import VersionedTable
+from raftmq.remoting import names
 
 PERM_READ = 4
 PERM_WRITE = 2

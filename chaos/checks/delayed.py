@@ -18,9 +18,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from chaos.checks.verdict import BookChecker, Check, Handlers, Offenders, Verdict, at, judge_lost
-from chaos.history.events import Drain, Fault, HistoryError, Kind, Outcome, Position
-from chaos.history.later import Delivery, Post, Stored
+from raftmq.chaos.checks.verdict import (
+    BookChecker,
+    Check,
+    Handlers,
+    Offenders,
+    Verdict,
+    at,
+    judge_lost,
+)
+from raftmq.chaos.history.events import Drain, Fault, HistoryError, Kind, Outcome, Position
+from raftmq.chaos.history.later import Delivery, Post, Stored
 
 WORK = "delayed"
 TOLERANCE_MS = 10  # two looks at one machine's clock, while NTP slews it

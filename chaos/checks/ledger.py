@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from chaos.checks.counts import OffsetCounts
-from chaos.checks.verdict import at
-from chaos.history.events import Consume, Drain, HistoryError, Outcome, Position, Send
+from raftmq.chaos.checks.counts import OffsetCounts
+from raftmq.chaos.checks.verdict import at
+from raftmq.chaos.history.events import Consume, Drain, HistoryError, Outcome, Position, Send
 
 MARK_EVERY_NS = 50_000_000  # how finely it is remembered when a queue's consumption got how far
 

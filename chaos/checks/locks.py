@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from chaos.checks.verdict import Check, Checker, Handlers, Offenders, Verdict, at
-from chaos.history.events import Kind
-from chaos.history.later import Worked
+from raftmq.chaos.checks.verdict import Check, Checker, Handlers, Offenders, Verdict, at
+from raftmq.chaos.history.events import Kind
+from raftmq.chaos.history.later import Worked
 
 LONG_MS = 30_000  # a queue that stands still for longer is counted
 

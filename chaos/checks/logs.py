@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from chaos.history.files import HistoryWriter
+from raftmq.chaos.history.files import HistoryWriter
 
 BAD = re.compile(
     r"Traceback \(most recent call last\)|[Ii]nvariant|member_failed|StoreDamaged|AssertionError"

@@ -19,8 +19,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from chaos.checks.ledger import Entry, Ledger
-from chaos.checks.verdict import (
+from raftmq.chaos.checks.ledger import Entry, Ledger
+from raftmq.chaos.checks.verdict import (
     EXAMPLES_MAX,
     Check,
     Checker,
@@ -30,7 +30,7 @@ from chaos.checks.verdict import (
     at,
     judge,
 )
-from chaos.history.events import Kind, Outcome, Send
+from raftmq.chaos.history.events import Kind, Outcome, Send
 
 SETTLE_NS = 5_000_000_000  # what is in a consumer's hands when a later position is recorded
 

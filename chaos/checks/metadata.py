@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from chaos.checks.prefix import PrefixMax
-from chaos.checks.verdict import Check, Checker, Handlers, Offenders
-from chaos.history.events import Kind, MetaRead, MetaWrite, Outcome
+from raftmq.chaos.checks.prefix import PrefixMax
+from raftmq.chaos.checks.verdict import Check, Checker, Handlers, Offenders
+from raftmq.chaos.history.events import Kind, MetaRead, MetaWrite, Outcome
 
 
 @dataclass(slots=True)

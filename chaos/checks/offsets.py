@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from chaos.checks.prefix import PrefixMax
-from chaos.checks.verdict import Check, Checker, Handlers, Offenders
-from chaos.history.events import Commit, Consume, Kind, Membership
+from raftmq.chaos.checks.prefix import PrefixMax
+from raftmq.chaos.checks.verdict import Check, Checker, Handlers, Offenders
+from raftmq.chaos.history.events import Commit, Consume, Kind, Membership
 
 UNANSWERED_MAX = 64  # commits per queue that may still happen; older ones are forgotten
 

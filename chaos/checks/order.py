@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from chaos.checks.ledger import Entry, Ledger
-from chaos.checks.messages import MessageChecker
-from chaos.checks.prefix import PrefixMax
-from chaos.checks.verdict import Check, Handlers, Offenders, at
-from chaos.history.events import Consume, Kind, Position, Send
+from raftmq.chaos.checks.ledger import Entry, Ledger
+from raftmq.chaos.checks.messages import MessageChecker
+from raftmq.chaos.checks.prefix import PrefixMax
+from raftmq.chaos.checks.verdict import Check, Handlers, Offenders, at
+from raftmq.chaos.history.events import Consume, Kind, Position, Send
 
 
 class OrderChecker(MessageChecker):

@@ -11,8 +11,8 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from chaos.checks.verdict import Check, Checker, Handlers, Offenders
-from chaos.history.events import Fault, Kind, Leader, LogLine, Logs, Replicas
+from raftmq.chaos.checks.verdict import Check, Checker, Handlers, Offenders
+from raftmq.chaos.history.events import Fault, Kind, Leader, LogLine, Logs, Replicas
 
 DISK_TROUBLE = r"OSError|No space left|Input/output error|fsync|member_failed|StoreDamaged|damaged"
 # A pattern of fault kinds → what nodes hit by one may say.

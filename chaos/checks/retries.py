@@ -17,9 +17,17 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from chaos.checks.verdict import BookChecker, Check, Handlers, Offenders, at, judge, judge_lost
-from chaos.history.events import Drain, HistoryError, Kind, Outcome, Position
-from chaos.history.later import Delivery, GivenBack, Post
+from raftmq.chaos.checks.verdict import (
+    BookChecker,
+    Check,
+    Handlers,
+    Offenders,
+    at,
+    judge,
+    judge_lost,
+)
+from raftmq.chaos.history.events import Drain, HistoryError, Kind, Outcome, Position
+from raftmq.chaos.history.later import Delivery, GivenBack, Post
 
 WORK = "retries"
 DLQ_PREFIX = "%DLQ%"

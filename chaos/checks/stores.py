@@ -22,9 +22,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from chaos.history.files import HistoryWriter
-from store.frame import FRAME_MAGIC, HEADER_SIZE_BYTES, FrameError, parse_header
-from store.record import BLANK_SIZE_BYTES, MAGIC_BLANK, MAGIC_V1, MAGIC_V2
+from raftmq.chaos.history.files import HistoryWriter
+from raftmq.store.frame import FRAME_MAGIC, HEADER_SIZE_BYTES, FrameError, parse_header
+from raftmq.store.record import BLANK_SIZE_BYTES, MAGIC_BLANK, MAGIC_V1, MAGIC_V2
 
 NAME_DIGITS = 20
 CHECKPOINT_CONFIRM_AT = 32  # int64 confirmPhyOffset

@@ -14,16 +14,16 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from chaos.checks.delayed import (
+from raftmq.chaos.checks.delayed import (
     DelayBook,
     DelayedCopies,
     DelayedEarly,
     DelayedLate,
     DelayedLost,
 )
-from chaos.checks.ledger import Ledger
-from chaos.checks.locks import Skipped, StoodStill, TwoAtOnce
-from chaos.checks.messages import (
+from raftmq.chaos.checks.ledger import Ledger
+from raftmq.chaos.checks.locks import Skipped, StoodStill, TwoAtOnce
+from raftmq.chaos.checks.messages import (
     SETTLE_NS,
     BrokerDuplicates,
     Lost,
@@ -36,26 +36,26 @@ from chaos.checks.messages import (
     UnknownDelivered,
     ledger_handlers,
 )
-from chaos.checks.metadata import MetadataBack
-from chaos.checks.offsets import OffsetsBack
-from chaos.checks.order import OrderConsumed, OrderPerKey, OrderPerQueue
-from chaos.checks.replicas import (
+from raftmq.chaos.checks.metadata import MetadataBack
+from raftmq.chaos.checks.offsets import OffsetsBack
+from raftmq.chaos.checks.order import OrderConsumed, OrderPerKey, OrderPerQueue
+from raftmq.chaos.checks.replicas import (
     EXPECTED_LINES,
     BadLogLines,
     ReplicasDiffer,
     TwoLeaders,
 )
-from chaos.checks.retries import RetriesLost, RetriesOutOfTurn, RetryBook, RetryCopies
-from chaos.checks.transactions import (
+from raftmq.chaos.checks.retries import RetriesLost, RetriesOutOfTurn, RetryBook, RetryCopies
+from raftmq.chaos.checks.transactions import (
     CommittedLost,
     HalvesAtEnd,
     TransactionBook,
     TransactionCopies,
     WithoutCommit,
 )
-from chaos.checks.verdict import Check, Checker, Handlers, LostMessage, Verdict, merge
-from chaos.history.assembly import Assembler, Record
-from chaos.history.events import History, HistoryError, Kind
+from raftmq.chaos.checks.verdict import Check, Checker, Handlers, LostMessage, Verdict, merge
+from raftmq.chaos.history.assembly import Assembler, Record
+from raftmq.chaos.history.events import History, HistoryError, Kind
 
 
 class Suite:

@@ -16,9 +16,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from chaos.checks.verdict import BookChecker, Check, Handlers, Offenders, at, judge, judge_lost
-from chaos.history.events import Drain, HistoryError, Kind, Outcome, Position
-from chaos.history.later import COMMIT, UNDECIDED, Decision, Delivery, Post, Scanned, Stored
+from raftmq.chaos.checks.verdict import (
+    BookChecker,
+    Check,
+    Handlers,
+    Offenders,
+    at,
+    judge,
+    judge_lost,
+)
+from raftmq.chaos.history.events import Drain, HistoryError, Kind, Outcome, Position
+from raftmq.chaos.history.later import COMMIT, UNDECIDED, Decision, Delivery, Post, Scanned, Stored
 
 WORK = "transactions"
 

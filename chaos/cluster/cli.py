@@ -14,13 +14,14 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from chaos.cluster import members
-from chaos.cluster.cluster import DOWN_TIMEOUT_S, UP_TIMEOUT_S, Cluster, NodeStatus
-from chaos.cluster.clusterfile import ClusterError, SettingsError
-from chaos.cluster.members import CHANGE_TIMEOUT_S
-from chaos.cluster.restart import restart_all, restart_rolling
-from chaos.cluster.topology import GROUPS_MAX, MODES, NAME_SERVERS_MAX, REPLICAS_MAX, Shape
-from chaos.cluster.transfer import transfer
+from raftmq import __version__
+from raftmq.chaos.cluster import members
+from raftmq.chaos.cluster.cluster import DOWN_TIMEOUT_S, UP_TIMEOUT_S, Cluster, NodeStatus
+from raftmq.chaos.cluster.clusterfile import ClusterError, SettingsError
+from raftmq.chaos.cluster.members import CHANGE_TIMEOUT_S
+from raftmq.chaos.cluster.restart import restart_all, restart_rolling
+from raftmq.chaos.cluster.topology import GROUPS_MAX, MODES, NAME_SERVERS_MAX, REPLICAS_MAX, Shape
+from raftmq.chaos.cluster.transfer import transfer
 
 T = TypeVar("T")
 
@@ -48,6 +49,7 @@ class WrongSettings(click.ClickException):
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="mqcluster")
 def main() -> None:
     """Run name servers and broker groups as processes on this machine.
 

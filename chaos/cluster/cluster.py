@@ -19,8 +19,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from chaos.cluster import launch, namespaces
-from chaos.cluster.clusterfile import (
+from raftmq.chaos.cluster import launch, namespaces
+from raftmq.chaos.cluster.clusterfile import (
     LOCK_FILE,
     NAMESRV,
     ClusterError,
@@ -31,10 +31,17 @@ from chaos.cluster.clusterfile import (
     make_directory,
     save_state,
 )
-from chaos.cluster.ports import HeldPorts, choose_ports, is_free
-from chaos.cluster.probe import MASTER, Probe, RemotingProbe, ReplicaView, leader_of, replicas
-from chaos.cluster.process import ProcessId, send_signal, spawn, state, tail
-from chaos.cluster.topology import (
+from raftmq.chaos.cluster.ports import HeldPorts, choose_ports, is_free
+from raftmq.chaos.cluster.probe import (
+    MASTER,
+    Probe,
+    RemotingProbe,
+    ReplicaView,
+    leader_of,
+    replicas,
+)
+from raftmq.chaos.cluster.process import ProcessId, send_signal, spawn, state, tail
+from raftmq.chaos.cluster.topology import (
     CLASSIC,
     MODES,
     Shape,
@@ -45,7 +52,7 @@ from chaos.cluster.topology import (
     standard_ports,
 )
 
-LOG = logging.getLogger("chaos")
+LOG = logging.getLogger("raftmq.chaos")
 
 HOST = "127.0.0.1"
 UP_TIMEOUT_S = 120.0  # two seconds where nothing else runs; who ends by itself is not waited for

@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chaos.cluster.cluster import GONE_TIMEOUT_S, POLL_S, TAIL_LINES, UP_TIMEOUT_S, Cluster
-from chaos.cluster.clusterfile import COMPOSE, NAMESRV, ClusterError, ClusterState, Node
-from chaos.cluster.docker import Docker
-from chaos.cluster.probe import Probe
-from chaos.cluster.process import ProcessId
-from chaos.cluster.topology import RAFT, Shape
+from raftmq.chaos.cluster.cluster import GONE_TIMEOUT_S, POLL_S, TAIL_LINES, UP_TIMEOUT_S, Cluster
+from raftmq.chaos.cluster.clusterfile import COMPOSE, NAMESRV, ClusterError, ClusterState, Node
+from raftmq.chaos.cluster.docker import Docker
+from raftmq.chaos.cluster.probe import Probe
+from raftmq.chaos.cluster.process import ProcessId
+from raftmq.chaos.cluster.topology import RAFT, Shape
 
 LABEL = "raftmq.kind"
 PROJECT_LABEL = "com.docker.compose.project"

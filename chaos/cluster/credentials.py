@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import os
 
-from client.instance import InstanceConfig
-from remoting.acl.signature import Credentials, credentials_of_environment
+from raftmq.client.instance import InstanceConfig
+from raftmq.remoting.acl.signature import Credentials, credentials_of_environment
 
 
 def own_credentials() -> Credentials | None:

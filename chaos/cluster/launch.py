@@ -16,7 +16,8 @@ from pathlib import Path
 
 import orjson
 
-from chaos.cluster.clusterfile import (
+import raftmq
+from raftmq.chaos.cluster.clusterfile import (
     PROXY,
     ClusterState,
     Node,
@@ -25,11 +26,12 @@ from chaos.cluster.clusterfile import (
     make_directory,
     write_private,
 )
-from chaos.cluster.linkmap import links_of
-from chaos.cluster.topology import CLASSIC, MODES, PYSYNCOBJ, Mode
+from raftmq.chaos.cluster.linkmap import links_of
+from raftmq.chaos.cluster.topology import CLASSIC, MODES, PYSYNCOBJ, Mode
 
 CHECK_TIMEOUT_S = 120.0  # a bound against hanging: an interpreter's start
-PROJECT_ROOT = Path(__file__).resolve().parent.parent.parent
+# The directory that holds `raftmq`: a checkout's, or where it is installed.
+PROJECT_ROOT = Path(raftmq.__path__[0]).resolve().parent
 
 
 def node_directory(directory: Path, node: Node) -> Path:
@@ -83,7 +85,7 @@ def check_settings(directory: Path, state: ClusterState) -> None:
         for node in roles.values():
             write_private(path, broker_conf(directory, state, node).encode())
             done = subprocess.run(
-                [sys.executable, "-P", "-m", "broker.cli", "config", "check", str(path)],
+                [sys.executable, "-P", "-m", "raftmq.broker.cli", "config", "check", str(path)],
                 env=environment(),
                 capture_output=True,
                 text=True,
@@ -116,17 +118,26 @@ def command(directory: Path, node: Node) -> list[str]:
     if node.kind == "broker":
         conf = node_directory(directory, node).absolute() / "broker.conf"
         # Over the fault layer it is the same broker, with a disk and a clock that can be steered.
-        program = "chaos.faults.node" if load_state(directory).faultable else "broker.cli"
+        program = (
+            "raftmq.chaos.faults.node" if load_state(directory).faultable else "raftmq.broker.cli"
+        )
         return [*python, program, "-c", str(conf)]
     if node.kind == PROXY:
         links = node_directory(directory, node).absolute() / "links.json"
         control = control_path(directory).absolute()
-        return [*python, "chaos.faults.proxy", "--links", str(links), "--control", str(control)]
+        return [
+            *python,
+            "raftmq.chaos.faults.proxy",
+            "--links",
+            str(links),
+            "--control",
+            str(control),
+        ]
     store = node_directory(directory, node).absolute() / "store"
     where = ["--bind", node.host, "--listen-port", str(node.port)]
     http = (f"--set={key}={value}" for key, value in _http(load_state(directory), node).items())
     key = f"--set=registrationKeyFile={registration_key(directory)}"
-    return [*python, "namesrv.cli", *where, "--store", str(store), key, *http]
+    return [*python, "raftmq.namesrv.cli", *where, "--store", str(store), key, *http]
 
 
 def environment() -> dict[str, str]:

@@ -14,15 +14,15 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from chaos.cluster import launch
-from chaos.cluster.cluster import DOWN_TIMEOUT_S, HOST, Cluster, end_now
-from chaos.cluster.clusterfile import ClusterError, ClusterState, Node, locked, save_state
-from chaos.cluster.credentials import own_credentials
-from chaos.cluster.topology import MODES, RAFT, REPLICAS_MAX
-from remoting.client import RemotingClient
-from remoting.codes import RequestCode, ResponseCode
-from remoting.command import RemotingCommand
-from remoting.errors import RemotingError
+from raftmq.chaos.cluster import launch
+from raftmq.chaos.cluster.cluster import DOWN_TIMEOUT_S, HOST, Cluster, end_now
+from raftmq.chaos.cluster.clusterfile import ClusterError, ClusterState, Node, locked, save_state
+from raftmq.chaos.cluster.credentials import own_credentials
+from raftmq.chaos.cluster.topology import MODES, RAFT, REPLICAS_MAX
+from raftmq.remoting.client import RemotingClient
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.errors import RemotingError
 
 CHANGE_TIMEOUT_S = 180.0  # for a learner's catching up, above all
 ASK_TIMEOUT_MS = 15_000  # longer than a broker waits for the commit

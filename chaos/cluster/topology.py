@@ -11,8 +11,8 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from chaos.cluster.clusterfile import NAMESRV, PROXY, ClusterError, ClusterState, Node
-from chaos.cluster.linkmap import CLIENTS, link_names
+from raftmq.chaos.cluster.clusterfile import NAMESRV, PROXY, ClusterError, ClusterState, Node
+from raftmq.chaos.cluster.linkmap import CLIENTS, link_names
 
 RAFT, PYSYNCOBJ, CLASSIC = "raft", "pysyncobj", "classic"  # engines
 REPLICAS_MAX = 9

@@ -6,9 +6,9 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
-from chaos.cluster.cluster import Cluster, slaves_missing
-from chaos.cluster.clusterfile import ClusterError
-from chaos.cluster.probe import ReplicaView
+from raftmq.chaos.cluster.cluster import Cluster, slaves_missing
+from raftmq.chaos.cluster.clusterfile import ClusterError
+from raftmq.chaos.cluster.probe import ReplicaView
 
 WHOLE_TIMEOUT_S = 120.0
 POLL_S = 0.05

@@ -10,8 +10,8 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-from store.frame import FRAME_MAGIC, HEADER_SIZE_BYTES, FrameError, parse_header
-from store.record import BLANK, BLANK_SIZE_BYTES, FIXED_SIZE_BYTES, MAGIC_V1, MAGIC_V2
+from raftmq.store.frame import FRAME_MAGIC, HEADER_SIZE_BYTES, FrameError, parse_header
+from raftmq.store.record import BLANK, BLANK_SIZE_BYTES, FIXED_SIZE_BYTES, MAGIC_V1, MAGIC_V2
 
 UNIT_BYTES = 20
 SLOT_BYTES = 4096

@@ -19,13 +19,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from chaos.cluster.cluster import Cluster, NodeStatus
-from chaos.cluster.clusterfile import ClusterError, ClusterState, Node
-from chaos.faults.select import NobodyNow, leaders, select
-from chaos.history.files import HistoryWriter
+from raftmq.chaos.cluster.cluster import Cluster, NodeStatus
+from raftmq.chaos.cluster.clusterfile import ClusterError, ClusterState, Node
+from raftmq.chaos.faults.select import NobodyNow, leaders, select
+from raftmq.chaos.history.files import HistoryWriter
 
 if TYPE_CHECKING:
-    from chaos.faults.links import Links
+    from raftmq.chaos.faults.links import Links
 
 PROCESS = "nemesis"
 CHOOSE_TIMEOUT_S = 30.0  # many elections long, on a busy machine, too

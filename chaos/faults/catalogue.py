@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from chaos.cluster.clusterfile import COMPOSE, ClusterError, ClusterState
-from chaos.faults import clock, compose, damage, disk, names, netns, network, process
-from chaos.faults.base import FAMILIES, Context, Factory, Fault, Kind, Need, Planned
-from chaos.faults.plan import Want
+from raftmq.chaos.cluster.clusterfile import COMPOSE, ClusterError, ClusterState
+from raftmq.chaos.faults import clock, compose, damage, disk, names, netns, network, process
+from raftmq.chaos.faults.base import FAMILIES, Context, Factory, Fault, Kind, Need, Planned
+from raftmq.chaos.faults.plan import Want
 
 REGISTRY: Mapping[str, tuple[Kind, Factory]] = {
     **process.KINDS,

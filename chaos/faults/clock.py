@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from chaos.cluster.clusterfile import ClusterError
-from chaos.faults.base import Context, Deed, Hit, Kind, Planned, Table
-from chaos.faults.disk import faults_of
-from chaos.faults.steering import Steering
+from raftmq.chaos.cluster.clusterfile import ClusterError
+from raftmq.chaos.faults.base import Context, Deed, Hit, Kind, Planned, Table
+from raftmq.chaos.faults.disk import faults_of
+from raftmq.chaos.faults.steering import Steering
 
 MONTH_S = 30 * 86_400.0
 STROBE_MS_MIN = 1

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import asyncio
 
-from chaos.cluster.clusterfile import ClusterError
-from chaos.cluster.compose import ComposeCluster
-from chaos.faults.base import Context, Deed, Factory, Hit, Kind, Planned
+from raftmq.chaos.cluster.clusterfile import ClusterError
+from raftmq.chaos.cluster.compose import ComposeCluster
+from raftmq.chaos.faults.base import Context, Deed, Factory, Hit, Kind, Planned
 
 _BY_FAMILY = {
     "process": "",

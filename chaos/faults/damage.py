@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from chaos.cluster.clusterfile import ClusterError, Node
-from chaos.cluster.launch import log_path
-from chaos.cluster.process import tail
-from chaos.cluster.topology import MODES, RAFT, flush_of
-from chaos.faults.aim import (
+from raftmq.chaos.cluster.clusterfile import ClusterError, Node
+from raftmq.chaos.cluster.launch import log_path
+from raftmq.chaos.cluster.process import tail
+from raftmq.chaos.cluster.topology import MODES, RAFT, flush_of
+from raftmq.chaos.faults.aim import (
     CHECKPOINT_BYTES,
     INDEX_HEAD_BYTES,
     UNIT_BYTES,
@@ -31,10 +31,10 @@ from chaos.faults.aim import (
     slots,
     used_units,
 )
-from chaos.faults.base import Context, Deed, Hit, Kind, Planned, Table
-from chaos.faults.disk import POLL_S, STEADY_S, lose_disk, store_of
-from chaos.faults.power import owned
-from chaos.faults.process import Kill
+from raftmq.chaos.faults.base import Context, Deed, Hit, Kind, Planned, Table
+from raftmq.chaos.faults.disk import POLL_S, STEADY_S, lose_disk, store_of
+from raftmq.chaos.faults.power import owned
+from raftmq.chaos.faults.process import Kill
 
 UP_S = 60.0  # within which a damaged node must serve, or have said that it cannot
 GARBAGE_BYTES_MAX = 8192

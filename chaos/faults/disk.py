@@ -15,14 +15,14 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from chaos.cluster.clusterfile import ClusterError, ClusterState, Node
-from chaos.cluster.launch import node_directory
-from chaos.cluster.topology import CLASSIC, MODES
-from chaos.faults import power
-from chaos.faults.base import Context, Deed, Hit, Kind, Need, Planned, Table
-from chaos.faults.power import FAULTS, Cut, LoopDisk, owned
-from chaos.faults.process import Kill, alive
-from chaos.faults.steering import (
+from raftmq.chaos.cluster.clusterfile import ClusterError, ClusterState, Node
+from raftmq.chaos.cluster.launch import node_directory
+from raftmq.chaos.cluster.topology import CLASSIC, MODES
+from raftmq.chaos.faults import power
+from raftmq.chaos.faults.base import Context, Deed, Hit, Kind, Need, Planned, Table
+from raftmq.chaos.faults.power import FAULTS, Cut, LoopDisk, owned
+from raftmq.chaos.faults.process import Kill, alive
+from raftmq.chaos.faults.steering import (
     ALLOCATE,
     ERROR,
     FULL,
@@ -36,8 +36,8 @@ from chaos.faults.steering import (
     Rule,
     Steering,
 )
-from chaos.faults.undo import LOSE_ALL
-from store.ownership import LOCK_FILE
+from raftmq.chaos.faults.undo import LOSE_ALL
+from raftmq.store.ownership import LOCK_FILE
 
 END_S = 120.0  # within which a broker whose disk failed must serve again or have ended
 STEADY_S = 0.5  # a broker that answers for so long does not end because of the fault any more

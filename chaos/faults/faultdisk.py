@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from chaos.faults.steering import (
+from raftmq.chaos.faults.steering import (
     ALLOCATE,
     ERROR,
     FULL,
@@ -37,8 +37,8 @@ from chaos.faults.steering import (
     WRITE,
     Control,
 )
-from chaos.faults.undo import Pending, Record, RecordKind, decode
-from store.disk import DiskUsage, OsDisk, OsFile
+from raftmq.chaos.faults.undo import Pending, Record, RecordKind, decode
+from raftmq.store.disk import DiskUsage, OsDisk, OsFile
 
 PENDING_BYTES_MAX = 256 << 20  # of records that are needed; then writes fail, loudly
 REWRITE_BYTES = 4 << 20  # a journal longer than this, and mostly struck out, is written anew

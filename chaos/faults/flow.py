@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from enum import Enum
 
-from chaos.faults.rules import Way
+from raftmq.chaos.faults.rules import Way
 
 HELD_BYTES_MAX = 4 << 20  # a delayed way holds so much: 10 MB/s over 400 ms
 QUEUE_S = 0.5  # a slow way queues for so long, as a small router does

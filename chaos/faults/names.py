@@ -3,12 +3,12 @@ them for news only, so nothing should stop; new routes and new leaders have to w
 
 from __future__ import annotations
 
-from chaos.cluster.clusterfile import ClusterState
-from chaos.faults.base import Context, Fault, Hit, Kind, Need, Planned, Table
-from chaos.faults.links import Links
-from chaos.faults.network import LinkFault, around, cut
-from chaos.faults.process import Kill, Pause
-from chaos.faults.rules import Rule
+from raftmq.chaos.cluster.clusterfile import ClusterState
+from raftmq.chaos.faults.base import Context, Fault, Hit, Kind, Need, Planned, Table
+from raftmq.chaos.faults.links import Links
+from raftmq.chaos.faults.network import LinkFault, around, cut
+from raftmq.chaos.faults.process import Kill, Pause
+from raftmq.chaos.faults.rules import Rule
 
 _WHOM = ("namesrv", "namesrvs")
 _LASTS_S = (2.0, 8.0)

@@ -11,10 +11,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Iterator, Sequence
 
-from chaos.cluster import namespaces
-from chaos.cluster.clusterfile import ClusterError, ClusterState, Node
-from chaos.faults.base import Context, Deed, Factory, Fault, Hit, Kind, Need, Planned, Table
-from chaos.faults.select import pick_some
+from raftmq.chaos.cluster import namespaces
+from raftmq.chaos.cluster.clusterfile import ClusterError, ClusterState, Node
+from raftmq.chaos.faults.base import Context, Deed, Factory, Fault, Hit, Kind, Need, Planned, Table
+from raftmq.chaos.faults.select import pick_some
 
 HUB = "hub"  # the host of the clients and of the harness
 _NOBODY = "02:00:00:00:00:fe"  # a hardware address that no host has

@@ -13,12 +13,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from chaos.cluster.clusterfile import ClusterError, ClusterState, Node
-from chaos.cluster.linkmap import CLIENT, CLIENTS, HA, NAMES, PEER, Link
-from chaos.faults.base import Context, Deed, Factory, Fault, Hit, Kind, Need, Planned, Table
-from chaos.faults.links import Links
-from chaos.faults.rules import BACK, BOTH, FORWARD, Rule
-from chaos.faults.select import pick, pick_some
+from raftmq.chaos.cluster.clusterfile import ClusterError, ClusterState, Node
+from raftmq.chaos.cluster.linkmap import CLIENT, CLIENTS, HA, NAMES, PEER, Link
+from raftmq.chaos.faults.base import Context, Deed, Factory, Fault, Hit, Kind, Need, Planned, Table
+from raftmq.chaos.faults.links import Links
+from raftmq.chaos.faults.rules import BACK, BOTH, FORWARD, Rule
+from raftmq.chaos.faults.select import pick, pick_some
 
 RulesOf = Callable[[Links, Hit, Planned, ClusterState], list[Rule]]
 

@@ -1,4 +1,4 @@
-"""`python -m chaos.faults.node -c broker.conf`: `mqbroker` over the fault layer.
+"""`python -m raftmq.chaos.faults.node -c broker.conf`: `mqbroker` over the fault layer.
 
 The same broker with the same options; its disk and its time of day are the ones that the harness
 can steer. The directory of faults lies beside the store: DIR/<node>/store, DIR/<node>/faults.
@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from broker.cli import Machine, main
-from chaos.faults.door import HttpDoor
-from chaos.faults.faultdisk import FaultDisk
-from chaos.faults.power import FAULTS
-from chaos.faults.steering import Control
+from raftmq.broker.cli import Machine, main
+from raftmq.chaos.faults.door import HttpDoor
+from raftmq.chaos.faults.faultdisk import FaultDisk
+from raftmq.chaos.faults.power import FAULTS
+from raftmq.chaos.faults.steering import Control
 
 
 def steerable_machine(root: str) -> Machine:

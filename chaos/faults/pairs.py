@@ -17,8 +17,8 @@ import socket
 import struct
 from typing import Protocol, cast
 
-from chaos.faults.flow import Flow, Mark, Pace
-from chaos.faults.rules import Effect
+from raftmq.chaos.faults.flow import Flow, Mark, Pace
+from raftmq.chaos.faults.rules import Effect
 
 SOCKET_BUFFER_BYTES = 256 << 10
 WRITE_BUFFER_BYTES = 256 << 10  # past this an end counts as not reading

@@ -21,9 +21,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from chaos.cluster.clusterfile import ClusterError
-from chaos.faults.faultdisk import BOOT, GRAVE, JOURNAL, inodes_below, read_boot
-from chaos.faults.undo import (
+from raftmq.chaos.cluster.clusterfile import ClusterError
+from raftmq.chaos.faults.faultdisk import BOOT, GRAVE, JOURNAL, inodes_below, read_boot
+from raftmq.chaos.faults.undo import (
     PAGE_BYTES,
     FileChanges,
     Pending,
@@ -37,7 +37,7 @@ from chaos.faults.undo import (
     rebuild,
     surviving,
 )
-from store.ownership import lock_store
+from raftmq.store.ownership import lock_store
 
 FAULTS = "faults"  # below a node's directory, beside its store
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import signal
 
-from chaos.cluster.clusterfile import ClusterError, ClusterState, Node
-from chaos.cluster.process import ProcessId, state
-from chaos.cluster.restart import ORDERLY_S
-from chaos.cluster.topology import MODES, RAFT
-from chaos.cluster.transfer import transfer
-from chaos.cluster.whole import wait_whole
-from chaos.faults.base import Context, Deed, Hit, Kind, Need, Planned, Table, role_of
-from chaos.faults.select import select
+from raftmq.chaos.cluster.clusterfile import ClusterError, ClusterState, Node
+from raftmq.chaos.cluster.process import ProcessId, state
+from raftmq.chaos.cluster.restart import ORDERLY_S
+from raftmq.chaos.cluster.topology import MODES, RAFT
+from raftmq.chaos.cluster.transfer import transfer
+from raftmq.chaos.cluster.whole import wait_whole
+from raftmq.chaos.faults.base import Context, Deed, Hit, Kind, Need, Planned, Table, role_of
+from raftmq.chaos.faults.select import select
 
 
 class Kill(Deed):

@@ -1,6 +1,6 @@
 """The proxy process: a cluster's traffic goes through it, so that links can be cut, slowed, broken.
 
-    python -m chaos.faults.proxy --links LINKS.json --control SOCKET
+    python -m raftmq.chaos.faults.proxy --links LINKS.json --control SOCKET
 
 LINKS.json: [{"name", "host", "port", "target_port"}, …]. It listens at every `port` and hands on to
 `target_port`; where the target does not listen, it does not either, so that a dead process refuses
@@ -34,11 +34,11 @@ from typing import Any
 import click
 import uvloop
 
-from chaos.faults.flow import Pace
-from chaos.faults.listening import Listener, listening_ports
-from chaos.faults.pairs import SOCKET_BUFFER_BYTES, End, Pair
-from chaos.faults.rules import Effect, Rule, RuleError, combine, from_json, to_json
-from chaos.faults.unixpath import listen_at
+from raftmq.chaos.faults.flow import Pace
+from raftmq.chaos.faults.listening import Listener, listening_ports
+from raftmq.chaos.faults.pairs import SOCKET_BUFFER_BYTES, End, Pair
+from raftmq.chaos.faults.rules import Effect, Rule, RuleError, combine, from_json, to_json
+from raftmq.chaos.faults.unixpath import listen_at
 
 LINE_BYTES_MAX = 4 << 20
 CONTROLS_MAX = 32

@@ -19,8 +19,8 @@ import math
 from collections.abc import Sequence
 from itertools import combinations, islice
 
-from chaos.cluster.cluster import NodeStatus
-from chaos.cluster.clusterfile import NAMESRV, ClusterError, Node
+from raftmq.chaos.cluster.cluster import NodeStatus
+from raftmq.chaos.cluster.clusterfile import NAMESRV, ClusterError, Node
 
 
 class NobodyNow(ClusterError):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from chaos.history.events import (
+from raftmq.chaos.history.events import (
     SEND_OK,
     Commit,
     Consume,
@@ -29,7 +29,7 @@ from chaos.history.events import (
     Replicas,
     Send,
 )
-from chaos.history.later import TAKERS
+from raftmq.chaos.history.later import TAKERS
 
 VERSION = 1
 FAULTS_OPEN_MAX = 10_000  # injected and not healed at once; a nemesis has a handful

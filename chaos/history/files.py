@@ -20,8 +20,8 @@ from typing import Any
 
 import orjson
 
-from chaos.history.assembly import VERSION, assemble
-from chaos.history.events import History, HistoryError
+from raftmq.chaos.history.assembly import VERSION, assemble
+from raftmq.chaos.history.events import History, HistoryError
 
 FLUSH_INTERVAL_MS = 50
 BUFFER_BYTES_MAX = 1 << 20  # past this the caller itself writes: a slow disk slows the run down

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from chaos.history.events import History, Kind, Outcome, Send
+from raftmq.chaos.history.events import History, Kind, Outcome, Send
 
 Record = Mapping[str, Any]
 COMMIT = "commit"

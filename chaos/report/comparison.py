@@ -7,8 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from chaos.report.page import STYLE, PageTable, Row, chart_sections, ms_text, recovery_figure, table
-from chaos.report.recovery import Recovery
+from raftmq.chaos.report.page import (
+    STYLE,
+    PageTable,
+    Row,
+    chart_sections,
+    ms_text,
+    recovery_figure,
+    table,
+)
+from raftmq.chaos.report.recovery import Recovery
 
 LOST_ROWS_MAX = 100  # of each engine; the rest is in its run's verdict.json
 

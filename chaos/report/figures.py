@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from chaos.history.events import History, Outcome
-from chaos.history.later import all_sends
-from chaos.report.recovery import percentile
+from raftmq.chaos.history.events import History, Outcome
+from raftmq.chaos.history.later import all_sends
+from raftmq.chaos.report.recovery import percentile
 
 NS_PER_S = 1_000_000_000
 NS_PER_MS = 1_000_000

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
-from chaos.checks.delayed import WORK
-from chaos.history.events import History, Kind
-from chaos.report.recovery import percentile
+from raftmq.chaos.checks.delayed import WORK
+from raftmq.chaos.history.events import History, Kind
+from raftmq.chaos.report.recovery import percentile
 
 NS_PER_S = 1_000_000_000
 BUCKET_S = 5

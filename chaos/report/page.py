@@ -16,11 +16,11 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from chaos.checks.verdict import Check, Verdict, merge
-from chaos.history.events import History, Outcome
-from chaos.history.later import all_sends
-from chaos.report.recovery import Recovery, Spread, by_kind, recoveries, spread
-from chaos.report.series import Series, series_of
+from raftmq.chaos.checks.verdict import Check, Verdict, merge
+from raftmq.chaos.history.events import History, Outcome
+from raftmq.chaos.history.later import all_sends
+from raftmq.chaos.report.recovery import Recovery, Spread, by_kind, recoveries, spread
+from raftmq.chaos.report.series import Series, series_of
 
 COLOURS = {Outcome.OK: "#1a9850", Outcome.UNKNOWN: "#e6961e", Outcome.FAIL: "#d73027"}
 CONSUMED = "#4575b4"

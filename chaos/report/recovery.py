@@ -16,8 +16,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from chaos.history.events import Fault, History, Outcome, Send
-from chaos.history.later import all_sends
+from raftmq.chaos.history.events import Fault, History, Outcome, Send
+from raftmq.chaos.history.later import all_sends
 
 NS_PER_MS = 1_000_000
 NORMAL_SHARE = 0.99  # of the acknowledgements a second of before

@@ -15,13 +15,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from chaos.cluster.cluster import Cluster
-from chaos.cluster.clusterfile import ClusterError
-from chaos.cluster.topology import Shape
-from chaos.report.comparison import Candidate, comparison_page
-from chaos.run.runner import RunConfig, Say, Workloads, run_scenario
-from chaos.run.saturate import saturate
-from chaos.run.scenario import SLOT_S, find_scenario
+from raftmq.chaos.cluster.cluster import Cluster
+from raftmq.chaos.cluster.clusterfile import ClusterError
+from raftmq.chaos.cluster.topology import Shape
+from raftmq.chaos.report.comparison import Candidate, comparison_page
+from raftmq.chaos.run.runner import RunConfig, Say, Workloads, run_scenario
+from raftmq.chaos.run.saturate import saturate
+from raftmq.chaos.run.scenario import SLOT_S, find_scenario
 
 # An engine that does not come back at all must not make the comparison endless.
 WHOLE_TIMEOUT_S = 10.0

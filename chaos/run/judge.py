@@ -10,17 +10,17 @@ from typing import Any
 
 import orjson
 
-from chaos.checks.messages import BrokerDuplicates, Lost, RetryDuplicates
-from chaos.checks.metadata import MetadataBack
-from chaos.checks.offsets import OffsetsBack
-from chaos.checks.suite import suite_of
-from chaos.checks.verdict import Check, LostMessage, Verdict, merge
-from chaos.history.events import History
-from chaos.history.files import read_history
-from chaos.report.figures import Load, load_of
-from chaos.report.lateness import lateness_of
-from chaos.report.page import write_report
-from chaos.report.recovery import Recovery, inflicted, recoveries, summary
+from raftmq.chaos.checks.messages import BrokerDuplicates, Lost, RetryDuplicates
+from raftmq.chaos.checks.metadata import MetadataBack
+from raftmq.chaos.checks.offsets import OffsetsBack
+from raftmq.chaos.checks.suite import suite_of
+from raftmq.chaos.checks.verdict import Check, LostMessage, Verdict, merge
+from raftmq.chaos.history.events import History
+from raftmq.chaos.history.files import read_history
+from raftmq.chaos.report.figures import Load, load_of
+from raftmq.chaos.report.lateness import lateness_of
+from raftmq.chaos.report.page import write_report
+from raftmq.chaos.report.recovery import Recovery, inflicted, recoveries, summary
 
 WHOLE = "whole again after each fault"
 # Keys of verdict["counts"] → the checks whose offenders they count.

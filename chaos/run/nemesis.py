@@ -14,12 +14,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from chaos.cluster.clusterfile import ClusterError
-from chaos.cluster.probe import ReplicaView
-from chaos.cluster.whole import WHOLE_TIMEOUT_S, wait_whole
-from chaos.faults.base import Context, Fault, Planned
-from chaos.faults.catalogue import make
-from chaos.faults.disk import lose_disk
+from raftmq.chaos.cluster.clusterfile import ClusterError
+from raftmq.chaos.cluster.probe import ReplicaView
+from raftmq.chaos.cluster.whole import WHOLE_TIMEOUT_S, wait_whole
+from raftmq.chaos.faults.base import Context, Fault, Planned
+from raftmq.chaos.faults.catalogue import make
+from raftmq.chaos.faults.disk import lose_disk
 
 HEAL_TRIES = 3
 WATCH_S = 0.25  # how often the load is asked whether it still runs

@@ -12,9 +12,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from chaos.cluster.cluster import Cluster
-from chaos.cluster.probe import RemotingProbe, ReplicaView, leader_of, replicas
-from chaos.history.files import HistoryWriter
+from raftmq.chaos.cluster.cluster import Cluster
+from raftmq.chaos.cluster.probe import RemotingProbe, ReplicaView, leader_of, replicas
+from raftmq.chaos.history.files import HistoryWriter
 
 PROCESS = "observer"
 ROLES_EVERY_S = 0.05

@@ -20,23 +20,23 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from chaos.checks.logs import write_findings
-from chaos.checks.stores import write_replicas
-from chaos.cluster.cluster import Cluster
-from chaos.cluster.clusterfile import COMPOSE, PROCESSES, ClusterError
-from chaos.cluster.compose import ComposeCluster
-from chaos.cluster.credentials import signing
-from chaos.cluster.topology import RAFT, Shape, flush_of
-from chaos.cluster.whole import WHOLE_TIMEOUT_S
-from chaos.faults.base import Context, Planned
-from chaos.faults.links import Links
-from chaos.history.files import HistoryWriter
-from chaos.run.judge import RunResult, judge
-from chaos.run.nemesis import Inflicted, Nemesis
-from chaos.run.observer import Observer, Watched
-from chaos.run.scenario import Scenario, find_scenario, make_plan, split_available
-from chaos.workloads.base import Environment, Workload
-from client import Producer
+from raftmq.chaos.checks.logs import write_findings
+from raftmq.chaos.checks.stores import write_replicas
+from raftmq.chaos.cluster.cluster import Cluster
+from raftmq.chaos.cluster.clusterfile import COMPOSE, PROCESSES, ClusterError
+from raftmq.chaos.cluster.compose import ComposeCluster
+from raftmq.chaos.cluster.credentials import signing
+from raftmq.chaos.cluster.topology import RAFT, Shape, flush_of
+from raftmq.chaos.cluster.whole import WHOLE_TIMEOUT_S
+from raftmq.chaos.faults.base import Context, Planned
+from raftmq.chaos.faults.links import Links
+from raftmq.chaos.history.files import HistoryWriter
+from raftmq.chaos.run.judge import RunResult, judge
+from raftmq.chaos.run.nemesis import Inflicted, Nemesis
+from raftmq.chaos.run.observer import Observer, Watched
+from raftmq.chaos.run.scenario import Scenario, find_scenario, make_plan, split_available
+from raftmq.chaos.workloads.base import Environment, Workload
+from raftmq.client import Producer
 
 Say = Callable[[str], None]
 Workloads = Callable[[], Sequence[Workload]]

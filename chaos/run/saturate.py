@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 
-from chaos.cluster.credentials import signing
-from client import Admin, ClientError, Message, Producer, SendResult
+from raftmq.chaos.cluster.credentials import signing
+from raftmq.client import Admin, ClientError, Message, Producer, SendResult
 
 TOPIC = "ChaosCalm"
 QUEUES = 8

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from chaos.cluster.clusterfile import ClusterError, ClusterState
-from chaos.faults.base import Planned
-from chaos.faults.catalogue import parse_wish, unavailable
-from chaos.faults.plan import Want, plan
+from raftmq.chaos.cluster.clusterfile import ClusterError, ClusterState
+from raftmq.chaos.faults.base import Planned
+from raftmq.chaos.faults.catalogue import parse_wish, unavailable
+from raftmq.chaos.faults.plan import Want, plan
 
 SLOT_S = 8.0  # a fault, its heal and some calm: how many faults a run of given minutes gets
 MINUTES_MIN = 0.05

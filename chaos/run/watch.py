@@ -16,10 +16,10 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from chaos.checks.suite import Suite
-from chaos.checks.verdict import Check, Verdict
-from chaos.history.files import Follower
-from chaos.report.recovery import percentile
+from raftmq.chaos.checks.suite import Suite
+from raftmq.chaos.checks.verdict import Check, Verdict
+from raftmq.chaos.history.files import Follower
+from raftmq.chaos.report.recovery import percentile
 
 WINDOW_NS = 2_000_000_000  # rates and latencies are of the last two seconds
 RECENT_MAX = 400_000  # sends in the window; beyond, the oldest are forgotten

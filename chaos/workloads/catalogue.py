@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from chaos.cluster.clusterfile import ClusterError
-from chaos.workloads import delayed, retries, transactions
-from chaos.workloads.base import Workload
-from chaos.workloads.delayed import DelayedWorkload
-from chaos.workloads.locks import LocksWorkload
-from chaos.workloads.messages import (
+from raftmq.chaos.cluster.clusterfile import ClusterError
+from raftmq.chaos.workloads import delayed, retries, transactions
+from raftmq.chaos.workloads.base import Workload
+from raftmq.chaos.workloads.delayed import DelayedWorkload
+from raftmq.chaos.workloads.locks import LocksWorkload
+from raftmq.chaos.workloads.messages import (
     LOG,
     ONCE,
     ORDERED,
@@ -17,9 +17,9 @@ from chaos.workloads.messages import (
     MessagesConfig,
     MessagesWorkload,
 )
-from chaos.workloads.metadata import MetadataWorkload
-from chaos.workloads.retries import RetriesWorkload
-from chaos.workloads.transactions import TransactionsWorkload
+from raftmq.chaos.workloads.metadata import MetadataWorkload
+from raftmq.chaos.workloads.retries import RetriesWorkload
+from raftmq.chaos.workloads.transactions import TransactionsWorkload
 
 WORKLOADS: dict[str, tuple[str, Callable[[], Workload]]] = {
     "log": ("ordered sends at a constant rate, one group consumes", MessagesWorkload),

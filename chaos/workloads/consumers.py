@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 
-from chaos.cluster.clusterfile import ClusterError
-from chaos.cluster.credentials import signing
-from chaos.history.files import HistoryWriter
-from chaos.run.observer import Observer, Watched
-from chaos.workloads.log import Consumption
-from client import (
+from raftmq.chaos.cluster.clusterfile import ClusterError
+from raftmq.chaos.cluster.credentials import signing
+from raftmq.chaos.history.files import HistoryWriter
+from raftmq.chaos.run.observer import Observer, Watched
+from raftmq.chaos.workloads.log import Consumption
+from raftmq.client import (
     Admin,
     CacheLimits,
     ClientError,

@@ -14,11 +14,19 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from datetime import timedelta
 
-from chaos.cluster.clusterfile import ClusterError
-from chaos.cluster.credentials import signing
-from chaos.history.events import Outcome
-from chaos.workloads.posted import PostedConfig, PostedWorkload, Scanner
-from client import Admin, ClientError, Message, MessageExt, MessageQueue, Producer, PullConsumer
+from raftmq.chaos.cluster.clusterfile import ClusterError
+from raftmq.chaos.cluster.credentials import signing
+from raftmq.chaos.history.events import Outcome
+from raftmq.chaos.workloads.posted import PostedConfig, PostedWorkload, Scanner
+from raftmq.client import (
+    Admin,
+    ClientError,
+    Message,
+    MessageExt,
+    MessageQueue,
+    Producer,
+    PullConsumer,
+)
 
 DELAYED = PostedConfig("delayed", "ChaosDelayed", "chaos-delayed")
 SETTINGS = {"messageDelayLevel": "1s 2s 3s"}

@@ -12,12 +12,12 @@ import random
 import time
 from dataclasses import replace
 
-from chaos.history.files import HistoryWriter
-from chaos.workloads.consumers import ConsumerGroup, consumer_config
-from chaos.workloads.log import Consumption
-from chaos.workloads.messages import GroupWorkload, MessagesConfig
-from client import MessageExt
-from client.listen import Listener
+from raftmq.chaos.history.files import HistoryWriter
+from raftmq.chaos.workloads.consumers import ConsumerGroup, consumer_config
+from raftmq.chaos.workloads.log import Consumption
+from raftmq.chaos.workloads.messages import GroupWorkload, MessagesConfig
+from raftmq.client import MessageExt
+from raftmq.client.listen import Listener
 
 LOCKS = MessagesConfig(
     "locks", "ChaosLocks", "chaos-locks", producers=2, consumers=3, rate_per_s=200.0, keys=50,

@@ -20,11 +20,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from chaos.checks.counts import OffsetCounts
-from chaos.history.events import Outcome
-from chaos.history.files import HistoryWriter
-from chaos.workloads.base import Tally as Tally
-from client import (
+from raftmq.chaos.checks.counts import OffsetCounts
+from raftmq.chaos.history.events import Outcome
+from raftmq.chaos.history.files import HistoryWriter
+from raftmq.chaos.workloads.base import Tally as Tally
+from raftmq.client import (
     ClientError,
     ConsumeResult,
     Message,
@@ -34,10 +34,10 @@ from client import (
     SendResult,
     SendStatus,
 )
-from client.instance import local_address
-from client.listen import Listener
-from client.message import process_unique_keys
-from store.properties import java_string_hash
+from raftmq.client.instance import local_address
+from raftmq.client.listen import Listener
+from raftmq.client.message import process_unique_keys
+from raftmq.store.properties import java_string_hash
 
 WINDOW_MAX = 16_384  # well below the producer's own bound on sends in flight
 BACKLOG_PER_WINDOW = 16  # items that wait for a slot or a busy key: so many times the window

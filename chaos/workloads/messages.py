@@ -14,11 +14,11 @@ import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
-from chaos.cluster.credentials import signing
-from chaos.workloads.base import Environment, Tally, Tasks, sum_tallies
-from chaos.workloads.consumers import ConsumerGroup, drain_group
-from chaos.workloads.log import KeyedSender, random_items
-from client import Admin, ClientError, MessageQueue, Producer, SendConfig
+from raftmq.chaos.cluster.credentials import signing
+from raftmq.chaos.workloads.base import Environment, Tally, Tasks, sum_tallies
+from raftmq.chaos.workloads.consumers import ConsumerGroup, drain_group
+from raftmq.chaos.workloads.log import KeyedSender, random_items
+from raftmq.client import Admin, ClientError, MessageQueue, Producer, SendConfig
 
 ROUTE_POLL_S = 0.05
 

@@ -18,16 +18,16 @@ from typing import Any
 
 import orjson
 
-from chaos.cluster.credentials import signing
-from chaos.history.events import Outcome
-from chaos.history.files import HistoryWriter
-from chaos.workloads.base import Environment, Tally, Tasks
-from client import Admin, BrokerRefused, ClientError
-from remoting.admin_headers import TopicHeader
-from remoting.codes import RequestCode, ResponseCode
-from remoting.errors import RemotingError
-from remoting.fastjson import loads_object
-from remoting.headers import ConsumerOffsetHeader
+from raftmq.chaos.cluster.credentials import signing
+from raftmq.chaos.history.events import Outcome
+from raftmq.chaos.history.files import HistoryWriter
+from raftmq.chaos.workloads.base import Environment, Tally, Tasks
+from raftmq.client import Admin, BrokerRefused, ClientError
+from raftmq.remoting.admin_headers import TopicHeader
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.errors import RemotingError
+from raftmq.remoting.fastjson import loads_object
+from raftmq.remoting.headers import ConsumerOffsetHeader
 
 PREFIX = "ChaosMeta"
 VERSION_MAX = 1_000  # of one object; a topic's version is a number of queues

@@ -16,14 +16,14 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
-from chaos.cluster.credentials import signing
-from chaos.history.events import Outcome
-from chaos.history.files import HistoryWriter
-from chaos.workloads.base import Environment, Tally, Tasks
-from chaos.workloads.consumers import POLL_S, ConsumerGroup, drain_group
-from chaos.workloads.log import NS_PER_S, Consumption
-from chaos.workloads.messages import all_queues
-from client import (
+from raftmq.chaos.cluster.credentials import signing
+from raftmq.chaos.history.events import Outcome
+from raftmq.chaos.history.files import HistoryWriter
+from raftmq.chaos.workloads.base import Environment, Tally, Tasks
+from raftmq.chaos.workloads.consumers import POLL_S, ConsumerGroup, drain_group
+from raftmq.chaos.workloads.log import NS_PER_S, Consumption
+from raftmq.chaos.workloads.messages import all_queues
+from raftmq.client import (
     Admin,
     ClientError,
     ConsumeResult,
@@ -34,9 +34,9 @@ from client import (
     SendResult,
     SendStatus,
 )
-from client.instance import local_address
-from client.listen import Listener
-from client.message import RETRY_PREFIX, process_unique_keys
+from raftmq.client.instance import local_address
+from raftmq.client.listen import Listener
+from raftmq.client.message import RETRY_PREFIX, process_unique_keys
 
 DLQ_PREFIX = "%DLQ%"
 LATE_S = 10.0

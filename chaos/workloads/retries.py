@@ -13,16 +13,16 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any
 
-from chaos.cluster.credentials import signing
-from chaos.history.events import Outcome
-from chaos.history.files import HistoryWriter
-from chaos.workloads.consumers import ConsumerGroup, consumer_config
-from chaos.workloads.posted import DLQ_PREFIX, Deliveries, PostedConfig, PostedWorkload
-from client import ClientError, ConsumerConfig, FailurePolicy, Message, MessageExt, Producer
-from client.consumer import PushConsumer
-from client.listen import ConcurrentDeliverer, Deliverer
-from client.sendback import PATIENCE, SendBack
-from remoting.command import RemotingCommand
+from raftmq.chaos.cluster.credentials import signing
+from raftmq.chaos.history.events import Outcome
+from raftmq.chaos.history.files import HistoryWriter
+from raftmq.chaos.workloads.consumers import ConsumerGroup, consumer_config
+from raftmq.chaos.workloads.posted import DLQ_PREFIX, Deliveries, PostedConfig, PostedWorkload
+from raftmq.client import ClientError, ConsumerConfig, FailurePolicy, Message, MessageExt, Producer
+from raftmq.client.consumer import PushConsumer
+from raftmq.client.listen import ConcurrentDeliverer, Deliverer
+from raftmq.client.sendback import PATIENCE, SendBack
+from raftmq.remoting.command import RemotingCommand
 
 RETRIES = PostedConfig("retries", "ChaosRetries", "chaos-retries", rate_per_s=100.0)
 SETTINGS = {"messageDelayLevel": "1s 2s 3s"}

@@ -17,11 +17,11 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
-from chaos.cluster.credentials import signing
-from chaos.history.events import Outcome
-from chaos.history.later import COMMIT, ROLLBACK, UNDECIDED
-from chaos.workloads.posted import PostedConfig, PostedWorkload, Scanner
-from client import (
+from raftmq.chaos.cluster.credentials import signing
+from raftmq.chaos.history.events import Outcome
+from raftmq.chaos.history.later import COMMIT, ROLLBACK, UNDECIDED
+from raftmq.chaos.workloads.posted import PostedConfig, PostedWorkload, Scanner
+from raftmq.client import (
     ClientError,
     Message,
     MessageExt,

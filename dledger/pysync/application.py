@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from dledger.applier import Application
+from raftmq.dledger.applier import Application
 
 
 class RevocableApplication(Application, Protocol):

@@ -25,9 +25,9 @@ from typing import overload
 
 from pysyncobj.journal import Journal
 
-from dledger.log import RaftLog
-from dledger.pysync.meta import Meta, MetaFile
-from store.frame import Frame, FrameError, FrameKind, parse_frame, seal_frame
+from raftmq.dledger.log import RaftLog
+from raftmq.dledger.pysync.meta import Meta, MetaFile
+from raftmq.store.frame import Frame, FrameError, FrameKind, parse_frame, seal_frame
 
 REGULAR = 0  # pysyncobj's command types, the first byte of a command
 NO_OP = 1

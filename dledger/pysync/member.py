@@ -30,28 +30,28 @@ from collections.abc import Callable
 from pysyncobj.config import FAIL_REASON
 from pysyncobj.node import Node
 
-from dledger.applier import Applier
-from dledger.errors import Busy, NotLeader, RaftError, UnknownTarget
-from dledger.index import LogIndex
-from dledger.installer import InstallationSource
-from dledger.log import RaftLog
-from dledger.messages import NodeId, Role, RoleEvent
-from dledger.proposals import Proposals
-from dledger.pysync.application import RevocableApplication
-from dledger.pysync.journal import FrameJournal, JournalError
-from dledger.pysync.meta import MetaFile
-from dledger.pysync.replica import Replica, configuration
-from dledger.pysync.status import status_of
-from dledger.pysync.transport import LinkTransport
-from dledger.reads import Reads
-from dledger.settings import MemberConfig
-from dledger.state import Random
-from store.commitlog import CommitLog
-from store.disk import Disk
-from store.errors import StoreError
-from store.frame import Frame, FrameKind, seal_frame
+from raftmq.dledger.applier import Applier
+from raftmq.dledger.errors import Busy, NotLeader, RaftError, UnknownTarget
+from raftmq.dledger.index import LogIndex
+from raftmq.dledger.installer import InstallationSource
+from raftmq.dledger.log import RaftLog
+from raftmq.dledger.messages import NodeId, Role, RoleEvent
+from raftmq.dledger.proposals import Proposals
+from raftmq.dledger.pysync.application import RevocableApplication
+from raftmq.dledger.pysync.journal import FrameJournal, JournalError
+from raftmq.dledger.pysync.meta import MetaFile
+from raftmq.dledger.pysync.replica import Replica, configuration
+from raftmq.dledger.pysync.status import status_of
+from raftmq.dledger.pysync.transport import LinkTransport
+from raftmq.dledger.reads import Reads
+from raftmq.dledger.settings import MemberConfig
+from raftmq.dledger.state import Random
+from raftmq.store.commitlog import CommitLog
+from raftmq.store.disk import Disk
+from raftmq.store.errors import StoreError
+from raftmq.store.frame import Frame, FrameKind, seal_frame
 
-log = logging.getLogger("dledger.pysync")
+log = logging.getLogger("raftmq.dledger.pysync")
 
 TICK_MS = 10  # < a seventh of a heartbeat, as RaftMember's
 HOUSEKEEPING_MS = 500

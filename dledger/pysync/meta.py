@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import orjson
 
-from store.disk import Disk
+from raftmq.store.disk import Disk
 
-log = logging.getLogger("dledger.pysync")
+log = logging.getLogger("raftmq.dledger.pysync")
 
 
 @dataclass(frozen=True, slots=True)

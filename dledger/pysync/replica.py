@@ -14,10 +14,10 @@ from typing import Any
 from pysyncobj import SyncObj, SyncObjConf, replicated
 from pysyncobj.node import Node
 
-from dledger.messages import Role
-from dledger.pysync.journal import FrameJournal
-from dledger.pysync.transport import LinkTransport
-from dledger.settings import MemberConfig
+from raftmq.dledger.messages import Role
+from raftmq.dledger.pysync.journal import FrameJournal
+from raftmq.dledger.pysync.transport import LinkTransport
+from raftmq.dledger.settings import MemberConfig
 
 NEVER = 1 << 62  # entries, or seconds: compaction is off, see dledger.pysync.journal
 ROLES = (Role.FOLLOWER, Role.CANDIDATE, Role.LEADER)  # by SyncObj's number of a state

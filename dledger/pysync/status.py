@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dledger.messages import RoleEvent
-from dledger.peers import PeerLinks
-from dledger.pysync.replica import Replica
-from dledger.settings import MemberConfig
+from raftmq.dledger.messages import RoleEvent
+from raftmq.dledger.peers import PeerLinks
+from raftmq.dledger.pysync.replica import Replica
+from raftmq.dledger.settings import MemberConfig
 
 
 def status_of(

@@ -28,13 +28,13 @@ from pysyncobj.node import Node
 from pysyncobj.pickle import dumps, loads
 from pysyncobj.transport import Transport
 
-from dledger.messages import NodeId
-from dledger.peers import PeerLinks
-from dledger.settings import MemberConfig
-from dledger.state import Random
-from dledger.wire import WireError
+from raftmq.dledger.messages import NodeId
+from raftmq.dledger.peers import PeerLinks
+from raftmq.dledger.settings import MemberConfig
+from raftmq.dledger.state import Random
+from raftmq.dledger.wire import WireError
 
-log = logging.getLogger("dledger.pysync")
+log = logging.getLogger("raftmq.dledger.pysync")
 
 # Two entries of the largest size, each twice: pysyncobj's pickles write most bytes as two.
 MESSAGE_SIZE_BYTES_MAX = 80 << 20

@@ -3,7 +3,7 @@
 import asyncio
 import os
 
-from client import Admin, Message, MessageQueue, Producer
+from raftmq import Admin, Message, MessageQueue, Producer
 
 NAMESRV = os.environ.get("NAMESRV_ADDR", "127.0.0.1:9876")
 

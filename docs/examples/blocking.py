@@ -3,7 +3,7 @@
 import os
 import threading
 
-from client import (
+from raftmq import (
     BlockingConsumer,
     BlockingProducer,
     ConsumeFrom,

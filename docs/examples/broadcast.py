@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from client import (
+from raftmq import (
     ConsumeFrom,
     ConsumerConfig,
     Message,

@@ -4,7 +4,7 @@ import asyncio
 import os
 import sys
 
-from client import Compression, CompressionType, Message, Producer, PullConsumer, SendConfig
+from raftmq import Compression, CompressionType, Message, Producer, PullConsumer, SendConfig
 
 NAMESRV = sys.argv[1] if len(sys.argv) > 1 else os.environ.get("NAMESRV_ADDR", "127.0.0.1:9876")
 

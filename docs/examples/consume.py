@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 
-from client import ConsumeFrom, ConsumerConfig, MessageExt, PushConsumer
+from raftmq import ConsumeFrom, ConsumerConfig, MessageExt, PushConsumer
 
 NAMESRV = os.environ.get("NAMESRV_ADDR", "127.0.0.1:9876")
 

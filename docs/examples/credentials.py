@@ -3,7 +3,7 @@
 import asyncio
 import os
 
-from client import Credentials, InstanceConfig, Message, Producer
+from raftmq import Credentials, InstanceConfig, Message, Producer
 
 
 async def main() -> None:

@@ -4,7 +4,7 @@ import asyncio
 import os
 import time
 
-from client import ConsumeFrom, ConsumerConfig, Message, MessageExt, Producer, PushConsumer
+from raftmq import ConsumeFrom, ConsumerConfig, Message, MessageExt, Producer, PushConsumer
 
 NAMESRV = os.environ.get("NAMESRV_ADDR", "127.0.0.1:9876")
 

@@ -4,7 +4,7 @@ import mmap
 import sys
 from pathlib import Path
 
-from store.frame import FrameError, FrameKind, parse_frame
+from raftmq.store.frame import FrameError, FrameKind, parse_frame
 
 segment = min((Path(sys.argv[1]) / "commitlog").iterdir())
 with segment.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as log:

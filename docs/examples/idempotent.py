@@ -3,7 +3,7 @@
 import asyncio
 import os
 
-from client import Message, Producer, SendConfig
+from raftmq import Message, Producer, SendConfig
 
 NAMESRV = os.environ.get("NAMESRV_ADDR", "127.0.0.1:9876")
 KEY = "till-7-receipt-4711"  # from the program's own books: after a crash it is the same

@@ -8,7 +8,7 @@ import os
 import sys
 import time
 
-from client import Message, Producer, SendFailed, SendOutcomeUnknown
+from raftmq import Message, Producer, SendFailed, SendOutcomeUnknown
 
 NAMESRV = os.environ.get("NAMESRV_ADDR", "127.0.0.1:9876")
 SECONDS = float(sys.argv[1]) if len(sys.argv) > 1 else 10.0

@@ -5,7 +5,7 @@ import os
 from collections.abc import Sequence
 from zlib import crc32
 
-from client import Message, MessageQueue, Producer
+from raftmq import Message, MessageQueue, Producer
 
 NAMESRV = os.environ.get("NAMESRV_ADDR", "127.0.0.1:9876")
 

@@ -3,7 +3,7 @@
 import asyncio
 import os
 
-from client import (
+from raftmq import (
     ConsumeFrom,
     ConsumerConfig,
     Message,

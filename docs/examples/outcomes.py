@@ -3,7 +3,7 @@
 import asyncio
 import os
 
-from client import Message, Producer, SendFailed, SendOutcomeUnknown
+from raftmq import Message, Producer, SendFailed, SendOutcomeUnknown
 
 NAMESRV = os.environ.get("NAMESRV_ADDR", "127.0.0.1:9876")
 

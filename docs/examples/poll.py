@@ -3,7 +3,7 @@
 import asyncio
 import os
 
-from client import ConsumeFrom, LitePullConfig, LitePullConsumer, Message, Producer
+from raftmq import ConsumeFrom, LitePullConfig, LitePullConsumer, Message, Producer
 
 NAMESRV = os.environ.get("NAMESRV_ADDR", "127.0.0.1:9876")
 COUNT = 20

@@ -3,7 +3,7 @@
 import asyncio
 import os
 
-from client import Message, Producer, PullConsumer, PullStatus
+from raftmq import Message, Producer, PullConsumer, PullStatus
 
 NAMESRV = os.environ.get("NAMESRV_ADDR", "127.0.0.1:9876")
 

@@ -4,7 +4,7 @@ import asyncio
 import os
 import time
 
-from client import LitePullConfig, LitePullConsumer, Message, Producer
+from raftmq import LitePullConfig, LitePullConsumer, Message, Producer
 
 NAMESRV = os.environ.get("NAMESRV_ADDR", "127.0.0.1:9876")
 

@@ -3,7 +3,7 @@
 import asyncio
 import os
 
-from client import Message, Producer
+from raftmq import Message, Producer
 
 NAMESRV = os.environ.get("NAMESRV_ADDR", "127.0.0.1:9876")
 

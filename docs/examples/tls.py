@@ -3,7 +3,7 @@
 import asyncio
 import os
 
-from client import InstanceConfig, Message, Producer, client_tls_of
+from raftmq import InstanceConfig, Message, Producer, client_tls_of
 
 
 async def main() -> None:

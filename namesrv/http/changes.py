@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from namesrv.http import tracing
-from namesrv.http.cluster import ClusterView, Item
-from namesrv.http.groups import Leaders
-from namesrv.http.merging import GroupResult, outcome_of, split_version
-from namesrv.http.reads import (
+from raftmq.namesrv.http import tracing
+from raftmq.namesrv.http.cluster import ClusterView, Item
+from raftmq.namesrv.http.groups import Leaders
+from raftmq.namesrv.http.merging import GroupResult, outcome_of, split_version
+from raftmq.namesrv.http.reads import (
     PREFERRED,
     PREFERRED_PATH,
     GroupName,
@@ -25,11 +25,11 @@ from namesrv.http.reads import (
     OfTopic,
     OneGroup,
 )
-from namesrv.routes import PERM_WRITE
-from web.operation import Call, Operation, Reply, Role
-from web.problem import ApiProblem, invalid, not_found
-from web.schema import Input
-from web.versions import ANY, Condition
+from raftmq.namesrv.routes import PERM_WRITE
+from raftmq.web.operation import Call, Operation, Reply, Role
+from raftmq.web.problem import ApiProblem, invalid, not_found
+from raftmq.web.schema import Input
+from raftmq.web.versions import ANY, Condition
 
 Body = dict[str, Any]
 

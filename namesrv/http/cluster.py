@@ -14,14 +14,14 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from namesrv.http import differences, failovers
-from namesrv.http.directory import Directory, Known, find, leader_of
-from namesrv.http.nodes import Nodes, NodeSilent
-from namesrv.http.streams import Event, Streams
-from namesrv.routes import LEADER_ID, BrokerGroup, RouteTable
-from web.events import GAP, EventHub
+from raftmq.namesrv.http import differences, failovers
+from raftmq.namesrv.http.directory import Directory, Known, find, leader_of
+from raftmq.namesrv.http.nodes import Nodes, NodeSilent
+from raftmq.namesrv.http.streams import Event, Streams
+from raftmq.namesrv.routes import LEADER_ID, BrokerGroup, RouteTable
+from raftmq.web.events import GAP, EventHub
 
-LOG = logging.getLogger("namesrv.http")
+LOG = logging.getLogger("raftmq.namesrv.http")
 
 LOOK_PERIOD_S = 1.0  # how soon a broker that registered is listened to, at the latest
 EVENTS_KEPT = 400  # per group, for its failovers

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from namesrv.routes import LEADER_ID, RouteTable
+from raftmq.namesrv.routes import LEADER_ID, RouteTable
 
 FORGET_MS = 30 * 60_000  # an operator who is called looks within that
 GONE_MAX = 256  # addresses remembered; the oldest are forgotten first

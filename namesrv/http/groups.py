@@ -8,10 +8,10 @@ from typing import Any
 
 import orjson
 
-from namesrv.http.cluster import ClusterView
-from namesrv.http.merging import FAILED, OK, UNKNOWN, GroupResult
-from namesrv.http.nodes import VIEW_TIMEOUT_S, WRITE_TIMEOUT_S, Answer, NodeSilent
-from web.problem import ApiProblem, malformed, not_found, outcome_unknown, unavailable
+from raftmq.namesrv.http.cluster import ClusterView
+from raftmq.namesrv.http.merging import FAILED, OK, UNKNOWN, GroupResult
+from raftmq.namesrv.http.nodes import VIEW_TIMEOUT_S, WRITE_TIMEOUT_S, Answer, NodeSilent
+from raftmq.web.problem import ApiProblem, malformed, not_found, outcome_unknown, unavailable
 
 NOT_LEADER = "NOT_LEADER"
 OUTCOME_UNKNOWN = "OUTCOME_UNKNOWN"

@@ -7,10 +7,10 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from ops import logs
-from web.operation import Call, Operation, Role
-from web.problem import not_found
-from web.schema import Input, View
+from raftmq.ops import logs
+from raftmq.web.operation import Call, Operation, Role
+from raftmq.web.problem import not_found
+from raftmq.web.schema import Input, View
 
 PATH = "/api/v1/log-levels"
 

@@ -19,8 +19,8 @@ import aiohttp
 import orjson
 from yarl import URL
 
-from web.auth import random_id
-from web.signing import Signed, Signer
+from raftmq.web.auth import random_id
+from raftmq.web.signing import Signed, Signer
 
 CONCURRENCY_MAX = 32  # questions on their way at one time
 CONNECT_TIMEOUT_S = 1.0

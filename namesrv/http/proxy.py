@@ -12,13 +12,13 @@ from urllib.parse import unquote
 
 from aiohttp import ClientError, web
 
-from namesrv.http.cluster import ClusterView
-from namesrv.http.directory import Known
-from namesrv.http.groups import problem_of
-from namesrv.http.nodes import WRITE_TIMEOUT_S, NodeSilent
-from web.app import RawRoute, read_body
-from web.operation import EVENT_STREAM, JSON, Caller, Role
-from web.problem import ApiProblem, not_found, unavailable
+from raftmq.namesrv.http.cluster import ClusterView
+from raftmq.namesrv.http.directory import Known
+from raftmq.namesrv.http.groups import problem_of
+from raftmq.namesrv.http.nodes import WRITE_TIMEOUT_S, NodeSilent
+from raftmq.web.app import RawRoute, read_body
+from raftmq.web.operation import EVENT_STREAM, JSON, Caller, Role
+from raftmq.web.problem import ApiProblem, not_found, unavailable
 
 PATTERN = "/api/v1/brokers/{group}/{broker}/{tail:.+}"
 REQUEST_HEADERS = ("Content-Type", "If-Match", "If-None-Match", "Accept")

@@ -15,14 +15,14 @@ from urllib.parse import quote
 
 from msgspec import Meta
 
-from namesrv.http import merging, tracing
-from namesrv.http.cluster import ClusterView, Item
-from namesrv.http.groups import Leaders
-from namesrv.http.nodes import NodeSilent
-from web.operation import Call, Operation, Reply
-from web.paging import LIMIT_DEFAULT, Limit, PageQuery, decode_cursor, encode_cursor
-from web.problem import ApiProblem, invalid, not_found, unavailable
-from web.schema import Count, Input, TimeMs
+from raftmq.namesrv.http import merging, tracing
+from raftmq.namesrv.http.cluster import ClusterView, Item
+from raftmq.namesrv.http.groups import Leaders
+from raftmq.namesrv.http.nodes import NodeSilent
+from raftmq.web.operation import Call, Operation, Reply
+from raftmq.web.paging import LIMIT_DEFAULT, Limit, PageQuery, decode_cursor, encode_cursor
+from raftmq.web.problem import ApiProblem, invalid, not_found, unavailable
+from raftmq.web.schema import Count, Input, TimeMs
 
 NAME_LENGTH_MAX = 255
 PREFERRED = "/groups/{group}/preferred-leader"

@@ -7,22 +7,22 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from namesrv.config import OPTIONS, NameServerConfig
-from namesrv.http import levels
-from namesrv.http.changes import Changes
-from namesrv.http.cluster import ClusterView
-from namesrv.http.groups import Leaders
-from namesrv.http.nodes import Nodes
-from namesrv.http.proxy import Proxy
-from namesrv.http.reads import Reads
-from namesrv.routes import RouteTable
-from remoting.processtls import ProcessTls
-from remoting.tlslistener import listening_with
-from web.app import Page, WebServer
-from web.auth import Access, WebSettings, load_token
-from web.events import EventHub
-from web.metrics import Render, metrics_route
-from web.operation import Call, Operation, Reply
+from raftmq.namesrv.config import OPTIONS, NameServerConfig
+from raftmq.namesrv.http import levels
+from raftmq.namesrv.http.changes import Changes
+from raftmq.namesrv.http.cluster import ClusterView
+from raftmq.namesrv.http.groups import Leaders
+from raftmq.namesrv.http.nodes import Nodes
+from raftmq.namesrv.http.proxy import Proxy
+from raftmq.namesrv.http.reads import Reads
+from raftmq.namesrv.routes import RouteTable
+from raftmq.remoting.processtls import ProcessTls
+from raftmq.remoting.tlslistener import listening_with
+from raftmq.web.app import Page, WebServer
+from raftmq.web.auth import Access, WebSettings, load_token
+from raftmq.web.events import EventHub
+from raftmq.web.metrics import Render, metrics_route
+from raftmq.web.operation import Call, Operation, Reply
 
 API_VERSION = "1"
 PORT_ABOVE = 4  # 9876 → 9880

@@ -14,9 +14,9 @@ from typing import Any
 import aiohttp
 import orjson
 
-from namesrv.http.nodes import Nodes
+from raftmq.namesrv.http.nodes import Nodes
 
-LOG = logging.getLogger("namesrv.http")
+LOG = logging.getLogger("raftmq.namesrv.http")
 
 STREAMS_MAX = 128  # brokers followed; more than that are not listened to
 RETRY_S_MIN, RETRY_S_MAX = 0.25, 5.0

@@ -3,7 +3,7 @@
 The files (`plainfile`) are apart: clients need no YAML.
 """
 
-from remoting.acl.accounts import (
+from raftmq.remoting.acl.accounts import (
     MASKED,
     Account,
     Accounts,
@@ -12,9 +12,9 @@ from remoting.acl.accounts import (
     account_from_config,
     accounts_from_config,
 )
-from remoting.acl.gate import Gate
-from remoting.acl.needs import broker_needs, name_server_needs
-from remoting.acl.signature import Credentials
+from raftmq.remoting.acl.gate import Gate
+from raftmq.remoting.acl.needs import broker_needs, name_server_needs
+from raftmq.remoting.acl.signature import Credentials
 
 __all__ = [
     "MASKED",

@@ -22,9 +22,9 @@ from dataclasses import dataclass, field, replace
 from enum import IntFlag
 from typing import Any
 
-from remoting.acl.addresses import AddressPattern, AddressPatternError, parse_pattern
-from remoting.codes import ResponseCode
-from remoting.errors import RemotingError
+from raftmq.remoting.acl.addresses import AddressPattern, AddressPatternError, parse_pattern
+from raftmq.remoting.codes import ResponseCode
+from raftmq.remoting.errors import RemotingError
 
 KEY_LENGTH_MIN = 7  # characters, of access keys and secrets alike
 KEY_LENGTH_MAX = 256

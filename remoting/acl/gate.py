@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from remoting.acl.accounts import Account, Accounts, AclError, Permission
-from remoting.acl.addresses import host_of
-from remoting.acl.needs import Need, Needs
-from remoting.acl.signature import ACCESS_KEY, is_signed_by
-from remoting.command import RemotingCommand
+from raftmq.remoting.acl.accounts import Account, Accounts, AclError, Permission
+from raftmq.remoting.acl.addresses import host_of
+from raftmq.remoting.acl.needs import Need, Needs
+from raftmq.remoting.acl.signature import ACCESS_KEY, is_signed_by
+from raftmq.remoting.command import RemotingCommand
 
 
 class Gate:

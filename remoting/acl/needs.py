@@ -22,13 +22,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from remoting.acl.accounts import RETRY_PREFIX, AclError, Permission
-from remoting.codes import RequestCode
-from remoting.command import RemotingCommand
-from remoting.errors import BodyError
-from remoting.fastjson import loads_object
-from remoting.fields import text, text_or
-from remoting.headers import SendHeader
+from raftmq.remoting.acl.accounts import RETRY_PREFIX, AclError, Permission
+from raftmq.remoting.codes import RequestCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.errors import BodyError
+from raftmq.remoting.fastjson import loads_object
+from raftmq.remoting.fields import text, text_or
+from raftmq.remoting.headers import SendHeader
 
 TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"  # every account may write its traces there
 FORWARDED_FROM = "raftmqForwardedFrom"  # a reply that one broker passes on to another

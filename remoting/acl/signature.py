@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 import orjson
 
-from remoting.command import RemotingCommand
+from raftmq.remoting.command import RemotingCommand
 
 ACCESS_KEY = "AccessKey"
 SIGNATURE = "Signature"

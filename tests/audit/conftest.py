@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from audit.session import session
+from raftmq.audit.session import session
 
 # py4j and pyspark leave their sockets to the garbage collector.
 EXCUSED = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from store.frame import FrameKind
+from raftmq.store.frame import FrameKind
 from tests.audit.stores import History, Log, Message, Placed, queue_units, write_store
 
 TOPIC = "Flights"

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from store.frame import FrameKind, seal_frame
-from store.properties import encode_properties, tags_code
-from store.record import MessageRecord, encode_record, offset_message_id
+from raftmq.store.frame import FrameKind, seal_frame
+from raftmq.store.properties import encode_properties, tags_code
+from raftmq.store.record import MessageRecord, encode_record, offset_message_id
 
 SEGMENT_SIZE_BYTES = 16 * 1024
 HOST = ("127.0.0.1", 10911)

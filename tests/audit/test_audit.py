@@ -12,9 +12,9 @@ import pytest
 from google_crc32c import value as crc32c
 from pyspark.sql import SparkSession
 
-from audit.api import AuditReport, run_audit
-from audit.report import OFFENDERS_MAX
-from store.frame import FrameKind
+from raftmq.audit.api import AuditReport, run_audit
+from raftmq.audit.report import OFFENDERS_MAX
+from raftmq.store.frame import FrameKind
 from tests.audit.run import NAMES, TOPIC, Run, message_id
 from tests.audit.stores import Log, Message, unit_bytes
 

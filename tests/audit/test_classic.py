@@ -7,11 +7,11 @@ import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
-from audit.api import AuditReport, run_audit
-from audit.cli import main
-from audit.files import StoreError
-from audit.limits import CLASSIC, RAFT
-from audit.subject import Subject, subject_of
+from raftmq.audit.api import AuditReport, run_audit
+from raftmq.audit.cli import main
+from raftmq.audit.files import StoreError
+from raftmq.audit.limits import CLASSIC, RAFT
+from raftmq.audit.subject import Subject, subject_of
 from tests.audit.run import TOPIC, Run, message_id
 from tests.audit.stores import Log, Message, queue_units, write_store
 

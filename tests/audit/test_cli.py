@@ -10,11 +10,11 @@ import pytest
 from click.testing import CliRunner, Result
 from pyspark.sql import SparkSession
 
-from audit import java
-from audit.cli import CHAOS_TOPIC, main
-from audit.java import JavaNotFound, find_java_home, java_version
-from audit.subject import stores_of_run
-from chaos.workloads.messages import LOG
+from raftmq.audit import java
+from raftmq.audit.cli import CHAOS_TOPIC, main
+from raftmq.audit.java import JavaNotFound, find_java_home, java_version
+from raftmq.audit.subject import stores_of_run
+from raftmq.chaos.workloads.messages import LOG
 from tests.audit.run import TOPIC, Run, message_id
 
 
@@ -110,7 +110,7 @@ def test_bad_usage_exits_with_2(tmp_path: Path, arguments: list[str], complaint:
 
 def test_help_does_not_wait_for_spark() -> None:
     code = (
-        "import sys; from click.testing import CliRunner; from audit.cli import main;"
+        "import sys; from click.testing import CliRunner; from raftmq.audit.cli import main;"
         "r = CliRunner().invoke(main, ['--help']); assert r.exit_code == 0;"
         "assert 'NAME=DIR' in r.output; assert 'pyspark' not in sys.modules"
     )

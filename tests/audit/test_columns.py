@@ -6,20 +6,20 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from audit import parse
-from audit.columns import PROPERTY_NAMES, properties_of, tags_codes, unpack_body
-from audit.files import map_file, segments, units
-from audit.files import queue_files as find_queue_files
-from audit.layout import ItemKind
-from audit.parse import (
+from raftmq.audit import parse
+from raftmq.audit.columns import PROPERTY_NAMES, properties_of, tags_codes, unpack_body
+from raftmq.audit.files import map_file, segments, units
+from raftmq.audit.files import queue_files as find_queue_files
+from raftmq.audit.layout import ItemKind
+from raftmq.audit.parse import (
     LOG_SCHEMA,
     RECORD_BODY_SCHEMA,
     RECORD_SCHEMA,
     log_batches,
     record_batches,
 )
-from store.properties import decode_properties
-from store.record import MessageRecord, encode_record
+from raftmq.store.properties import decode_properties
+from raftmq.store.record import MessageRecord, encode_record
 from tests.audit.stores import Log, Message
 
 

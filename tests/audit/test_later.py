@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from audit.api import AuditReport, run_audit
+from raftmq.audit.api import AuditReport, run_audit
 from tests.audit.stores import History, Log, Message, queue_units, write_store
 from tests.chaos.builder import HistoryBuilder
 from tests.chaos.checks import test_delayed, test_locks, test_retries, test_transactions
@@ -145,7 +145,7 @@ def same(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Audit
         history.events += planted.records()
     store = write_store(root / "n0" / "store", log)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("audit.job.OFFENDERS_MAX", 10_000)
+        patch.setattr("raftmq.audit.job.OFFENDERS_MAX", 10_000)
         return run_audit(
             spark, {"n0": store}, history.write(root / "history.jsonl"), "none", mode="classic"
         )

@@ -5,10 +5,10 @@ import struct
 import numpy as np
 import pytest
 
-from audit import layout
-from store import properties, record
-from store.frame import FRAME_MAGIC, FrameKind, seal_frame
-from store.record import MessageRecord, encode_record
+from raftmq.audit import layout
+from raftmq.store import properties, record
+from raftmq.store.frame import FRAME_MAGIC, FrameKind, seal_frame
+from raftmq.store.record import MessageRecord, encode_record
 
 RECORD = MessageRecord(
     topic="T",

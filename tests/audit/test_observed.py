@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from audit.api import AuditReport, run_audit
+from raftmq.audit.api import AuditReport, run_audit
 from tests.audit.run import TOPIC, Run
 from tests.audit.stores import History, Log
 

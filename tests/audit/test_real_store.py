@@ -4,12 +4,12 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from audit.api import run_audit, topic_frame
-from store.config import StoreConfig, StoreMode
-from store.disk import OsDisk
-from store.messagestore import MessageStore
-from store.properties import encode_properties
-from store.record import decode_record, walk_records
+from raftmq.audit.api import run_audit, topic_frame
+from raftmq.store.config import StoreConfig, StoreMode
+from raftmq.store.disk import OsDisk
+from raftmq.store.messagestore import MessageStore
+from raftmq.store.properties import encode_properties
+from raftmq.store.record import decode_record, walk_records
 from tests.audit.run import message_id
 from tests.audit.stores import History, Message, Placed
 from tests.store.make import FrameWriter, record, sync

@@ -4,9 +4,9 @@ import struct
 
 import pytest
 
-from audit.layout import ItemKind
-from audit.walk import Walk, walk_range
-from store.frame import FrameKind
+from raftmq.audit.layout import ItemKind
+from raftmq.audit.walk import Walk, walk_range
+from raftmq.store.frame import FrameKind
 from tests.audit.stores import Log, Message
 
 

@@ -15,9 +15,9 @@ import pytest
 
 from bench.flood import DEAF, NOTHING, ONE_WAY, SENDS, SLOW, Link, Plan, outcome_of
 from bench.overload import ROWS, Latencies, NormalClient, Spans, flooded, measure, outcomes_text
-from remoting.codec import encode_command
-from remoting.codes import ResponseCode
-from remoting.command import RemotingCommand
+from raftmq.remoting.codec import encode_command
+from raftmq.remoting.codes import ResponseCode
+from raftmq.remoting.command import RemotingCommand
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -4,15 +4,15 @@ import asyncio
 import random
 import socket
 
-from broker.broker import Broker
-from broker.config import Setting, build_config
-from broker.replication.engine import RaftEngine
-from dledger.messages import Role
-from remoting.admin_headers import TopicHeader
-from remoting.client import RemotingClient
-from remoting.codes import RequestCode, ResponseCode
-from remoting.command import RemotingCommand
-from remoting.headers import PullHeader, SendHeader
+from raftmq.broker.broker import Broker
+from raftmq.broker.config import Setting, build_config
+from raftmq.broker.replication.engine import RaftEngine
+from raftmq.dledger.messages import Role
+from raftmq.remoting.admin_headers import TopicHeader
+from raftmq.remoting.client import RemotingClient
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.headers import PullHeader, SendHeader
 from tests.loopclock import LoopClock
 from tests.steadydisk import SteadyDisk
 

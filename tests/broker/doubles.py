@@ -1,7 +1,7 @@
 """Hand-made stand-ins for what the broker's parts talk to."""
 
-from remoting.codec import FrameReader, decode_command
-from store.frame import FrameKind, seal_frame
+from raftmq.remoting.codec import FrameReader, decode_command
+from raftmq.store.frame import FrameKind, seal_frame
 
 
 class FakeConnection:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 
-from broker.cli import Machine, main
+from raftmq.broker.cli import Machine, main
 from tests.steadydisk import SteadyDisk
 
 

@@ -7,21 +7,27 @@ import stat
 import orjson
 import pytest
 
-from broker.access import HELD_BYTES_MAX
-from broker.broker import Broker
-from broker.config import Setting, build_config
-from broker.errors import EngineError, StateError
-from broker.operating.acladmin import split
-from broker.tables.acltable import AclTable, delete_account, put_account, put_white_addresses, seed
-from ops.options import ConfigError
-from remoting.acl import Account, Credentials
-from remoting.acl.plainfile import parse_accounts
-from remoting.client import RemotingClient
-from remoting.codec import encode_command, join_frame
-from remoting.codes import RequestCode
-from remoting.command import RemotingCommand
-from remoting.headers import PullHeader, SendHeader
-from store.disk import OsDisk
+from raftmq.broker.access import HELD_BYTES_MAX
+from raftmq.broker.broker import Broker
+from raftmq.broker.config import Setting, build_config
+from raftmq.broker.errors import EngineError, StateError
+from raftmq.broker.operating.acladmin import split
+from raftmq.broker.tables.acltable import (
+    AclTable,
+    delete_account,
+    put_account,
+    put_white_addresses,
+    seed,
+)
+from raftmq.ops.options import ConfigError
+from raftmq.remoting.acl import Account, Credentials
+from raftmq.remoting.acl.plainfile import parse_accounts
+from raftmq.remoting.client import RemotingClient
+from raftmq.remoting.codec import encode_command, join_frame
+from raftmq.remoting.codes import RequestCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.headers import PullHeader, SendHeader
+from raftmq.store.disk import OsDisk
 from tests.broker.cluster import Group, until
 from tests.broker.ha.pair import Classic
 
@@ -286,7 +292,7 @@ async def test_requests_wait_for_a_new_leaders_first_commit_and_no_longer(tmp_pa
         broker.access.leadership(True)
         answer = await send(broker, READER)  # nothing came of it
         assert (answer.code, answer.remark[:12]) == (14, "[NOT_LEADER]")
-        monkeypatch.setattr("broker.access.HELD_BYTES_MAX", 10)
+        monkeypatch.setattr("raftmq.broker.access.HELD_BYTES_MAX", 10)
         assert (await send(broker, READER)).code == 14
         assert not broker.access._held and HELD_BYTES_MAX > 10
         broker.access.leadership(False)

@@ -11,22 +11,22 @@ from types import SimpleNamespace
 import orjson
 import pytest
 
-from audit.layout import ItemKind
-from audit.walk import walk_range
-from broker.backup import service
-from broker.backup import source as source_module
-from broker.backup.directory import BackupDirectory
-from broker.backup.manifest import BackupError
-from broker.backup.restore import point_of, restore
-from broker.backup.source import RemoteSource, choose
-from broker.backup.stopped import StoppedSource
-from broker.backup.take import take
-from broker.backup.verify import complaints
-from namesrv.config import NameServerConfig
-from namesrv.server import NameServer
-from remoting.codes import RequestCode, ResponseCode
-from remoting.command import RemotingCommand
-from store.record import decode_record
+from raftmq.audit.layout import ItemKind
+from raftmq.audit.walk import walk_range
+from raftmq.broker.backup import service
+from raftmq.broker.backup import source as source_module
+from raftmq.broker.backup.directory import BackupDirectory
+from raftmq.broker.backup.manifest import BackupError
+from raftmq.broker.backup.restore import point_of, restore
+from raftmq.broker.backup.source import RemoteSource, choose
+from raftmq.broker.backup.stopped import StoppedSource
+from raftmq.broker.backup.take import take
+from raftmq.broker.backup.verify import complaints
+from raftmq.namesrv.config import NameServerConfig
+from raftmq.namesrv.server import NameServer
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.store.record import decode_record
 from tests.broker.cluster import Group, until
 from tests.broker.test_members import Growing
 
@@ -231,7 +231,7 @@ async def start(*arguments):
     return await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "broker.cli",
+        "raftmq.broker.cli",
         *map(str, arguments),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

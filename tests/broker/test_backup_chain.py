@@ -2,9 +2,9 @@
 
 import pytest
 
-from broker.backup.chain import ChainBroken, FrameChain
-from store.frame import FrameKind, seal_frame
-from store.record import BLANK, MAGIC_BLANK
+from raftmq.broker.backup.chain import ChainBroken, FrameChain
+from raftmq.store.frame import FrameKind, seal_frame
+from raftmq.store.record import BLANK, MAGIC_BLANK
 
 SIZE = 1024
 

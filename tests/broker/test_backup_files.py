@@ -10,27 +10,27 @@ import orjson
 import pytest
 from click.testing import CliRunner
 
-from audit.layout import ItemKind
-from audit.walk import walk_range
-from broker.backup.cli import _time_ms
-from broker.backup.directory import BackupDirectory
-from broker.backup.manifest import BackupDamaged, BackupError, decode, encode
-from broker.backup.restore import frames_of, point_of, restore, restore_one
-from broker.backup.stopped import StoppedSource
-from broker.backup.take import take
-from broker.backup.verify import complaints
-from broker.cli import main
-from broker.config import Setting, build_config
-from broker.construction import store_config
-from broker.errors import StateError
-from broker.tables.groupid import group_id
-from broker.tables.state import commit_offsets, put_topic
-from broker.tables.topics import TopicConfig
-from dledger.configuration import decode_configuration, founding
-from dledger.hardstate import HardStateFile
-from dledger.identity import file_of
-from dledger.messages import HardState
-from store.disk import OsDisk
+from raftmq.audit.layout import ItemKind
+from raftmq.audit.walk import walk_range
+from raftmq.broker.backup.cli import _time_ms
+from raftmq.broker.backup.directory import BackupDirectory
+from raftmq.broker.backup.manifest import BackupDamaged, BackupError, decode, encode
+from raftmq.broker.backup.restore import frames_of, point_of, restore, restore_one
+from raftmq.broker.backup.stopped import StoppedSource
+from raftmq.broker.backup.take import take
+from raftmq.broker.backup.verify import complaints
+from raftmq.broker.cli import main
+from raftmq.broker.config import Setting, build_config
+from raftmq.broker.construction import store_config
+from raftmq.broker.errors import StateError
+from raftmq.broker.tables.groupid import group_id
+from raftmq.broker.tables.state import commit_offsets, put_topic
+from raftmq.broker.tables.topics import TopicConfig
+from raftmq.dledger.configuration import decode_configuration, founding
+from raftmq.dledger.hardstate import HardStateFile
+from raftmq.dledger.identity import file_of
+from raftmq.dledger.messages import HardState
+from raftmq.store.disk import OsDisk
 from tests.broker import test_installation as replicas
 from tests.broker.test_installation import Replica, record, written
 from tests.simulator.disk import SimCrash, SimDisk

@@ -3,12 +3,12 @@
 import orjson
 import pytest
 
-from broker.errors import Refused
-from broker.tables.groups import SubscriptionGroup
-from broker.tables.state import put_group, put_topic
-from broker.tables.topics import TopicConfig
-from remoting.codes import RequestCode
-from remoting.headers import PullHeader
+from raftmq.broker.errors import Refused
+from raftmq.broker.tables.groups import SubscriptionGroup
+from raftmq.broker.tables.state import put_group, put_topic
+from raftmq.broker.tables.topics import TopicConfig
+from raftmq.remoting.codes import RequestCode
+from raftmq.remoting.headers import PullHeader
 from tests.broker.cluster import Group, until
 
 

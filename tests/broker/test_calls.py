@@ -6,12 +6,12 @@ it when far fewer are enough.
 
 import struct
 
-from broker.processor import Processor
-from broker.sending.plainsend import PLAIN_START
-from remoting.codec import FrameReader
-from store.dispatch import Dispatcher
-from store.frame import parse_frame
-from store.indexkeys import KeyWalker
+from raftmq.broker.processor import Processor
+from raftmq.broker.sending.plainsend import PLAIN_START
+from raftmq.remoting.codec import FrameReader
+from raftmq.store.dispatch import Dispatcher
+from raftmq.store.frame import parse_frame
+from raftmq.store.indexkeys import KeyWalker
 from tests.broker.test_plainsend import Peer
 from tests.broker.test_send import Bench
 from tests.callcount import calls_of

@@ -7,11 +7,11 @@ import socket
 import pytest
 from click.testing import CliRunner
 
-from broker.broker import Broker
-from broker.cli import main
-from broker.config import Setting, build_config
-from store.identity import StoreIdentity, WrongIdentity, read_identity
-from store.ownership import StoreInUse, lock_store
+from raftmq.broker.broker import Broker
+from raftmq.broker.cli import main
+from raftmq.broker.config import Setting, build_config
+from raftmq.store.identity import StoreIdentity, WrongIdentity, read_identity
+from raftmq.store.ownership import StoreInUse, lock_store
 from tests.broker.cluster import until
 from tests.steadydisk import SteadyDisk
 from tests.store.test_ownership import digest
@@ -113,7 +113,7 @@ async def test_a_port_that_is_taken_ends_the_start_before_anything_is_changed(
 
 
 async def test_a_new_store_is_noted_and_an_old_one_adopted_once(tmp_path, caplog):
-    caplog.set_level(logging.INFO, "broker.claim")
+    caplog.set_level(logging.INFO, "raftmq.broker.claim")
     own = StoreIdentity("raft", "group-a", "n0")
 
     def told():

@@ -10,12 +10,12 @@ import sys
 
 import pytest
 
-from broker.cli import _on_exception
-from chaos.cluster.ports import HeldPorts
-from remoting.client import RemotingClient
-from remoting.codes import RequestCode, ResponseCode
-from remoting.command import RemotingCommand
-from remoting.headers import SendHeader, SendResponseHeader
+from raftmq.broker.cli import _on_exception
+from raftmq.chaos.cluster.ports import HeldPorts
+from raftmq.remoting.client import RemotingClient
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.headers import SendHeader, SendResponseHeader
 
 PATIENCE_S = 120.0  # only a hang takes so long
 
@@ -29,7 +29,7 @@ def port():
 
 
 def run(*arguments):
-    command = [sys.executable, "-m", "broker.cli", *arguments]
+    command = [sys.executable, "-m", "raftmq.broker.cli", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
@@ -74,7 +74,15 @@ async def test_life_of_a_process(tmp_path, port):
     try:
         for offset, number in enumerate((signal.SIGKILL, signal.SIGTERM)):
             process = subprocess.Popen(  # noqa: ASYNC220 (nothing else runs on this loop)
-                [sys.executable, "-m", "broker.cli", "-c", str(conf), "--log-level", "ERROR"],
+                [
+                    sys.executable,
+                    "-m",
+                    "raftmq.broker.cli",
+                    "-c",
+                    str(conf),
+                    "--log-level",
+                    "ERROR",
+                ],
                 stdout=subprocess.PIPE,
                 text=True,
             )
@@ -98,7 +106,7 @@ async def test_life_of_a_process(tmp_path, port):
 def broker_process(conf):
     """A running mqbroker and the address it listens on; SIGTERM ends it, in order."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "broker.cli", "-c", str(conf), "--log-level", "ERROR"],
+        [sys.executable, "-m", "raftmq.broker.cli", "-c", str(conf), "--log-level", "ERROR"],
         stdout=subprocess.PIPE,
         text=True,
     )

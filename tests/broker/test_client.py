@@ -3,8 +3,8 @@ the leader is killed in between."""
 
 import asyncio
 
-from client import ConsumeFrom, ConsumerConfig, Message, Producer, PushConsumer
-from namesrv.server import NameServer, NameServerConfig
+from raftmq.client import ConsumeFrom, ConsumerConfig, Message, Producer, PushConsumer
+from raftmq.namesrv.server import NameServer, NameServerConfig
 from tests.broker.cluster import Group, until
 
 

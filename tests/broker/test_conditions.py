@@ -2,8 +2,8 @@
 
 import pytest
 
-from broker.tables.groups import SubscriptionGroup
-from broker.tables.state import (
+from raftmq.broker.tables.groups import SubscriptionGroup
+from raftmq.broker.tables.state import (
     UNMET_MAX,
     BrokerState,
     commit_offsets,
@@ -14,8 +14,8 @@ from broker.tables.state import (
     put_group,
     put_topic,
 )
-from broker.tables.topics import TopicConfig
-from web.versions import ANY, Condition
+from raftmq.broker.tables.topics import TopicConfig
+from raftmq.web.versions import ANY, Condition
 
 T4, T8 = TopicConfig("T", 4, 4), TopicConfig("T", 8, 8)
 V4, V8 = entry_version(T4), entry_version(T8)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from broker.config import OPTIONS, BrokerConfig, Peer, build_config, load_config, parse_peers
-from broker.config import parse_properties as parse
-from broker.errors import ConfigError
+from raftmq.broker.config import OPTIONS, BrokerConfig, Peer, build_config, load_config, parse_peers
+from raftmq.broker.config import parse_properties as parse
+from raftmq.broker.errors import ConfigError
 
 RAFT = "enableDLegerCommitLog=true\ndLegerPeers=n0-h0:1;n1-h1:2\ndLegerSelfId=n1\n"
 

@@ -4,9 +4,9 @@ import struct
 
 import pytest
 
-from broker.containment import Contained
-from broker.errors import Refused
-from broker.sending.sendrequest import INT32_MAX, Outgoing
+from raftmq.broker.containment import Contained
+from raftmq.broker.errors import Refused
+from raftmq.broker.sending.sendrequest import INT32_MAX, Outgoing
 from tests.broker.doubles import FakeConnection
 from tests.broker.test_hotpath import fields
 from tests.broker.test_send import Bench

@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from broker.delivery.delay import (
+from raftmq.broker.delivery.delay import (
     COUNT_MAX,
     RETRY_MS,
     SIGHTING_MS,
@@ -10,12 +10,12 @@ from broker.delivery.delay import (
     DelayService,
     Sightings,
 )
-from broker.tables.delayoffsets import DelayOffsets
-from broker.tables.state import delay_progress
-from store.dispatch import SCHEDULE_TOPIC, UNIT_SIZE_BYTES
-from store.errors import StoreDamaged
-from store.properties import decode_properties
-from store.record import decode_record, walk_records
+from raftmq.broker.tables.delayoffsets import DelayOffsets
+from raftmq.broker.tables.state import delay_progress
+from raftmq.store.dispatch import SCHEDULE_TOPIC, UNIT_SIZE_BYTES
+from raftmq.store.errors import StoreDamaged
+from raftmq.store.properties import decode_properties
+from raftmq.store.record import decode_record, walk_records
 from tests.broker.test_send import Bench
 
 LEVELS = "1s 2s 60s"
@@ -265,7 +265,9 @@ def test_what_retention_took_is_not_waited_for(caplog):
     stage.passes(500)
     assert len(stage.commit()) == 1
     assert stage.progress(1) == 3
-    said = [record.getMessage() for record in caplog.records if record.name == "broker.delay"]
+    said = [
+        record.getMessage() for record in caplog.records if record.name == "raftmq.broker.delay"
+    ]
     assert said == ["delayed_lost level=1 count=2: retention took them"]
 
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 import orjson
 import pytest
 
-import broker.delivery.delay
-from dledger.messages import Role, RoleEvent
-from remoting.codes import RequestCode
-from store.dispatch import SCHEDULE_TOPIC, UNIT_SIZE_BYTES
-from store.properties import decode_properties
-from store.record import decode_record, walk_records
+import raftmq.broker.delivery.delay
+from raftmq.dledger.messages import Role, RoleEvent
+from raftmq.remoting.codes import RequestCode
+from raftmq.store.dispatch import SCHEDULE_TOPIC, UNIT_SIZE_BYTES
+from raftmq.store.properties import decode_properties
+from raftmq.store.record import decode_record, walk_records
 from tests.broker.cluster import Group, until
 from tests.broker.ha.pair import Classic
 
@@ -54,7 +54,7 @@ def keys_of(records):
 
 async def test_the_leader_dies_while_it_delivers(tmp_path, monkeypatch):
     """Every message once, none early, none lost, and the next leader goes on."""
-    monkeypatch.setattr(broker.delivery.delay, "COUNT_MAX", 3)
+    monkeypatch.setattr(raftmq.broker.delivery.delay, "COUNT_MAX", 3)
     async with Group(tmp_path, 3, messageDelayLevel=LEVELS, **PATIENT) as group:
         first = await group.leader()
         leader = group.brokers[first]

@@ -5,9 +5,9 @@ import errno
 
 import pytest
 
-from remoting.codes import RequestCode, ResponseCode
-from remoting.fastjson import loads_object
-from store.record import decode_record
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.fastjson import loads_object
+from raftmq.store.record import decode_record
 from tests.broker.cluster import Group, until
 from tests.steadydisk import SteadyDisk, SteadyFile
 

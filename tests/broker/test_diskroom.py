@@ -2,8 +2,8 @@
 
 import pytest
 
-from broker.diskroom import DiskRoom
-from store.disk import DiskUsage
+from raftmq.broker.diskroom import DiskRoom
+from raftmq.store.disk import DiskUsage
 
 GIB = 1 << 30
 

@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from dledger.configuration import Change, ChangeKind
-from dledger.following import Following
-from remoting.codes import ResponseCode
-from store.disk import DiskUsage
-from store.record import decode_record, walk_records
+from raftmq.dledger.configuration import Change, ChangeKind
+from raftmq.dledger.following import Following
+from raftmq.remoting.codes import ResponseCode
+from raftmq.store.disk import DiskUsage
+from raftmq.store.record import decode_record, walk_records
 from tests.broker.cluster import Group, until
 
 FULL, HIGH, ROOMY = DiskUsage(92, 8), DiskUsage(87, 13), DiskUsage(60, 40)

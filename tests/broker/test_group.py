@@ -5,12 +5,12 @@ import asyncio
 import orjson
 import pytest
 
-from remoting.codes import RequestCode, ResponseCode
-from remoting.command import RemotingCommand
-from remoting.headers import SendResponseHeader
-from remoting.registration import RegisterBrokerHeader, decode_register_body
-from remoting.server import RemotingServer
-from store.record import decode_record, walk_records
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.headers import SendResponseHeader
+from raftmq.remoting.registration import RegisterBrokerHeader, decode_register_body
+from raftmq.remoting.server import RemotingServer
+from raftmq.store.record import decode_record, walk_records
 from tests.broker.cluster import Group, until
 
 

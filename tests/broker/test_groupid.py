@@ -6,16 +6,16 @@ import logging
 
 import pytest
 
-from broker.broker import Broker
-from broker.errors import StateError
-from broker.replication.identity import GroupId
-from broker.tables import snapshot
-from broker.tables.groupid import group_id
-from broker.tables.state import BrokerState, announce
-from dledger.wire import HelloAnswer, encode_answer
-from remoting.codes import RequestCode, ResponseCode
-from remoting.fastjson import loads_object
-from store.disk import OsDisk
+from raftmq.broker.broker import Broker
+from raftmq.broker.errors import StateError
+from raftmq.broker.replication.identity import GroupId
+from raftmq.broker.tables import snapshot
+from raftmq.broker.tables.groupid import group_id
+from raftmq.broker.tables.state import BrokerState, announce
+from raftmq.dledger.wire import HelloAnswer, encode_answer
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.fastjson import loads_object
+from raftmq.store.disk import OsDisk
 from tests.broker.cluster import Group, until
 
 ONE, TWO = bytes(range(16)), bytes(range(16, 32))
@@ -154,7 +154,7 @@ class Astray(Group):
 
 
 async def test_two_groups_of_one_name_and_the_same_ids_never_mix(tmp_path, caplog):
-    caplog.set_level(logging.ERROR, "dledger.identity")
+    caplog.set_level(logging.ERROR, "raftmq.dledger.identity")
     async with Group(tmp_path / "one", 3) as one, Astray(tmp_path / "two", 3) as two:
         first, second = await agreed(one.brokers.values()), await agreed(two.brokers.values())
         assert first != second

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import gc
 
-from broker.errors import Refused
-from broker.guard import Guard
-from remoting.codes import ResponseCode
-from remoting.command import RemotingCommand
-from remoting.connection import Connection
+from raftmq.broker.errors import Refused
+from raftmq.broker.guard import Guard
+from raftmq.remoting.codes import ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.connection import Connection
 from tests.broker.doubles import FakeConnection
 
 

@@ -5,14 +5,14 @@ import asyncio
 import pytest
 from click.testing import CliRunner
 
-from broker.health import health as broker_health
-from broker.health import why_not
-from namesrv.config import NameServerConfig
-from namesrv.health import health as namesrv_health
-from namesrv.server import NameServer
-from remoting.ask import ask
-from remoting.command import RemotingCommand
-from remoting.errors import ConnectError, ConnectionLost, SendTimeout
+from raftmq.broker.health import health as broker_health
+from raftmq.broker.health import why_not
+from raftmq.namesrv.config import NameServerConfig
+from raftmq.namesrv.health import health as namesrv_health
+from raftmq.namesrv.server import NameServer
+from raftmq.remoting.ask import ask
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.errors import ConnectError, ConnectionLost, SendTimeout
 from tests.broker.cluster import Group
 
 

@@ -1,7 +1,7 @@
 """Sends that come while a leader is awaited: held for a moment, within bounds, never lost."""
 
-from broker.sending.heldsends import HOLD_MS_MAX
-from remoting.codes import ResponseCode
+from raftmq.broker.sending.heldsends import HOLD_MS_MAX
+from raftmq.remoting.codes import ResponseCode
 from tests.broker.test_send import Bench
 
 

@@ -5,9 +5,9 @@ import struct
 
 import pytest
 
-from broker.errors import Refused
-from broker.sending.cut import AnswerFormat, cut_frame
-from broker.sending.sendrequest import (
+from raftmq.broker.errors import Refused
+from raftmq.broker.sending.cut import AnswerFormat, cut_frame
+from raftmq.broker.sending.sendrequest import (
     SendQueue,
     SendRules,
     SendTopic,
@@ -15,13 +15,13 @@ from broker.sending.sendrequest import (
     parse_single,
     v2_fields,
 )
-from broker.tables.topics import TopicConfig
-from remoting.codec import FrameReader, decode_command
-from remoting.headers import SendHeader, SendResponseHeader
-from store.dispatch import index_payload
-from store.frame import HEADER_SIZE_BYTES, parse_frame
-from store.properties import decode_properties
-from store.record import (
+from raftmq.broker.tables.topics import TopicConfig
+from raftmq.remoting.codec import FrameReader, decode_command
+from raftmq.remoting.headers import SendHeader, SendResponseHeader
+from raftmq.store.dispatch import index_payload
+from raftmq.store.frame import HEADER_SIZE_BYTES, parse_frame
+from raftmq.store.properties import decode_properties
+from raftmq.store.record import (
     MessageRecord,
     decode_offset_message_id,
     encode_record,

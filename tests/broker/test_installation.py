@@ -5,20 +5,20 @@ from random import Random
 
 import pytest
 
-from broker.application import BrokerApplication
-from broker.errors import StateError
-from broker.tables import installation as broker_side
-from broker.tables import snapshot
-from broker.tables.state import BrokerState, commit_offsets, put_topic
-from broker.tables.topics import TopicConfig
-from dledger import installation
-from dledger.hardstate import HardStateFile
-from dledger.install import Installation
-from dledger.log import RaftLog
-from dledger.messages import HardState
-from dledger.slots import SlotFile
-from store.config import StoreConfig
-from store.messagestore import MessageStore
+from raftmq.broker.application import BrokerApplication
+from raftmq.broker.errors import StateError
+from raftmq.broker.tables import installation as broker_side
+from raftmq.broker.tables import snapshot
+from raftmq.broker.tables.state import BrokerState, commit_offsets, put_topic
+from raftmq.broker.tables.topics import TopicConfig
+from raftmq.dledger import installation
+from raftmq.dledger.hardstate import HardStateFile
+from raftmq.dledger.install import Installation
+from raftmq.dledger.log import RaftLog
+from raftmq.dledger.messages import HardState
+from raftmq.dledger.slots import SlotFile
+from raftmq.store.config import StoreConfig
+from raftmq.store.messagestore import MessageStore
 from tests.simulator.disk import SimCrash, SimDisk
 from tests.store.make import FrameWriter, record
 

@@ -4,16 +4,16 @@ import asyncio
 
 import pytest
 
-from broker.config import BrokerConfig
-from broker.operating import keyquery
-from broker.operating.keyquery import KeyQueries
-from client import Admin, Message, MessageQueue, Producer
-from namesrv.server import NameServer, NameServerConfig
-from remoting.admin_headers import QueryMessageHeader
-from remoting.codes import RequestCode, ResponseCode
-from remoting.command import RemotingCommand
-from store.messageindex import KeyQuery
-from store.record import decode_record, walk_records
+from raftmq.broker.config import BrokerConfig
+from raftmq.broker.operating import keyquery
+from raftmq.broker.operating.keyquery import KeyQueries
+from raftmq.client import Admin, Message, MessageQueue, Producer
+from raftmq.namesrv.server import NameServer, NameServerConfig
+from raftmq.remoting.admin_headers import QueryMessageHeader
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.store.messageindex import KeyQuery
+from raftmq.store.record import decode_record, walk_records
 from tests.broker.cluster import Group, until
 
 MS = keyquery.MS

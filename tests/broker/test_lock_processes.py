@@ -9,8 +9,8 @@ import sys
 import orjson
 import pytest
 
-from broker.consuming.locks import GONE
-from remoting.codes import RequestCode
+from raftmq.broker.consuming.locks import GONE
+from raftmq.remoting.codes import RequestCode
 from tests.broker.test_refill_processes import NAMES, Processes
 
 LIFETIME_MS = 6_000
@@ -20,9 +20,9 @@ BODY = {
 }
 CONSUMER = """
 import asyncio, sys
-from remoting.client import RemotingClient
-from remoting.codes import RequestCode
-from remoting.command import RemotingCommand
+from raftmq.remoting.client import RemotingClient
+from raftmq.remoting.codes import RequestCode
+from raftmq.remoting.command import RemotingCommand
 
 async def main():
     client = RemotingClient()

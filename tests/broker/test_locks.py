@@ -5,18 +5,18 @@ import asyncio
 import orjson
 import pytest
 
-from broker.consuming.locks import (
+from raftmq.broker.consuming.locks import (
     GONE,
     QUEUES_PER_REQUEST_MAX,
     LockService,
     _Request,
     local_propose,
 )
-from broker.consuming.queries import not_leader
-from broker.tables.locktable import LockTable, OwnerChange, Renewals
-from broker.tables.offsets import OffsetTable
-from broker.tables.state import lock_queues
-from remoting.codes import RequestCode, ResponseCode
+from raftmq.broker.consuming.queries import not_leader
+from raftmq.broker.tables.locktable import LockTable, OwnerChange, Renewals
+from raftmq.broker.tables.offsets import OffsetTable
+from raftmq.broker.tables.state import lock_queues
+from raftmq.remoting.codes import RequestCode, ResponseCode
 from tests.broker.cluster import Group, until
 from tests.broker.lockworld import TURNS, World
 
@@ -59,7 +59,7 @@ def ages_that_are_too_great(service):
 )
 async def test_the_world_finds_what_would_let_two_in(monkeypatch, seed, settings, broken):
     """`seed` finds it today; when the world changes, another one does."""
-    monkeypatch.setattr("broker.consuming.locks.GONE", settings.get("gone", GONE))
+    monkeypatch.setattr("raftmq.broker.consuming.locks.GONE", settings.get("gone", GONE))
     settings = {name: value for name, value in settings.items() if name != "gone"}
     for number in range(seed, seed + 200):
         world = World(number, **settings)
@@ -342,7 +342,7 @@ async def turns():
 
 
 async def test_a_full_table_grants_no_more(monkeypatch):
-    monkeypatch.setattr("broker.consuming.locks.OWNED_MAX", 2)
+    monkeypatch.setattr("raftmq.broker.consuming.locks.OWNED_MAX", 2)
     service = service_of(LockTable())
     request = _Request("g", "A", [("T", n) for n in range(4)])
     await service.settle(request)
@@ -353,7 +353,7 @@ async def test_a_full_table_grants_no_more(monkeypatch):
 
 
 async def test_what_waits_is_bounded_and_a_cancelled_requester_does_not_end_the_round(monkeypatch):
-    monkeypatch.setattr("broker.consuming.locks.WAITING_MAX", 2)
+    monkeypatch.setattr("raftmq.broker.consuming.locks.WAITING_MAX", 2)
     table = LockTable()
     gate = asyncio.Event()
     local = local_propose(table)

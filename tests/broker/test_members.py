@@ -7,14 +7,14 @@ from contextlib import asynccontextmanager
 import orjson
 import pytest
 
-from broker.config import Setting, build_config
-from broker.health import why_not
-from client.admin import Admin
-from client.errors import NameServerUnreachable
-from namesrv.config import NameServerConfig
-from namesrv.server import NameServer
-from ops.options import ConfigError
-from remoting.codes import RequestCode, ResponseCode
+from raftmq.broker.config import Setting, build_config
+from raftmq.broker.health import why_not
+from raftmq.client.admin import Admin
+from raftmq.client.errors import NameServerUnreachable
+from raftmq.namesrv.config import NameServerConfig
+from raftmq.namesrv.server import NameServer
+from raftmq.ops.options import ConfigError
+from raftmq.remoting.codes import RequestCode, ResponseCode
 from tests.broker.cluster import Group, _bound, until
 
 PATIENCE_S = 120.0  # only a hang takes so long

@@ -2,10 +2,10 @@
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from broker.broker import Broker
-from broker.operating import metrics
-from remoting.codes import ResponseCode
-from store.disk import OsDisk
+from raftmq.broker.broker import Broker
+from raftmq.broker.operating import metrics
+from raftmq.remoting.codes import ResponseCode
+from raftmq.store.disk import OsDisk
 from tests.broker.cluster import Group, until
 from tests.broker.ha.pair import Classic
 from tests.ops.test_metrics import well_named

@@ -3,10 +3,10 @@
 import orjson
 import pytest
 
-from broker.clients import ClientTable
-from remoting.client import RemotingClient
-from remoting.codes import RequestCode
-from remoting.command import RemotingCommand
+from raftmq.broker.clients import ClientTable
+from raftmq.remoting.client import RemotingClient
+from raftmq.remoting.codes import RequestCode
+from raftmq.remoting.command import RemotingCommand
 from tests.broker.cluster import Group, until
 from tests.broker.doubles import FakeConnection
 

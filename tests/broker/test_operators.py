@@ -3,14 +3,14 @@
 import orjson
 import pytest
 
-from broker.consuming import resets
-from broker.consuming.resets import Resets, Wait
-from broker.errors import Refused
-from broker.operating import progress, stats
-from broker.operating.stats import GroupRates
-from broker.tables.state import BrokerState, commit_offsets, reset_offsets
-from remoting.codes import RequestCode, ResponseCode
-from remoting.fastjson import MessageQueue, loads_object
+from raftmq.broker.consuming import resets
+from raftmq.broker.consuming.resets import Resets, Wait
+from raftmq.broker.errors import Refused
+from raftmq.broker.operating import progress, stats
+from raftmq.broker.operating.stats import GroupRates
+from raftmq.broker.tables.state import BrokerState, commit_offsets, reset_offsets
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.fastjson import MessageQueue, loads_object
 from tests.broker.cluster import Group
 
 DAY_S = 86_400

@@ -2,10 +2,10 @@
 
 import pytest
 
-from broker.errors import OutcomeUnknown, Refused
-from broker.sending.outcome import STORED_CODES, Ended, proposal_told
-from remoting.codes import ResponseCode
-from remoting.errors import RemotingError
+from raftmq.broker.errors import OutcomeUnknown, Refused
+from raftmq.broker.sending.outcome import STORED_CODES, Ended, proposal_told
+from raftmq.remoting.codes import ResponseCode
+from raftmq.remoting.errors import RemotingError
 
 
 @pytest.mark.parametrize("code", STORED_CODES)

@@ -2,22 +2,22 @@
 
 import pytest
 
-from audit.walk import walk_range
-from broker.errors import Refused
-from broker.sending.sendrequest import Outgoing
-from broker.tables.state import (
+from raftmq.audit.walk import walk_range
+from raftmq.broker.errors import Refused
+from raftmq.broker.sending.sendrequest import Outgoing
+from raftmq.broker.tables.state import (
     BrokerState,
     commit_offsets,
     decode_command_payload,
     put_topic,
     several,
 )
-from broker.tables.topics import TopicConfig
-from remoting.codes import ResponseCode
-from store.dispatch import Dispatcher
-from store.frame import FrameError, FrameKind, parse_frame, parse_header, seal_frame
-from store.indexkeys import KeyWalker
-from store.record import decode_record, walk_records
+from raftmq.broker.tables.topics import TopicConfig
+from raftmq.remoting.codes import ResponseCode
+from raftmq.store.dispatch import Dispatcher
+from raftmq.store.frame import FrameError, FrameKind, parse_frame, parse_header, seal_frame
+from raftmq.store.indexkeys import KeyWalker
+from raftmq.store.record import decode_record, walk_records
 from tests.broker.test_send import BORN, Bench
 
 

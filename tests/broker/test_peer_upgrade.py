@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from dledger.enforcement import ENFORCED_FILE
-from dledger.wire import Hello, encode_hello
-from remoting.admin_headers import TopicHeader
-from remoting.codes import RequestCode
-from remoting.errors import RemotingError
-from store.record import decode_record
+from raftmq.dledger.enforcement import ENFORCED_FILE
+from raftmq.dledger.wire import Hello, encode_hello
+from raftmq.remoting.admin_headers import TopicHeader
+from raftmq.remoting.codes import RequestCode
+from raftmq.remoting.errors import RemotingError
+from raftmq.store.record import decode_record
 from tests.broker.test_refill_processes import NAMES, PATIENCE_S, Processes, leads
 
 ROOT = Path(__file__).resolve().parent.parent.parent

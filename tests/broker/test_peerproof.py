@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from broker.config import Setting, build_config
-from broker.errors import ConfigError, EngineError
-from broker.replication.peerproof import make_gates, read_secret
-from dledger.wire import Hello, encode_hello
+from raftmq.broker.config import Setting, build_config
+from raftmq.broker.errors import ConfigError, EngineError
+from raftmq.broker.replication.peerproof import make_gates, read_secret
+from raftmq.dledger.wire import Hello, encode_hello
 from tests.broker.cluster import Group, until
 from tests.broker.ha.pair import Classic, log_bytes
 
@@ -107,7 +107,10 @@ def test_the_process_ends_with_status_2_and_says_which_keys_it_misses(tmp_path):
     settings = (f"storePathRootDir={tmp_path}", "listenPort=0", "bindAddress=0.0.0.0")
     given = [part for setting in settings for part in ("--set", setting)]
     ended = subprocess.run(
-        [sys.executable, "-m", "broker.cli", *given], capture_output=True, text=True, timeout=120
+        [sys.executable, "-m", "raftmq.broker.cli", *given],
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert ended.returncode == 2
     assert "mqbroker: cannot start: the HA port would listen on 0.0.0.0" in ended.stderr

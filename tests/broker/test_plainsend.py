@@ -7,13 +7,13 @@ import struct
 import orjson
 import pytest
 
-from broker.processor import Processor
-from broker.sending.plainsend import PLAIN_START
-from broker.sending.sendrequest import ENDING_SIZE_MAX, ENDINGS_CACHE_MAX, NAME_PARTS_MAX
-from broker.tables.topics import TopicConfig
-from remoting.codec import FrameReader, decode_command, encode_command
-from remoting.command import BINARY, RemotingCommand
-from remoting.errors import HeaderError, RemotingProtocolError
+from raftmq.broker.processor import Processor
+from raftmq.broker.sending.plainsend import PLAIN_START
+from raftmq.broker.sending.sendrequest import ENDING_SIZE_MAX, ENDINGS_CACHE_MAX, NAME_PARTS_MAX
+from raftmq.broker.tables.topics import TopicConfig
+from raftmq.remoting.codec import FrameReader, decode_command, encode_command
+from raftmq.remoting.command import BINARY, RemotingCommand
+from raftmq.remoting.errors import HeaderError, RemotingProtocolError
 from tests.broker.doubles import FakeConnection
 from tests.broker.test_hotpath import fields
 from tests.broker.test_send import Bench
@@ -162,7 +162,7 @@ def requests(random_, count, odd):
 @pytest.mark.parametrize("seed", range(4))
 def test_both_ways_make_the_same_of_it(seed, monkeypatch):
     random_ = random.Random(seed)
-    monkeypatch.setattr("broker.sending.sendrequest.uuid.uuid4", lambda: Fixed)
+    monkeypatch.setattr("raftmq.broker.sending.sendrequest.uuid.uuid4", lambda: Fixed)
     quick, general = Side(True), Side(False)
     for _ in range(6):
         for odd in (False, True):
@@ -178,7 +178,7 @@ def test_both_ways_make_the_same_of_it(seed, monkeypatch):
 @pytest.mark.parametrize("seed", range(4))
 def test_both_ways_refuse_alike_what_there_is_no_room_for(seed, monkeypatch):
     random_ = random.Random(seed)
-    monkeypatch.setattr("broker.sending.sendrequest.uuid.uuid4", lambda: Fixed)
+    monkeypatch.setattr("raftmq.broker.sending.sendrequest.uuid.uuid4", lambda: Fixed)
     quick, general = Side(True), Side(False)
     busy = 0
     for _ in range(20):
@@ -195,7 +195,7 @@ def test_both_ways_refuse_alike_what_there_is_no_room_for(seed, monkeypatch):
 @pytest.mark.parametrize("seed", range(2))
 def test_both_header_codecs_make_the_same_of_it(seed, monkeypatch):
     random_ = random.Random(seed)
-    monkeypatch.setattr("broker.sending.sendrequest.uuid.uuid4", lambda: Fixed)
+    monkeypatch.setattr("raftmq.broker.sending.sendrequest.uuid.uuid4", lambda: Fixed)
     quick, binary = Side(True), Side(False, binary=True)
     for _ in range(200):
         ext, body, _ = requests(random_, 1, True)[0]
@@ -211,7 +211,7 @@ NUMBERS = [None, True, "7", "x", [], [1], {}, {"a": {}}, 0.0, 1e300, -(1 << 31),
 def test_no_type_or_range_of_a_header_gets_past_either_way(seed, monkeypatch):
     """What one way takes the other takes; what is no request at all is admitted by neither."""
     random_ = random.Random(seed)
-    monkeypatch.setattr("broker.sending.sendrequest.uuid.uuid4", lambda: Fixed)
+    monkeypatch.setattr("raftmq.broker.sending.sendrequest.uuid.uuid4", lambda: Fixed)
     quick, general = Side(True), Side(False)
     for _ in range(400):
         ext, body, _ = plain(random_.getrandbits(64))

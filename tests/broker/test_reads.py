@@ -2,14 +2,14 @@
 
 import pytest
 
-from broker.config import change_live
-from broker.consuming.reads import ClassicReads, RaftReads
-from broker.tables.groups import SubscriptionGroup
-from client import Message as ClientMessage
-from client import Producer, PullConsumer
-from namesrv.server import NameServer, NameServerConfig
-from remoting.codes import RequestCode, ResponseCode
-from remoting.headers import PullHeader
+from raftmq.broker.config import change_live
+from raftmq.broker.consuming.reads import ClassicReads, RaftReads
+from raftmq.broker.tables.groups import SubscriptionGroup
+from raftmq.client import Message as ClientMessage
+from raftmq.client import Producer, PullConsumer
+from raftmq.namesrv.server import NameServer, NameServerConfig
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.headers import PullHeader
 from tests.broker.cluster import Group, until
 from tests.broker.ha.test_consumer import Seen, consumer_of
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from remoting.codes import RequestCode
+from raftmq.remoting.codes import RequestCode
 from tests.broker.cluster import Group, until
 
 KIB = 1 << 10

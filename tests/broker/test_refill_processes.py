@@ -11,14 +11,14 @@ import sys
 
 import orjson
 
-from chaos.cluster.ports import HeldPorts
-from remoting.admin_headers import TopicHeader
-from remoting.client import RemotingClient
-from remoting.codes import RequestCode
-from remoting.command import RemotingCommand
-from remoting.errors import RemotingError
-from remoting.headers import PullHeader, SendHeader
-from store.record import decode_record, walk_records
+from raftmq.chaos.cluster.ports import HeldPorts
+from raftmq.remoting.admin_headers import TopicHeader
+from raftmq.remoting.client import RemotingClient
+from raftmq.remoting.codes import RequestCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.errors import RemotingError
+from raftmq.remoting.headers import PullHeader, SendHeader
+from raftmq.store.record import decode_record, walk_records
 
 KIB = 1 << 10
 SEGMENT = 256 * KIB

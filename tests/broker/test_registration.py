@@ -2,14 +2,14 @@
 
 import asyncio
 
-from broker import registration
-from broker.registeredtopics import RegisteredTopics
-from broker.tables import versioned
-from broker.tables.topics import TopicConfig, TopicTable
-from namesrv.server import NameServer as RealNameServer
-from namesrv.server import NameServerConfig
-from remoting.command import RemotingCommand
-from remoting.server import RemotingServer
+from raftmq.broker import registration
+from raftmq.broker.registeredtopics import RegisteredTopics
+from raftmq.broker.tables import versioned
+from raftmq.broker.tables.topics import TopicConfig, TopicTable
+from raftmq.namesrv.server import NameServer as RealNameServer
+from raftmq.namesrv.server import NameServerConfig
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.server import RemotingServer
 from tests.broker.cluster import Group, until
 
 

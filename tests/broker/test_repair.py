@@ -7,13 +7,13 @@ import sys
 import orjson
 import pytest
 
-from broker.errors import StateError
-from broker.tables import snapshot
-from broker.tables.state import BrokerState
-from remoting.codes import ResponseCode
-from store.disk import OsDisk
-from store.dispatch import UNIT_SIZE_BYTES
-from store.record import decode_record, walk_records
+from raftmq.broker.errors import StateError
+from raftmq.broker.tables import snapshot
+from raftmq.broker.tables.state import BrokerState
+from raftmq.remoting.codes import ResponseCode
+from raftmq.store.disk import OsDisk
+from raftmq.store.dispatch import UNIT_SIZE_BYTES
+from raftmq.store.record import decode_record, walk_records
 from tests.broker.cluster import Group, until
 
 SEGMENT = 196_608
@@ -206,7 +206,7 @@ async def test_a_broker_that_waits_for_its_peers_can_be_stopped(tmp_path):
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            "broker.cli",
+            "raftmq.broker.cli",
             "-c",
             str(conf),
             "--set",

@@ -3,15 +3,15 @@
 import orjson
 import pytest
 
-from broker.clients import ClientTable
-from broker.config import change_live
-from remoting.admin_headers import ReplyPushHeader
-from remoting.client import RemotingClient
-from remoting.codes import RequestCode, ResponseCode
-from remoting.command import RemotingCommand
-from remoting.headers import SendHeader, SendResponseHeader
-from store.properties import decode_properties
-from store.record import decode_record
+from raftmq.broker.clients import ClientTable
+from raftmq.broker.config import change_live
+from raftmq.remoting.admin_headers import ReplyPushHeader
+from raftmq.remoting.client import RemotingClient
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.headers import SendHeader, SendResponseHeader
+from raftmq.store.properties import decode_properties
+from raftmq.store.record import decode_record
 from tests.broker.cluster import Group, until
 from tests.broker.doubles import FakeConnection
 
@@ -118,7 +118,7 @@ async def test_what_is_no_reply(group, monkeypatch):
     assert unknown.code == ResponseCode.TOPIC_NOT_EXIST
     long = await reply(group, broker, body=b"x" * (broker.config.max_message_size + 1))
     assert long.code == ResponseCode.MESSAGE_ILLEGAL
-    monkeypatch.setattr("broker.sending.reply.PUSHES_MAX", 0)
+    monkeypatch.setattr("raftmq.broker.sending.reply.PUSHES_MAX", 0)
     busy = await reply(group, broker)
     assert (busy.code, busy.remark[:6]) == (ResponseCode.SYSTEM_ERROR, "[BUSY]")
 
@@ -146,7 +146,7 @@ async def test_a_requester_is_known_by_its_request(group):
 
 
 def test_requesters_are_bounded_and_go_with_their_connection(monkeypatch):
-    monkeypatch.setattr("broker.clients.REQUESTERS_MAX", 2)
+    monkeypatch.setattr("raftmq.broker.clients.REQUESTERS_MAX", 2)
     clients = table()
     first, second = FakeConnection(), FakeConnection()
 

@@ -5,14 +5,14 @@ import asyncio
 import orjson
 import pytest
 
-from broker.tables.offsets import OffsetTable
-from broker.tables.snapshot import capture, from_json
-from broker.tables.state import BrokerState, commit_offsets, reset_offsets, reset_taken
-from remoting.admin_headers import ResetOffsetHeader
-from remoting.codes import RequestCode, ResponseCode
-from remoting.command import RemotingCommand
-from remoting.fastjson import MessageQueue, loads_object
-from remoting.headers import ConsumerOffsetHeader, PullResponseHeader
+from raftmq.broker.tables.offsets import OffsetTable
+from raftmq.broker.tables.snapshot import capture, from_json
+from raftmq.broker.tables.state import BrokerState, commit_offsets, reset_offsets, reset_taken
+from raftmq.remoting.admin_headers import ResetOffsetHeader
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.fastjson import MessageQueue, loads_object
+from raftmq.remoting.headers import ConsumerOffsetHeader, PullResponseHeader
 from tests.broker.cluster import Group, until
 
 OLDEST, END = 0, -1  # timestamps

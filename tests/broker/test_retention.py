@@ -2,14 +2,14 @@
 
 import pytest
 
-from broker.config import BrokerConfig
-from broker.keeper import RaftKeeper
-from broker.retention import Retention
-from broker.tables.state import BrokerState
-from store.config import StoreConfig, StoreMode
-from store.disk import DiskUsage, OsDisk
-from store.messagestore import MessageStore
-from store.retention import CLOCK_STEADY_MS, HOUR_MS, RetentionPolicy
+from raftmq.broker.config import BrokerConfig
+from raftmq.broker.keeper import RaftKeeper
+from raftmq.broker.retention import Retention
+from raftmq.broker.tables.state import BrokerState
+from raftmq.store.config import StoreConfig, StoreMode
+from raftmq.store.disk import DiskUsage, OsDisk
+from raftmq.store.messagestore import MessageStore
+from raftmq.store.retention import CLOCK_STEADY_MS, HOUR_MS, RetentionPolicy
 from tests.store.make import record
 
 NOW = 1_700_000_000_000
@@ -77,7 +77,7 @@ def test_a_clock_that_jumps_a_month_makes_nothing_old(store, clocks, caplog):
         "clockJumpedMs": str(MONTH),
         "retentionByAgeHeldMs": str(CLOCK_STEADY_MS - 80_000),
     }
-    said = [r.getMessage() for r in caplog.records if r.name == "broker.retention"]
+    said = [r.getMessage() for r in caplog.records if r.name == "raftmq.broker.retention"]
     assert said == ["clock_jumped seconds=+2592000.000 retention_by_age_held_s=3600"]
     # It stays there: then it is taken at its word.
     clocks.now = 10_000 + CLOCK_STEADY_MS

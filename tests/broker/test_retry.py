@@ -3,14 +3,14 @@
 import aiohttp
 import pytest
 
-from broker.sending.retry import given_back, redirected
-from broker.tables.groups import SubscriptionGroup
-from broker.tables.state import delete_group, put_group
-from remoting.codes import RequestCode, ResponseCode
-from remoting.headers import SendHeader
-from store.dispatch import SCHEDULE_TOPIC
-from store.properties import decode_properties
-from store.record import (
+from raftmq.broker.sending.retry import given_back, redirected
+from raftmq.broker.tables.groups import SubscriptionGroup
+from raftmq.broker.tables.state import delete_group, put_group
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.headers import SendHeader
+from raftmq.store.dispatch import SCHEDULE_TOPIC
+from raftmq.store.properties import decode_properties
+from raftmq.store.record import (
     SYS_TRANSACTION_COMMIT,
     MessageRecord,
     decode_offset_message_id,

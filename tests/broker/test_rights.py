@@ -10,18 +10,18 @@ import random
 import orjson
 import pytest
 
-from broker.delivery.transactions.service import _needs_of
-from broker.http.local import Local
-from namesrv.config import NameServerConfig
-from namesrv.server import NameServer
-from remoting.acl import Credentials
-from remoting.acl.needs import BROKER, NAME_SERVER, NAME_SERVER_READS, NOTHING, TRACE_TOPIC
-from remoting.admin_headers import ConsumeDirectlyHeader
-from remoting.client import RemotingClient
-from remoting.codes import RequestCode
-from remoting.command import RemotingCommand
-from remoting.headers import EndTransactionHeader, PullHeader, SendHeader
-from store.record import offset_message_id, pack_host
+from raftmq.broker.delivery.transactions.service import _needs_of
+from raftmq.broker.http.local import Local
+from raftmq.namesrv.config import NameServerConfig
+from raftmq.namesrv.server import NameServer
+from raftmq.remoting.acl import Credentials
+from raftmq.remoting.acl.needs import BROKER, NAME_SERVER, NAME_SERVER_READS, NOTHING, TRACE_TOPIC
+from raftmq.remoting.admin_headers import ConsumeDirectlyHeader
+from raftmq.remoting.client import RemotingClient
+from raftmq.remoting.codes import RequestCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.headers import EndTransactionHeader, PullHeader, SendHeader
+from raftmq.store.record import offset_message_id, pack_host
 from tests.broker.cluster import Group, until
 from tests.broker.ha.pair import Classic
 

@@ -12,13 +12,13 @@ import sys
 import orjson
 import pytest
 
-from chaos.cluster.ports import HeldPorts
-from remoting.client import RemotingClient
-from remoting.codes import RequestCode, ResponseCode
-from remoting.command import RemotingCommand
-from remoting.errors import RemotingError
-from remoting.headers import PullHeader, SendHeader
-from store.record import decode_record, walk_records
+from raftmq.chaos.cluster.ports import HeldPorts
+from raftmq.remoting.client import RemotingClient
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.errors import RemotingError
+from raftmq.remoting.headers import PullHeader, SendHeader
+from raftmq.store.record import decode_record, walk_records
 from tests.broker.test_refill_processes import PATIENCE_S, Processes
 from tests.store.test_ownership import digest
 
@@ -143,7 +143,7 @@ async def test_it_changes_no_byte_and_a_wrong_identity_ends_for_good(tmp_path):
 def example():
     """The lines of it as `mqbroker --help` prints them."""
     shown = subprocess.run(
-        [sys.executable, "-m", "broker.cli", "--help"],
+        [sys.executable, "-m", "raftmq.broker.cli", "--help"],
         capture_output=True,
         text=True,
         check=True,
@@ -181,7 +181,9 @@ async def test_the_example_of_help_makes_a_group_of_three(tmp_path):
     script = on_free_ports(example(), held)
     # Bash's `wait` ends with the signal, and its children have it, too.
     script = (
-        'exec_broker() { python=$1; shift; exec "$python" -m broker.cli "$@"; }\n' + script + "wait"
+        'exec_broker() { python=$1; shift; exec "$python" -m raftmq.broker.cli "$@"; }\n'
+        + script
+        + "wait"
     )
     with (tmp_path / "log").open("w") as log:
         group = subprocess.Popen(  # noqa: ASYNC220 (nothing else runs on this loop)

@@ -2,16 +2,16 @@
 
 import pytest
 
-from broker.config import BrokerConfig
-from broker.sending.creations import CREATIONS_MAX
-from broker.sending.send import SendPath
-from broker.sending.sendrequest import SendRules
-from broker.tables.state import BrokerState
-from broker.tables.topics import TopicConfig
-from remoting.codes import ResponseCode
-from remoting.command import BINARY
-from remoting.headers import SendResponseHeader
-from store.record import decode_record, pack_host, walk_records
+from raftmq.broker.config import BrokerConfig
+from raftmq.broker.sending.creations import CREATIONS_MAX
+from raftmq.broker.sending.send import SendPath
+from raftmq.broker.sending.sendrequest import SendRules
+from raftmq.broker.tables.state import BrokerState
+from raftmq.broker.tables.topics import TopicConfig
+from raftmq.remoting.codes import ResponseCode
+from raftmq.remoting.command import BINARY
+from raftmq.remoting.headers import SendResponseHeader
+from raftmq.store.record import decode_record, pack_host, walk_records
 from tests.broker.doubles import FakeConnection, FakeLog
 from tests.broker.test_hotpath import batch_body, fields
 

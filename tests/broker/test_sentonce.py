@@ -5,14 +5,14 @@ import asyncio
 import orjson
 import pytest
 
-from broker.tables.sentonce import KEY_LENGTH_MAX, WAITING_MAX, Sent, SentOnce
-from broker.tables.state import BrokerState, commit_offsets
-from remoting.codes import ResponseCode
-from remoting.command import BINARY
-from remoting.errors import RemotingError
-from remoting.headers import SendResponseHeader
-from store.properties import decode_properties
-from store.record import decode_record, pack_host, walk_records
+from raftmq.broker.tables.sentonce import KEY_LENGTH_MAX, WAITING_MAX, Sent, SentOnce
+from raftmq.broker.tables.state import BrokerState, commit_offsets
+from raftmq.remoting.codes import ResponseCode
+from raftmq.remoting.command import BINARY
+from raftmq.remoting.errors import RemotingError
+from raftmq.remoting.headers import SendResponseHeader
+from raftmq.store.properties import decode_properties
+from raftmq.store.record import decode_record, pack_host, walk_records
 from tests.broker.cluster import Group, until
 from tests.broker.test_delay_group import PATIENT, everything
 from tests.broker.test_hotpath import batch_body

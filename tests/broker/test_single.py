@@ -5,14 +5,14 @@ import asyncio
 import orjson
 import pytest
 
-from broker.errors import StateError
-from broker.tables.snapshot import FILES
-from remoting.codes import RequestCode, ResponseCode
-from remoting.command import RemotingCommand
-from remoting.headers import PullResponseHeader, SendResponseHeader
-from store.disk import DiskUsage
-from store.errors import StoreError
-from store.record import decode_record, walk_records
+from raftmq.broker.errors import StateError
+from raftmq.broker.tables.snapshot import FILES
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.headers import PullResponseHeader, SendResponseHeader
+from raftmq.store.disk import DiskUsage
+from raftmq.store.errors import StoreError
+from raftmq.store.record import decode_record, walk_records
 from tests.broker.cluster import Group, until
 
 

@@ -5,16 +5,16 @@ import asyncio
 import orjson
 import pytest
 
-from broker.config import change_live
-from broker.consuming.filteredreads import WAKE_UNITS_MAX, FilteredReads, records_in
-from broker.consuming.filters import Filter, RetryMatcher, subscription_from_json
-from broker.consuming.hold import HoldTable
-from broker.consuming.sql92 import compile_expression
-from remoting.client import RemotingClient
-from remoting.codes import RequestCode, ResponseCode
-from remoting.command import RemotingCommand
-from remoting.headers import PullHeader, PullResponseHeader
-from store.record import MessageRecord, decode_record, encode_record, walk_records
+from raftmq.broker.config import change_live
+from raftmq.broker.consuming.filteredreads import WAKE_UNITS_MAX, FilteredReads, records_in
+from raftmq.broker.consuming.filters import Filter, RetryMatcher, subscription_from_json
+from raftmq.broker.consuming.hold import HoldTable
+from raftmq.broker.consuming.sql92 import compile_expression
+from raftmq.remoting.client import RemotingClient
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.headers import PullHeader, PullResponseHeader
+from raftmq.store.record import MessageRecord, decode_record, encode_record, walk_records
 from tests.broker.cluster import Group, until
 from tests.broker.test_tables import units
 
@@ -217,7 +217,7 @@ async def test_a_consumer_with_a_newer_expression_is_asked_for_it(group):
     ],
 )
 async def test_a_consumer_that_does_not_say_is_as_before(group, answer, monkeypatch):
-    monkeypatch.setattr("broker.consuming.subscriptions.AGAIN_S", 0)
+    monkeypatch.setattr("raftmq.broker.consuming.subscriptions.AGAIN_S", 0)
     broker = await group.leading()
     await group.create_topic(broker, "T")
     async with Consumer(group, answer) as consumer:
@@ -235,10 +235,10 @@ async def test_questions_are_bounded_and_end_with_the_broker(group, monkeypatch)
     questions = broker.consuming.questions
     async with Consumer(group, None) as consumer:
         consumer.client.register(RequestCode.GET_CONSUMER_RUNNING_INFO, lambda *_: None)
-        monkeypatch.setattr("broker.consuming.subscriptions.ASKED_MAX", 0)
+        monkeypatch.setattr("raftmq.broker.consuming.subscriptions.ASKED_MAX", 0)
         assert (await consumer.pull(broker, 5)).code == ResponseCode.SUBSCRIPTION_NOT_LATEST
         assert not questions._asked
-        monkeypatch.setattr("broker.consuming.subscriptions.ASKED_MAX", 1)
+        monkeypatch.setattr("raftmq.broker.consuming.subscriptions.ASKED_MAX", 1)
         for _ in range(3):
             assert (await consumer.pull(broker, 5)).code == ResponseCode.SUBSCRIPTION_NOT_LATEST
         assert len(questions._asked) == 1

@@ -7,17 +7,17 @@ import struct
 import orjson
 import pytest
 
-from broker.clients import ClientTable
-from broker.consuming.commits import CommitService
-from broker.consuming.filters import Filter, parse_tags, subscription_from_json
-from broker.consuming.hold import HoldTable
-from broker.errors import Refused, StateError
-from broker.operating.rates import Rates
-from broker.tables import snapshot
-from broker.tables.acltable import delete_account, put_account, seed
-from broker.tables.groups import SubscriptionGroup
-from broker.tables.offsets import OffsetCommits, OffsetTable
-from broker.tables.state import (
+from raftmq.broker.clients import ClientTable
+from raftmq.broker.consuming.commits import CommitService
+from raftmq.broker.consuming.filters import Filter, parse_tags, subscription_from_json
+from raftmq.broker.consuming.hold import HoldTable
+from raftmq.broker.errors import Refused, StateError
+from raftmq.broker.operating.rates import Rates
+from raftmq.broker.tables import snapshot
+from raftmq.broker.tables.acltable import delete_account, put_account, seed
+from raftmq.broker.tables.groups import SubscriptionGroup
+from raftmq.broker.tables.offsets import OffsetCommits, OffsetTable
+from raftmq.broker.tables.state import (
     BrokerState,
     announce,
     commit_offsets,
@@ -28,11 +28,11 @@ from broker.tables.state import (
     put_topic,
     several,
 )
-from broker.tables.topics import TopicConfig, topic_name_problem, topic_problem
-from remoting.acl import Account, Accounts
-from remoting.errors import BodyError
-from store.disk import OsDisk
-from store.properties import java_string_hash
+from raftmq.broker.tables.topics import TopicConfig, topic_name_problem, topic_problem
+from raftmq.remoting.acl import Account, Accounts
+from raftmq.remoting.errors import BodyError
+from raftmq.store.disk import OsDisk
+from raftmq.store.properties import java_string_hash
 from tests.broker.doubles import FakeConnection
 
 COMMANDS = [
@@ -310,7 +310,7 @@ def test_clients_are_bounded():
 
 
 def test_one_connection_is_not_all_clients(monkeypatch):
-    monkeypatch.setattr("broker.clients.MEMBERSHIPS_PER_CONNECTION_MAX", 3)
+    monkeypatch.setattr("raftmq.broker.clients.MEMBERSHIPS_PER_CONNECTION_MAX", 3)
     clients = Clients(clients_max=10)
     greedy = FakeConnection()
     for number in range(3):

@@ -8,16 +8,16 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from client import Message, Producer
-from client.instance import InstanceConfig
-from namesrv.server import NameServer
-from remoting.client import RemotingClient
-from remoting.codes import RequestCode
-from remoting.command import RemotingCommand
-from remoting.errors import ConnectError
-from remoting.fastjson import loads_object
-from remoting.tls import ClientTls, Renewed
-from store.record import decode_record, walk_records
+from raftmq.client import Message, Producer
+from raftmq.client.instance import InstanceConfig
+from raftmq.namesrv.server import NameServer
+from raftmq.remoting.client import RemotingClient
+from raftmq.remoting.codes import RequestCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.errors import ConnectError
+from raftmq.remoting.fastjson import loads_object
+from raftmq.remoting.tls import ClientTls, Renewed
+from raftmq.store.record import decode_record, walk_records
 from tests.broker.cluster import Group, until
 from tests.broker.ha.pair import Classic, log_bytes
 from tests.broker.tlsworld import PASSWORD, World, secure_group

@@ -2,9 +2,9 @@
 
 import pytest
 
-from broker.config import Setting, build_config
-from broker.replication.roles import most_advanced
-from remoting.codes import RequestCode, ResponseCode
+from raftmq.broker.config import Setting, build_config
+from raftmq.broker.replication.roles import most_advanced
+from raftmq.remoting.codes import RequestCode, ResponseCode
 from tests.broker.cluster import Group, until
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from broker.sending.send import REFUSED_AT_ONCE
-from broker.sending.waiting import AttendedTime, Backlog, Group
-from remoting.codes import ResponseCode
+from raftmq.broker.sending.send import REFUSED_AT_ONCE
+from raftmq.broker.sending.waiting import AttendedTime, Backlog, Group
+from raftmq.remoting.codes import ResponseCode
 from tests.broker.test_send import Bench
 
 WAIT_MS = 1_000

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from namesrv.config import load as load_namesrv
-from namesrv.server import NameServer
-from remoting.client import RemotingClient
-from remoting.tls import ClientTls, Renewed
+from raftmq.namesrv.config import load as load_namesrv
+from raftmq.namesrv.server import NameServer
+from raftmq.remoting.client import RemotingClient
+from raftmq.remoting.tls import ClientTls, Renewed
 from tests.broker.cluster import Group
 from tests.certificates import Authority
 

@@ -11,8 +11,8 @@ from typing import Any
 import aiohttp
 import orjson
 
-from chaos.cluster.cluster import Cluster
-from chaos.cluster.topology import Shape
+from raftmq.chaos.cluster.cluster import Cluster
+from raftmq.chaos.cluster.topology import Shape
 
 PATIENCE_S = 180.0
 SETTINGS = {

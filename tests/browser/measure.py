@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from remoting.registration import TopicConfig
+from raftmq.remoting.registration import TopicConfig
 from tests.browser.chromium import Browser
 from tests.namesrv.http.nodes import FakeCluster, replicas
 

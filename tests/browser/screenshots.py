@@ -12,8 +12,8 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
-from chaos.cluster.topology import Shape
-from client import ClientError, ConsumeResult, Message, MessageExt, Producer, PushConsumer
+from raftmq.chaos.cluster.topology import Shape
+from raftmq.client import ClientError, ConsumeResult, Message, MessageExt, Producer, PushConsumer
 from tests.browser.chromium import ROOT, Browser, Page
 from tests.browser.cluster import Running, running
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import orjson
 
-from chaos.cluster.topology import Shape
-from remoting.registration import TopicConfig
+from raftmq.chaos.cluster.topology import Shape
+from raftmq.remoting.registration import TopicConfig
 from tests.browser.chromium import Browser, Page
 from tests.browser.cluster import Running, running
 from tests.namesrv.http.nodes import FakeCluster, replicas

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from chaos.history.assembly import assemble
-from chaos.history.events import History
+from raftmq.chaos.history.assembly import assemble
+from raftmq.chaos.history.events import History
 
 
 class HistoryBuilder:

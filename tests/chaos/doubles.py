@@ -6,8 +6,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from chaos.cluster.clusterfile import Node
-from chaos.cluster.probe import ReplicaView
+from raftmq.chaos.cluster.clusterfile import Node
+from raftmq.chaos.cluster.probe import ReplicaView
 
 SLEEPS = "import time; print('ready', flush=True); time.sleep(600)"
 STUBBORN = (

@@ -7,11 +7,11 @@ import sys
 
 import orjson
 
-from chaos.cluster.cluster import Cluster
-from chaos.cluster.credentials import own_credentials, signing
-from chaos.cluster.topology import Shape
-from chaos.cluster.whole import wait_whole
-from client import Admin, Message, Producer, SendFailed
+from raftmq.chaos.cluster.cluster import Cluster
+from raftmq.chaos.cluster.credentials import own_credentials, signing
+from raftmq.chaos.cluster.topology import Shape
+from raftmq.chaos.cluster.whole import wait_whole
+from raftmq.client import Admin, Message, Producer, SendFailed
 
 PATIENCE_S = 120.0  # a bound against hanging
 PLAIN_ACL = """
@@ -60,8 +60,8 @@ async def test_a_cluster_with_access_control_fails_over(tmp_path, monkeypatch):
             ends = await admin.topic_offsets("T")
             assert sum(one.max_offset for one in ends.values()) >= 20
         for module, address in (
-            ("broker.health", leader.address),
-            ("namesrv.health", state.namesrv),
+            ("raftmq.broker.health", leader.address),
+            ("raftmq.namesrv.health", state.namesrv),
         ):
             assert (await health(module, address))[0] == 0
             with monkeypatch.context() as unsigned:

@@ -13,13 +13,13 @@ from pathlib import Path
 import orjson
 import pytest
 
-from chaos.cluster import cluster as cluster_module
-from chaos.cluster.cluster import Cluster
-from chaos.cluster.clusterfile import ClusterError, SettingsError, load_state, locked
-from chaos.cluster.ports import HeldPorts, choose_ports, ephemeral_low, is_free
-from chaos.cluster.process import state
-from chaos.cluster.topology import MODES, Shape, plan, ports_needed, standard_ports
-from remoting.keyfile import load_registration_keys
+from raftmq.chaos.cluster import cluster as cluster_module
+from raftmq.chaos.cluster.cluster import Cluster
+from raftmq.chaos.cluster.clusterfile import ClusterError, SettingsError, load_state, locked
+from raftmq.chaos.cluster.ports import HeldPorts, choose_ports, ephemeral_low, is_free
+from raftmq.chaos.cluster.process import state
+from raftmq.chaos.cluster.topology import MODES, Shape, plan, ports_needed, standard_ports
+from raftmq.remoting.keyfile import load_registration_keys
 from tests.chaos.doubles import ENDS, STUBBORN, AgreeingProbe, Programs, StandInProbe
 
 # Loopback, too, but nobody else's: what tests beside this one take and give back there, moment by
@@ -165,7 +165,7 @@ def test_what_cannot_have_standard_ports(shape: Shape) -> None:
 async def test_standard_ports_in_use_are_named_and_nothing_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("chaos.cluster.cluster.is_free", lambda host, port: port != 10_921)
+    monkeypatch.setattr("raftmq.chaos.cluster.cluster.is_free", lambda host, port: port != 10_921)
     cluster = Cluster(tmp_path, AgreeingProbe(), Programs())
     with pytest.raises(ClusterError, match="in use already: port 10921;"):
         await cluster.up(Shape(standard_ports=True))

@@ -9,8 +9,8 @@ import orjson
 import pytest
 from click.testing import CliRunner, Result
 
-from chaos.cluster import cli as cluster_cli
-from chaos.cluster.cluster import Cluster
+from raftmq.chaos.cluster import cli as cluster_cli
+from raftmq.chaos.cluster.cluster import Cluster
 from tests.chaos.doubles import ENDS, AgreeingProbe, Programs
 
 PROGRAMS = Programs()

@@ -14,12 +14,12 @@ from typing import Any
 import orjson
 import pytest
 
-from chaos.cluster.clusterfile import COMPOSE, ClusterError
-from chaos.cluster.compose import ComposeCluster
-from chaos.cluster.docker import Docker, unframed
-from chaos.faults.base import Context, Planned
-from chaos.faults.catalogue import REGISTRY, make, unavailable
-from chaos.history.files import HistoryWriter
+from raftmq.chaos.cluster.clusterfile import COMPOSE, ClusterError
+from raftmq.chaos.cluster.compose import ComposeCluster
+from raftmq.chaos.cluster.docker import Docker, unframed
+from raftmq.chaos.faults.base import Context, Planned
+from raftmq.chaos.faults.catalogue import REGISTRY, make, unavailable
+from raftmq.chaos.history.files import HistoryWriter
 from tests.chaos.doubles import AgreeingProbe
 
 

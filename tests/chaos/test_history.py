@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from chaos.history import files as module
-from chaos.history.assembly import assemble
-from chaos.history.events import HistoryError, Kind, Outcome
-from chaos.history.files import Follower, HistoryWriter, follow, read_history, read_records
-from chaos.history.later import all_sends
-from chaos.report.figures import load_of
+from raftmq.chaos.history import files as module
+from raftmq.chaos.history.assembly import assemble
+from raftmq.chaos.history.events import HistoryError, Kind, Outcome
+from raftmq.chaos.history.files import Follower, HistoryWriter, follow, read_history, read_records
+from raftmq.chaos.history.later import all_sends
+from raftmq.chaos.report.figures import load_of
 from tests.chaos.builder import HistoryBuilder, clean
 
 
@@ -79,7 +79,7 @@ def test_killed_writer_leaves_a_readable_history(tmp_path: Path) -> None:
     path = tmp_path / "h.jsonl"
     program = (
         "import sys, pathlib, time\n"
-        "from chaos.history.files import HistoryWriter\n"
+        "from raftmq.chaos.history.files import HistoryWriter\n"
         "w = HistoryWriter(pathlib.Path(sys.argv[1]))\n"
         "w.event('ok', 'leader', 'observer', 1, node='n0', term=1)\n"
         "w.flush(); print('ready', flush=True)\n"

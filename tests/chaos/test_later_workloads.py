@@ -12,21 +12,21 @@ from pathlib import Path
 
 import pytest
 
-from chaos.checks.suite import suite_of
-from chaos.checks.verdict import Verdict
-from chaos.cluster.cluster import Cluster
-from chaos.cluster.clusterfile import ClusterError
-from chaos.history.events import Kind, Outcome
-from chaos.history.files import HistoryWriter, read_history
-from chaos.workloads.base import Environment, Tally
-from chaos.workloads.catalogue import settings_for
-from chaos.workloads.delayed import DELAYED, DelayedWorkload, delay_levels
-from chaos.workloads.locks import LOCKS, LocksWorkload
-from chaos.workloads.posted import LATE_S, Deliveries, Paced, PostedWorkload
-from chaos.workloads.retries import FAILURES, RETRIES, RetriesWorkload
-from chaos.workloads.transactions import PLANS, TRANSACTIONS, TransactionsWorkload
-from client import Later, MessageExt
-from client.message import properties_text
+from raftmq.chaos.checks.suite import suite_of
+from raftmq.chaos.checks.verdict import Verdict
+from raftmq.chaos.cluster.cluster import Cluster
+from raftmq.chaos.cluster.clusterfile import ClusterError
+from raftmq.chaos.history.events import Kind, Outcome
+from raftmq.chaos.history.files import HistoryWriter, read_history
+from raftmq.chaos.workloads.base import Environment, Tally
+from raftmq.chaos.workloads.catalogue import settings_for
+from raftmq.chaos.workloads.delayed import DELAYED, DelayedWorkload, delay_levels
+from raftmq.chaos.workloads.locks import LOCKS, LocksWorkload
+from raftmq.chaos.workloads.posted import LATE_S, Deliveries, Paced, PostedWorkload
+from raftmq.chaos.workloads.retries import FAILURES, RETRIES, RetriesWorkload
+from raftmq.chaos.workloads.transactions import PLANS, TRANSACTIONS, TransactionsWorkload
+from raftmq.client import Later, MessageExt
+from raftmq.client.message import properties_text
 
 SETTINGS = settings_for(["transactions", "delayed", "retries"]) | {
     "mappedFileSizeCommitLog": str(8 * 1024 * 1024),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from chaos.cluster.clusterfile import ClusterState, load_state, save_state
-from chaos.cluster.launch import broker_conf
-from chaos.cluster.linkmap import links_of
-from chaos.cluster.topology import Shape, plan, ports_needed
+from raftmq.chaos.cluster.clusterfile import ClusterState, load_state, save_state
+from raftmq.chaos.cluster.launch import broker_conf
+from raftmq.chaos.cluster.linkmap import links_of
+from raftmq.chaos.cluster.topology import Shape, plan, ports_needed
 
 
 def cluster(shape: Shape) -> ClusterState:

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from chaos.cluster import members
-from chaos.cluster.cluster import Cluster
-from chaos.cluster.clusterfile import ClusterError, Node, load_state
-from chaos.cluster.launch import broker_conf
-from chaos.cluster.topology import Shape, plan, ports_needed
-from client import Message, Producer, SendResult, SendStatus
-from client.admin import Admin
-from client.errors import ClientError
-from store.record import decode_offset_message_id
+from raftmq.chaos.cluster import members
+from raftmq.chaos.cluster.cluster import Cluster
+from raftmq.chaos.cluster.clusterfile import ClusterError, Node, load_state
+from raftmq.chaos.cluster.launch import broker_conf
+from raftmq.chaos.cluster.topology import Shape, plan, ports_needed
+from raftmq.client import Message, Producer, SendResult, SendStatus
+from raftmq.client.admin import Admin
+from raftmq.client.errors import ClientError
+from raftmq.store.record import decode_offset_message_id
 
 PATIENCE_S = 280.0  # only a hang takes so long
 SENDERS = 4

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from chaos.cluster import namespaces
-from chaos.cluster.cluster import Cluster
-from chaos.cluster.clusterfile import ClusterError, load_state, save_state
-from chaos.cluster.topology import Shape, check_unchanged, on_hosts, plan, ports_needed
+from raftmq.chaos.cluster import namespaces
+from raftmq.chaos.cluster.cluster import Cluster
+from raftmq.chaos.cluster.clusterfile import ClusterError, load_state, save_state
+from raftmq.chaos.cluster.topology import Shape, check_unchanged, on_hosts, plan, ports_needed
 from tests.chaos.doubles import AgreeingProbe, Programs
 
 ROOT, NOBODY = "CapEff:\t000001ffffffffff\n", "Name:\tx\nCapEff:\t0000000000000000\n"

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from chaos.checks.messages import Lost
-from chaos.checks.verdict import Verdict
-from chaos.cluster.topology import Shape
-from chaos.run.judge import RunResult
-from chaos.run.runner import RunConfig, run_scenario
-from chaos.workloads.base import Workload
-from chaos.workloads.catalogue import make_workloads
-from chaos.workloads.messages import LOG
+from raftmq.chaos.checks.messages import Lost
+from raftmq.chaos.checks.verdict import Verdict
+from raftmq.chaos.cluster.topology import Shape
+from raftmq.chaos.run.judge import RunResult
+from raftmq.chaos.run.runner import RunConfig, run_scenario
+from raftmq.chaos.workloads.base import Workload
+from raftmq.chaos.workloads.catalogue import make_workloads
+from raftmq.chaos.workloads.messages import LOG
 
 # A cluster that is never whole again is waited for, its sends time out, and its drain is given up.
 pytestmark = pytest.mark.timeout(900)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from chaos.cluster import process
-from chaos.cluster.process import ProcessId, send_signal, spawn, state, tail
+from raftmq.chaos.cluster import process
+from raftmq.chaos.cluster.process import ProcessId, send_signal, spawn, state, tail
 from tests.chaos.doubles import SLEEPS
 
 

@@ -10,13 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from chaos.checks.suite import check_all
-from chaos.checks.verdict import Verdict
-from chaos.history.events import Outcome
-from chaos.history.files import HistoryWriter, read_history
-from chaos.workloads import log
-from chaos.workloads.log import BACKLOG_PER_WINDOW, Consumption, Item, KeyedSender, random_items
-from client import (
+from raftmq.chaos.checks.suite import check_all
+from raftmq.chaos.checks.verdict import Verdict
+from raftmq.chaos.history.events import Outcome
+from raftmq.chaos.history.files import HistoryWriter, read_history
+from raftmq.chaos.workloads import log
+from raftmq.chaos.workloads.log import (
+    BACKLOG_PER_WINDOW,
+    Consumption,
+    Item,
+    KeyedSender,
+    random_items,
+)
+from raftmq.client import (
     InvalidMessage,
     Message,
     MessageQueue,

@@ -11,19 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from chaos.checks.suite import Suite
-from chaos.checks.verdict import Verdict
-from chaos.cluster.cluster import Cluster
-from chaos.cluster.clusterfile import ClusterError
-from chaos.history.files import HistoryWriter, follow, read_history
-from chaos.workloads import consumers
-from chaos.workloads.base import Environment, Tally, Tasks, sum_tallies
-from chaos.workloads.catalogue import WORKLOADS, make_workloads, settings_for
-from chaos.workloads.consumers import fairly_shared, wait_until
-from chaos.workloads.messages import GROUP, LOG, ORDERED, GroupWorkload, MessagesWorkload
-from chaos.workloads.metadata import MetadataWorkload, MetaObject, write_request
-from client import BrokerRefused, BrokerUnreachable, MessageQueue
-from remoting.codes import RequestCode
+from raftmq.chaos.checks.suite import Suite
+from raftmq.chaos.checks.verdict import Verdict
+from raftmq.chaos.cluster.cluster import Cluster
+from raftmq.chaos.cluster.clusterfile import ClusterError
+from raftmq.chaos.history.files import HistoryWriter, follow, read_history
+from raftmq.chaos.workloads import consumers
+from raftmq.chaos.workloads.base import Environment, Tally, Tasks, sum_tallies
+from raftmq.chaos.workloads.catalogue import WORKLOADS, make_workloads, settings_for
+from raftmq.chaos.workloads.consumers import fairly_shared, wait_until
+from raftmq.chaos.workloads.messages import GROUP, LOG, ORDERED, GroupWorkload, MessagesWorkload
+from raftmq.chaos.workloads.metadata import MetadataWorkload, MetaObject, write_request
+from raftmq.client import BrokerRefused, BrokerUnreachable, MessageQueue
+from raftmq.remoting.codes import RequestCode
 
 PATIENCE_S = 120.0
 SETTINGS = {"mappedFileSizeCommitLog": str(8 * 1024 * 1024)}

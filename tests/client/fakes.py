@@ -11,21 +11,21 @@ import asyncio
 from collections import defaultdict, deque
 from typing import Any
 
-from client.message import MessageQueue
-from remoting.codes import RequestCode, ResponseCode
-from remoting.command import RemotingCommand
-from remoting.connection import Answer, Connection
-from remoting.fastjson import dumps, loads_object
-from remoting.headers import (
+from raftmq.client.message import MessageQueue
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.connection import Answer, Connection
+from raftmq.remoting.fastjson import dumps, loads_object
+from raftmq.remoting.headers import (
     ConsumerOffsetHeader,
     PullHeader,
     PullResponseHeader,
     QueueOffsetHeader,
     SendHeader,
 )
-from remoting.server import RemotingServer
-from store.properties import decode_properties
-from store.record import MessageRecord, decode_record, encode_record, offset_message_id
+from raftmq.remoting.server import RemotingServer
+from raftmq.store.properties import decode_properties
+from raftmq.store.record import MessageRecord, decode_record, encode_record, offset_message_id
 
 Script = str | tuple[int, str]
 

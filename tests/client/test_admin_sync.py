@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from client import (
+from raftmq.client import (
     Admin,
     BlockingConsumer,
     BlockingLitePullConsumer,
@@ -30,7 +30,7 @@ from client import (
     SendFailed,
     TransactionState,
 )
-from remoting.codes import RequestCode
+from raftmq.remoting.codes import RequestCode
 from tests.client.fakes import FakeCluster, queue, until
 from tests.client.test_transaction import check_back
 from tests.steadyloop import SteadyLoop

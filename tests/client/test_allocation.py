@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from client.allocation import (
+from raftmq.client.allocation import (
     AllocateByConfig,
     AllocateByConsistentHash,
     AllocateByMachineRoom,
@@ -14,7 +14,7 @@ from client.allocation import (
     allocate_averagely,
     allocate_averagely_by_circle,
 )
-from client.message import MessageQueue
+from raftmq.client.message import MessageQueue
 
 RING = AllocateByConsistentHash()
 SMALL_RING = AllocateByConsistentHash(3)

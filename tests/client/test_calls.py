@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from client import Message, Producer
-from client.channel import Channel
-from client.message import MessageQueue, SendResult
-from client.producer import Publication
-from client.route import TopicRouteData
-from remoting.codec import FrameReader, RawFrame, decode_command
-from remoting.connection import ClientConnection, Connection
+from raftmq.client import Message, Producer
+from raftmq.client.channel import Channel
+from raftmq.client.message import MessageQueue, SendResult
+from raftmq.client.producer import Publication
+from raftmq.client.route import TopicRouteData
+from raftmq.remoting.codec import FrameReader, RawFrame, decode_command
+from raftmq.remoting.connection import ClientConnection, Connection
 from tests.callcount import calls_of
 
 COUNT = 128

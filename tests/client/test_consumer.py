@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from client import (
+from raftmq.client import (
     CacheLimits,
     ConsumeFrom,
     ConsumerConfig,
@@ -19,10 +19,10 @@ from client import (
     PullConfig,
     PushConsumer,
 )
-from remoting.codes import RequestCode, ResponseCode
-from remoting.command import RemotingCommand
-from remoting.fastjson import MessageQueue as WireQueue
-from remoting.fastjson import dumps, loads_object
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.fastjson import MessageQueue as WireQueue
+from raftmq.remoting.fastjson import dumps, loads_object
 from tests.client.fakes import FakeCluster, queue, until
 
 QUICK = ConsumerConfig(

@@ -1,11 +1,11 @@
 """A search for the leader whose last waiting send ends while a replica is being dialled."""
 
-from client.errors import BrokerUnreachable
-from client.lane import Lane
-from client.message import MessageQueue
-from client.pending import Pending
-from client.route import ReplicaGroup
-from client.sendframe import OutgoingSend
+from raftmq.client.errors import BrokerUnreachable
+from raftmq.client.lane import Lane
+from raftmq.client.message import MessageQueue
+from raftmq.client.pending import Pending
+from raftmq.client.route import ReplicaGroup
+from raftmq.client.sendframe import OutgoingSend
 
 
 class Owner:

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from client import ConsumeResult, FailurePolicy, Later, MessageExt, PushConsumer
-from client.consumer import ConsumerConfig
-from client.locks import LockConfig, QueueLocks
-from client.message import MessageQueue
-from remoting.codes import RequestCode, ResponseCode
-from remoting.headers import SendBackHeader, SendHeader
-from store.properties import decode_properties
+from raftmq.client import ConsumeResult, FailurePolicy, Later, MessageExt, PushConsumer
+from raftmq.client.consumer import ConsumerConfig
+from raftmq.client.locks import LockConfig, QueueLocks
+from raftmq.client.message import MessageQueue
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.headers import SendBackHeader, SendHeader
+from raftmq.store.properties import decode_properties
 from tests.client.fakes import FakeCluster, queue, until
 from tests.client.test_consumer import QUICK, Seen, committed, fill
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from chaos.cluster.ports import HeldPorts
-from client import (
+from raftmq.chaos.cluster.ports import HeldPorts
+from raftmq.client import (
     Admin,
     BrokerUnreachable,
     ClientError,
@@ -69,7 +69,7 @@ async def cluster(directory: Path) -> AsyncIterator[Processes]:
     started: list[asyncio.subprocess.Process] = []
     try:
         name_arguments = ("-p", str(name_port), "--bind", "127.0.0.1", "--set", "httpEnable=false")
-        started.append(await spawn(directory / "ns.txt", "namesrv.cli", *name_arguments))
+        started.append(await spawn(directory / "ns.txt", "raftmq.namesrv.cli", *name_arguments))
         for i in range(3):
             settings = {
                 "brokerName": "g0",
@@ -84,7 +84,7 @@ async def cluster(directory: Path) -> AsyncIterator[Processes]:
             }
             options = [part for k, v in settings.items() for part in ("--set", f"{k}={v}")]
             process = await spawn(
-                directory / f"n{i}.txt", "broker.cli", "-n", running.namesrv, *options
+                directory / f"n{i}.txt", "raftmq.broker.cli", "-n", running.namesrv, *options
             )
             started.append(process)
             running.brokers[f"127.0.0.1:{listen[i]}"] = process

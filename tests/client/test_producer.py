@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from client import (
+from raftmq.client import (
     Message,
     Producer,
     SendConfig,
@@ -19,12 +19,12 @@ from client import (
     TooManyInFlight,
     split_batch,
 )
-from client.batch import batch_item_size
-from client.errors import ClientClosed, InvalidMessage
-from client.message import SendResult
-from remoting.codes import RequestCode
-from remoting.command import RemotingCommand
-from remoting.headers import SendHeader
+from raftmq.client.batch import batch_item_size
+from raftmq.client.errors import ClientClosed, InvalidMessage
+from raftmq.client.message import SendResult
+from raftmq.remoting.codes import RequestCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.headers import SendHeader
 from tests.client.fakes import FakeCluster, queue, until
 
 QUICK = SendConfig(attempt_timeout_ms=150, scout_timeout_ms=100, silence_ms=100)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from client import (
+from raftmq.client import (
     BrokerRefused,
     CacheLimits,
     ClientError,
@@ -28,14 +28,14 @@ from client import (
     PushConsumer,
     pullconsumer,
 )
-from client.instance import ClientInstance
-from client.localoffsets import LocalOffsetStore
-from client.processqueue import CacheBudget, ProcessQueue
-from remoting.codes import RequestCode, ResponseCode
-from remoting.command import RemotingCommand
-from remoting.fastjson import MessageQueue as WireQueue
-from remoting.fastjson import dumps, loads_object
-from remoting.headers import PullHeader
+from raftmq.client.instance import ClientInstance
+from raftmq.client.localoffsets import LocalOffsetStore
+from raftmq.client.processqueue import CacheBudget, ProcessQueue
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.fastjson import MessageQueue as WireQueue
+from raftmq.remoting.fastjson import dumps, loads_object
+from raftmq.remoting.headers import PullHeader
 from tests.client.fakes import FakeBroker, FakeCluster, queue, until
 from tests.client.test_consumer import QUICK, Seen, committed, fill
 from tests.client.test_pure import messages_at

@@ -10,29 +10,29 @@ from typing import cast
 import orjson
 import pytest
 
-from client.allocation import allocate_averagely, assignment_change
-from client.channel import Channel, StoredAnswer
-from client.compression import (
+from raftmq.client.allocation import allocate_averagely, assignment_change
+from raftmq.client.channel import Channel, StoredAnswer
+from raftmq.client.compression import (
     BODY_SIZE_BYTES_MAX,
     NO_COMPRESSION,
     Compression,
     CompressionType,
     decompress,
 )
-from client.decode import decode_messages
-from client.errors import ClientError, SendFailed, SendOutcomeUnknown, UnsupportedCompression
-from client.fault import FaultAvoidance, FaultPolicy
-from client.message import Message, MessageExt, MessageQueue, UniqueKeys
-from client.offsets import MovedAction, OffsetMoved, OffsetTable, PullAnswer
-from client.pending import Pending, Verdict, judge
-from client.processqueue import CacheLimits, ProcessQueue
-from client.route import REPLICAS_MAX, ReplicaGroup, RouteError, parse_route
-from client.sendframe import SendTemplate, encoded_properties, outgoing, outgoing_batch
-from client.subscription import subscribe, tag_of
-from remoting.codec import FrameReader, RawFrame, decode_command
-from remoting.connection import ClientConnection, Connection
-from remoting.headers import SendHeader
-from store.record import RecordError
+from raftmq.client.decode import decode_messages
+from raftmq.client.errors import ClientError, SendFailed, SendOutcomeUnknown, UnsupportedCompression
+from raftmq.client.fault import FaultAvoidance, FaultPolicy
+from raftmq.client.message import Message, MessageExt, MessageQueue, UniqueKeys
+from raftmq.client.offsets import MovedAction, OffsetMoved, OffsetTable, PullAnswer
+from raftmq.client.pending import Pending, Verdict, judge
+from raftmq.client.processqueue import CacheLimits, ProcessQueue
+from raftmq.client.route import REPLICAS_MAX, ReplicaGroup, RouteError, parse_route
+from raftmq.client.sendframe import SendTemplate, encoded_properties, outgoing, outgoing_batch
+from raftmq.client.subscription import subscribe, tag_of
+from raftmq.remoting.codec import FrameReader, RawFrame, decode_command
+from raftmq.remoting.connection import ClientConnection, Connection
+from raftmq.remoting.headers import SendHeader
+from raftmq.store.record import RecordError
 from tests.client.fakes import SharedLog, queue
 
 # ---- unique keys

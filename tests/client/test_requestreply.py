@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
-from client import Message, MessageExt, Producer, SendConfig, SendFailed, TooManyInFlight
-from client.compression import Compression
-from client.decode import decode_messages
-from client.errors import InvalidMessage, RequestTimedOut
-from client.requestreply import WaitingRequests, reply_message
-from remoting.codes import RequestCode
+from raftmq.client import Message, MessageExt, Producer, SendConfig, SendFailed, TooManyInFlight
+from raftmq.client.compression import Compression
+from raftmq.client.decode import decode_messages
+from raftmq.client.errors import InvalidMessage, RequestTimedOut
+from raftmq.client.requestreply import WaitingRequests, reply_message
+from raftmq.remoting.codes import RequestCode
 from tests.client.fakes import FakeCluster, SharedLog, until
 
 QUICK = SendConfig(

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from client import Message, MessageExt, SendConfig, SendFailed, SendStatus
-from client.errors import InvalidMessage
-from client.transaction import CHECKS_MAX, TransactionProducer, TransactionState
-from remoting.codes import RequestCode
-from remoting.command import RemotingCommand
-from remoting.headers import CheckTransactionHeader, EndTransactionHeader, SendHeader
-from store.properties import decode_properties
+from raftmq.client import Message, MessageExt, SendConfig, SendFailed, SendStatus
+from raftmq.client.errors import InvalidMessage
+from raftmq.client.transaction import CHECKS_MAX, TransactionProducer, TransactionState
+from raftmq.remoting.codes import RequestCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.headers import CheckTransactionHeader, EndTransactionHeader, SendHeader
+from raftmq.store.properties import decode_properties
 from tests.client.fakes import FakeBroker, FakeCluster, until
 
 QUICK = SendConfig(attempt_timeout_ms=150, scout_timeout_ms=100, silence_ms=100)

@@ -23,7 +23,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from client import Admin, ClientError, Message, Producer
+from raftmq.client import Admin, ClientError, Message, Producer
 from tests.compose.stage import CALL_TIMEOUT_S, ROOT, Stage
 
 NAMESRV = "127.0.0.1:9876;127.0.0.1:9877"

@@ -11,11 +11,6 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from audit.report import AuditReport, CheckResult
-from chaos.checks.suite import check_all
-from chaos.history.events import Outcome
-from chaos.report.recovery import recoveries
-from chaos.workloads.log import Tally
 from demo.board import Board
 from demo.delays import differences
 from demo.flights import MARKER, RoomTaken, make_room
@@ -30,6 +25,11 @@ from demo.flights_data import (
 )
 from demo.load import LoadResult, Milestones, held_at, messages
 from demo.verdict import Evidence, all_hold, lines_of, phase_names, table_of, write_verdict
+from raftmq.audit.report import AuditReport, CheckResult
+from raftmq.chaos.checks.suite import check_all
+from raftmq.chaos.history.events import Outcome
+from raftmq.chaos.report.recovery import recoveries
+from raftmq.chaos.workloads.log import Tally
 from tests.chaos.builder import HistoryBuilder, clean
 
 CSV = """\

@@ -9,8 +9,8 @@ from pathlib import Path
 import orjson
 import pytest
 
-from chaos.cluster.clusterfile import load_state
-from chaos.cluster.process import state
+from raftmq.chaos.cluster.clusterfile import load_state
+from raftmq.chaos.cluster.process import state
 
 pytestmark = pytest.mark.timeout(900)  # Spark starts in it, and may have to share a processor
 

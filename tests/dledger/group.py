@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from dledger.configuration import Configurations
-from dledger.core import RaftCore
-from dledger.index import LogIndex
-from dledger.messages import (
+from raftmq.dledger.configuration import Configurations
+from raftmq.dledger.core import RaftCore
+from raftmq.dledger.index import LogIndex
+from raftmq.dledger.messages import (
     AppendOrder,
     AppendRequest,
     HardState,
     Message,
     Ready,
 )
-from dledger.state import CoreConfig
-from store.frame import Frame, FrameKind, seal_frame
+from raftmq.dledger.state import CoreConfig
+from raftmq.store.frame import Frame, FrameKind, seal_frame
 
 
 def make_frame(index: int, term: int, position: int, payload: bytes = b"") -> Frame:

@@ -15,17 +15,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from dledger.errors import Busy, NotLeader
-from dledger.flusher import FlushMode
-from dledger.installer import InstallationSource
-from dledger.member import RaftMember
-from dledger.messages import Role, RoleEvent
-from dledger.peers import PeerAddress
-from dledger.settings import MemberConfig
-from store.checkpoint import Checkpoint
-from store.commitlog import CommitLog
-from store.disk import OsFile
-from store.frame import Frame, FrameKind, seal_frame
+from raftmq.dledger.errors import Busy, NotLeader
+from raftmq.dledger.flusher import FlushMode
+from raftmq.dledger.installer import InstallationSource
+from raftmq.dledger.member import RaftMember
+from raftmq.dledger.messages import Role, RoleEvent
+from raftmq.dledger.peers import PeerAddress
+from raftmq.dledger.settings import MemberConfig
+from raftmq.store.checkpoint import Checkpoint
+from raftmq.store.commitlog import CommitLog
+from raftmq.store.disk import OsFile
+from raftmq.store.frame import Frame, FrameKind, seal_frame
 from tests.loopclock import LoopClock
 from tests.steadydisk import SteadyDisk
 

@@ -28,8 +28,8 @@ they print. Lines beginning with # are kept. Commands:
 
 from __future__ import annotations
 
-from dledger.errors import RaftError
-from dledger.messages import (
+from raftmq.dledger.errors import RaftError
+from raftmq.dledger.messages import (
     AppendRequest,
     AppendResponse,
     HardState,
@@ -40,7 +40,7 @@ from dledger.messages import (
     VoteRequest,
     VoteResponse,
 )
-from dledger.state import CoreConfig
+from raftmq.dledger.state import CoreConfig
 from tests.dledger.group import Group, Member
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dledger.attention import AttendedClock
-from dledger.messages import Role
+from raftmq.dledger.attention import AttendedClock
+from raftmq.dledger.messages import Role
 from tests.dledger.group import Group
 from tests.dledger.members import Group as Members
 

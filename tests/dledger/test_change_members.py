@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from dledger.configuration import Change, ChangeKind
-from dledger.errors import ChangeRefused, NotLeader
-from dledger.flusher import FlushMode
+from raftmq.dledger.configuration import Change, ChangeKind
+from raftmq.dledger.errors import ChangeRefused, NotLeader
+from raftmq.dledger.flusher import FlushMode
 from tests.dledger.members import Group, Node
 
 

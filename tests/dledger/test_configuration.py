@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from dledger.configuration import (
+from raftmq.dledger.configuration import (
     MEMBERS_MAX,
     REMOVED_MAX,
     SIZE_BYTES_MAX,
@@ -18,7 +18,7 @@ from dledger.configuration import (
     encode_configuration,
     founding,
 )
-from dledger.errors import ChangeRefused, PreferredChanged
+from raftmq.dledger.errors import ChangeRefused, PreferredChanged
 
 ADD, PROMOTE, REMOVE, MOVE, PREFER = (
     ChangeKind.ADD_LEARNER,

@@ -6,11 +6,11 @@ from random import Random
 
 import pytest
 
-from dledger.configuration import Configurations
-from dledger.core import RaftCore
-from dledger.errors import Busy, MessageRefused, NotLeader
-from dledger.index import LogIndex
-from dledger.messages import (
+from raftmq.dledger.configuration import Configurations
+from raftmq.dledger.core import RaftCore
+from raftmq.dledger.errors import Busy, MessageRefused, NotLeader
+from raftmq.dledger.index import LogIndex
+from raftmq.dledger.messages import (
     TERM_MAX,
     AppendOrder,
     AppendRequest,
@@ -23,8 +23,8 @@ from dledger.messages import (
     TimeoutNow,
     VoteRequest,
 )
-from dledger.progress import STRANDED
-from dledger.state import CoreConfig
+from raftmq.dledger.progress import STRANDED
+from raftmq.dledger.state import CoreConfig
 from tests.dledger.group import Group, Member, make_frame, make_log
 
 

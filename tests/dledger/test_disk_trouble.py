@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from dledger.hardstate import HardStateFile
-from dledger.health import DiskHealth, DiskState
-from dledger.log import RaftLog
-from dledger.messages import HardState
-from dledger.saver import HardStateSaver
-from dledger.writer import FrameWriter
-from store.commitlog import CommitLog
-from store.disk import OsDisk, OsFile
-from store.frame import Frame
+from raftmq.dledger.hardstate import HardStateFile
+from raftmq.dledger.health import DiskHealth, DiskState
+from raftmq.dledger.log import RaftLog
+from raftmq.dledger.messages import HardState
+from raftmq.dledger.saver import HardStateSaver
+from raftmq.dledger.writer import FrameWriter
+from raftmq.store.commitlog import CommitLog
+from raftmq.store.disk import OsDisk, OsFile
+from raftmq.store.frame import Frame
 from tests.dledger.group import make_frame
 from tests.dledger.members import TroubledDisk
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from dledger.enforcement import ENFORCED_FILE, Enforcement
-from dledger.gate import Gate
-from dledger.proof import Purpose, Secret
-from dledger.slots import SlotFile
+from raftmq.dledger.enforcement import ENFORCED_FILE, Enforcement
+from raftmq.dledger.gate import Gate
+from raftmq.dledger.proof import Purpose, Secret
+from raftmq.dledger.slots import SlotFile
 from tests.dledger.members import TroubledDisk
 from tests.dledger.test_identity import until
 

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from dledger.handover import HEARD_HEARTBEATS, LAG_FRAMES_MAX, able_successors, with_room
-from dledger.state import CoreConfig
+from raftmq.dledger.handover import HEARD_HEARTBEATS, LAG_FRAMES_MAX, able_successors, with_room
+from raftmq.dledger.state import CoreConfig
 
 NOW_MS = 10_000.0
 CONFIG = CoreConfig()

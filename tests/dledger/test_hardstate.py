@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from dledger.hardstate import HardStateDamaged, HardStateFile
-from dledger.messages import TERM_MAX, HardState
-from dledger.slots import (
+from raftmq.dledger.hardstate import HardStateDamaged, HardStateFile
+from raftmq.dledger.messages import TERM_MAX, HardState
+from raftmq.dledger.slots import (
     CONTENT_SIZE_BYTES_MAX,
     FILE_SIZE_BYTES,
     SLOT_SIZE_BYTES,

@@ -13,11 +13,16 @@ from typing import Any
 
 import pytest
 
-from dledger.configuration import Configuration, GroupMember, MemberRole, encode_configuration
-from dledger.core import RaftCore
-from dledger.errors import MessageRefused
-from dledger.install import InstallChunk, InstallOffer, InstallRequest
-from dledger.messages import (
+from raftmq.dledger.configuration import (
+    Configuration,
+    GroupMember,
+    MemberRole,
+    encode_configuration,
+)
+from raftmq.dledger.core import RaftCore
+from raftmq.dledger.errors import MessageRefused
+from raftmq.dledger.install import InstallChunk, InstallOffer, InstallRequest
+from raftmq.dledger.messages import (
     TERM_MAX,
     AppendOrder,
     AppendRequest,
@@ -31,9 +36,9 @@ from dledger.messages import (
     VoteRequest,
     VoteResponse,
 )
-from dledger.repair import Outcome, RepairRequest, RepairResponse, Standing
-from dledger.wire import NUMBER_MAX, MessageReader, PeerMessage, WireError, encode_message
-from store.frame import Frame, seal_frame
+from raftmq.dledger.repair import Outcome, RepairRequest, RepairResponse, Standing
+from raftmq.dledger.wire import NUMBER_MAX, MessageReader, PeerMessage, WireError, encode_message
+from raftmq.store.frame import Frame, seal_frame
 from tests.dledger.group import Group, Member
 from tests.dledger.members import Group as RealGroup
 

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-import dledger.connections
-import dledger.identity
-from dledger.identity import FOREIGN_MAX, FOREIGN_MS, GroupIdentity, Meeting, file_of
-from dledger.messages import Message
-from dledger.peers import PeerAddress, PeerLinks
-from dledger.slots import SlotFile
-from dledger.wire import (
+import raftmq.dledger.connections
+import raftmq.dledger.identity
+from raftmq.dledger.identity import FOREIGN_MAX, FOREIGN_MS, GroupIdentity, Meeting, file_of
+from raftmq.dledger.messages import Message
+from raftmq.dledger.peers import PeerAddress, PeerLinks
+from raftmq.dledger.slots import SlotFile
+from raftmq.dledger.wire import (
     GroupAnnounced,
     Hello,
     HelloAnswer,
@@ -27,7 +27,7 @@ from dledger.wire import (
     encode_identity,
     encode_message,
 )
-from store.disk import OsDisk
+from raftmq.store.disk import OsDisk
 from tests.dledger.test_peers import Net, Recorder, beat, dial
 
 ONE, TWO = bytes(range(16)), bytes(range(16, 32))
@@ -115,7 +115,7 @@ def foreign(links: PeerLinks) -> list[str]:
 async def test_replicas_of_two_groups_part_on_both_sides_and_say_so_once(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.ERROR, "dledger.identity")
+    caplog.set_level(logging.ERROR, "raftmq.dledger.identity")
     await world.begin("n0", known(ONE), "n1")
     await world.begin("n1", known(TWO), "n0")
     links = world.links
@@ -222,7 +222,9 @@ async def test_an_empty_one_that_dialled_before_there_was_an_id_dials_again(worl
 async def test_a_stranger_of_a_peer_s_name_does_not_have_it_dialled_on_and_on(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dledger.connections, "now_ms", lambda: 1.0)  # all of it within ASK_AGAIN_MS
+    monkeypatch.setattr(
+        raftmq.dledger.connections, "now_ms", lambda: 1.0
+    )  # all of it within ASK_AGAIN_MS
     identity = world.empty("n2")
     seen = await world.begin("n2", identity, "n0")
     await world.begin("n0", GroupIdentity(), "n2")  # has no id yet, and gets none
@@ -290,7 +292,7 @@ async def test_nothing_is_taken_before_it_is_durable(world: World, tmp_path: Pat
 async def test_a_full_disk_is_waited_for_and_another_error_ends_the_replica(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dledger.identity, "FULL_RETRY_S", 0.001)
+    monkeypatch.setattr(raftmq.dledger.identity, "FULL_RETRY_S", 0.001)
     failed: list[str] = []
 
     class Trouble(SlotFile):

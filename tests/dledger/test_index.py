@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from dledger.index import LogIndex
+from raftmq.dledger.index import LogIndex
 from tests.dledger.group import make_log
 
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from dledger.index import LogIndex
-from dledger.install import (
+from raftmq.dledger.index import LogIndex
+from raftmq.dledger.install import (
     CHUNK_BYTES,
     PARCEL_KEEP_MS,
     Donor,

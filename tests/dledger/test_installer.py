@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dledger import installation
+from raftmq.dledger import installation
 from tests.dledger.members import Group, Node
 
 BODY = b"x" * (64 << 10)

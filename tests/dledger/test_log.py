@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from dledger.errors import FrameDamaged
-from dledger.log import RaftLog
-from dledger.repair import Wanted, checked_frames
-from dledger.slots import SlotFile
-from store.checkpoint import Checkpoint
-from store.commitlog import CommitLog
-from store.disk import OsDisk
-from store.errors import StoreDamaged, SyncFailed
-from store.frame import Frame, FrameKind, seal_frame
+from raftmq.dledger.errors import FrameDamaged
+from raftmq.dledger.log import RaftLog
+from raftmq.dledger.repair import Wanted, checked_frames
+from raftmq.dledger.slots import SlotFile
+from raftmq.store.checkpoint import Checkpoint
+from raftmq.store.commitlog import CommitLog
+from raftmq.store.disk import OsDisk
+from raftmq.store.errors import StoreDamaged, SyncFailed
+from raftmq.store.frame import Frame, FrameKind, seal_frame
 
 SEGMENT = 8192
 
@@ -318,7 +318,7 @@ def test_a_failed_sync_is_final(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     def fail(_: object) -> None:
         raise OSError(5, "says the test")
 
-    monkeypatch.setattr("store.disk.OsFile.sync", fail)
+    monkeypatch.setattr("raftmq.store.disk.OsFile.sync", fail)
     with pytest.raises(OSError, match="says the test"):
         ticket.run()
     monkeypatch.undo()

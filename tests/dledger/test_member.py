@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from dledger.errors import Busy, CommandTooLarge, NotLeader, OutcomeUnknown, StateTooOld
-from dledger.flusher import FlushMode
-from dledger.messages import Role
-from dledger.proposals import COMMAND_SIZE_BYTES_MAX
+from raftmq.dledger.errors import Busy, CommandTooLarge, NotLeader, OutcomeUnknown, StateTooOld
+from raftmq.dledger.flusher import FlushMode
+from raftmq.dledger.messages import Role
+from raftmq.dledger.proposals import COMMAND_SIZE_BYTES_MAX
 from tests.dledger.members import Group, Node
 
 
@@ -219,7 +219,7 @@ async def test_an_uncommitted_tail_is_cut_and_its_fate_told(tmp_path: Path) -> N
 
 async def links_listen_again(node: Node) -> None:
     links = node.member._links
-    from dledger.connections import Accepted
+    from raftmq.dledger.connections import Accepted
 
     links._server = await asyncio.get_running_loop().create_server(
         lambda: Accepted(links), "127.0.0.1", node.port

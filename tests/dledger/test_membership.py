@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dledger.configuration import Change, ChangeKind, encode_configuration
-from dledger.errors import ChangeRefused, NotLeader
-from store.frame import FrameKind, seal_frame
+from raftmq.dledger.configuration import Change, ChangeKind, encode_configuration
+from raftmq.dledger.errors import ChangeRefused, NotLeader
+from raftmq.store.frame import FrameKind, seal_frame
 from tests.dledger.group import Group, Member
 
 REMOVE_C = Change(ChangeKind.REMOVE, "c")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dledger.pace import NEVER_DUE_MS, CatchUpPace
-from dledger.state import CoreConfig
+from raftmq.dledger.pace import NEVER_DUE_MS, CatchUpPace
+from raftmq.dledger.state import CoreConfig
 from tests.dledger.group import Group
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dledger.errors import MessageRefused, NotLeader
-from dledger.messages import (
+from raftmq.dledger.errors import MessageRefused, NotLeader
+from raftmq.dledger.messages import (
     AppendRequest,
     AppendResponse,
     HardState,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dledger.messages import Heartbeat, Role, VoteRequest, VoteResponse
-from dledger.patience import CALM_TIMEOUTS, FACTOR_MAX, Patience
-from dledger.state import CoreConfig
+from raftmq.dledger.messages import Heartbeat, Role, VoteRequest, VoteResponse
+from raftmq.dledger.patience import CALM_TIMEOUTS, FACTOR_MAX, Patience
+from raftmq.dledger.state import CoreConfig
 from tests.dledger.group import Group
 
 CONFIG = CoreConfig()

@@ -7,14 +7,14 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from dledger.messages import AppendRequest, Heartbeat, Message
-from dledger.peers import (
+from raftmq.dledger.messages import AppendRequest, Heartbeat, Message
+from raftmq.dledger.peers import (
     HANDSHAKING_MAX,
     LinkConfig,
     PeerAddress,
     PeerLinks,
 )
-from dledger.wire import (
+from raftmq.dledger.wire import (
     VERSION,
     Hello,
     HelloAnswer,
@@ -25,7 +25,7 @@ from dledger.wire import (
     encode_identity,
     encode_message,
 )
-from store.frame import FrameKind, seal_frame
+from raftmq.store.frame import FrameKind, seal_frame
 
 
 class Recorder:

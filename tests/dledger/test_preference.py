@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from dledger.configuration import Change, ChangeKind, founding
-from dledger.handover import LAG_FRAMES_MAX, hindrance_of
-from dledger.preference import Preference, PreferenceLimits, Seen
-from dledger.state import CoreConfig
+from raftmq.dledger.configuration import Change, ChangeKind, founding
+from raftmq.dledger.handover import LAG_FRAMES_MAX, hindrance_of
+from raftmq.dledger.preference import Preference, PreferenceLimits, Seen
+from raftmq.dledger.state import CoreConfig
 
 LIMITS = PreferenceLimits()
 STEP_MS = 100.0

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from dledger.configuration import Change, ChangeKind
-from dledger.errors import ChangeRefused, PreferredChanged, RaftError
-from dledger.preference import PreferenceLimits
+from raftmq.dledger.configuration import Change, ChangeKind
+from raftmq.dledger.errors import ChangeRefused, PreferredChanged, RaftError
+from raftmq.dledger.preference import PreferenceLimits
 from tests.dledger.members import Group
 
 SOON = PreferenceLimits(150, moves_per_minute_max=20, back_off_ms=400, back_off_ms_max=800)

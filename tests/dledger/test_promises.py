@@ -7,9 +7,9 @@ from random import Random
 
 import pytest
 
-from dledger.messages import HardState
-from dledger.promises import Promises
-from store.disk import OsDisk
+from raftmq.dledger.messages import HardState
+from raftmq.dledger.promises import Promises
+from raftmq.store.disk import OsDisk
 from tests.simulator.disk import SimDisk
 
 ASYNC, SYNC = True, False
@@ -160,7 +160,7 @@ def test_the_operating_system_names_its_boot(
 ) -> None:
     disk = OsDisk(str(tmp_path))
     assert disk.boot_id() == disk.boot_id()
-    monkeypatch.setattr("store.disk.BOOT_ID_PATH", str(tmp_path / "none"))
+    monkeypatch.setattr("raftmq.store.disk.BOOT_ID_PATH", str(tmp_path / "none"))
     assert disk.boot_id() == ""
     # Unknown is never the same as before.
     promises = Promises(disk, "raft", ASYNC)

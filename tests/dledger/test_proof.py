@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from dledger.proof import (
+from raftmq.dledger.proof import (
     CHALLENGE_SIZE_BYTES_MAX,
     Accepting,
     Claim,

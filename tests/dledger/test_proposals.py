@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dledger.errors import Busy, CommandTooLarge, NotLeader, OutcomeUnknown
-from dledger.proposals import COMMAND_SIZE_BYTES_MAX, Proposals
-from store.frame import Frame, FrameKind, seal_frame
+from raftmq.dledger.errors import Busy, CommandTooLarge, NotLeader, OutcomeUnknown
+from raftmq.dledger.proposals import COMMAND_SIZE_BYTES_MAX, Proposals
+from raftmq.store.frame import Frame, FrameKind, seal_frame
 
 
 def frame(index: int, term: int) -> Frame:

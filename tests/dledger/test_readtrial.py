@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from dledger.health import DiskHealth, DiskState
-from dledger.messages import Role
-from store.errors import OffsetOutOfRange
+from raftmq.dledger.health import DiskHealth, DiskState
+from raftmq.dledger.messages import Role
+from raftmq.store.errors import OffsetOutOfRange
 from tests.dledger.members import Group
 
 NOT_READ = OSError(errno.EIO, "cannot read, says the test")

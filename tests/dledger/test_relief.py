@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from dledger.relief import BACK_OFF_MS, BACK_OFF_MS_MAX, FORGET_MS, HOPE_MS, Relief
+from raftmq.dledger.relief import BACK_OFF_MS, BACK_OFF_MS_MAX, FORGET_MS, HOPE_MS, Relief
 
 BOTH = ["n1", "n2"]
 

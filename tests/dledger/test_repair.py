@@ -8,8 +8,8 @@ from unittest.mock import ANY
 
 import pytest
 
-from dledger.index import LogIndex
-from dledger.repair import (
+from raftmq.dledger.index import LogIndex
+from raftmq.dledger.repair import (
     FRAMES_WANTED_MAX,
     RESPONSE_BYTES_MAX,
     BadPatch,
@@ -26,8 +26,8 @@ from dledger.repair import (
     answer,
     checked_frames,
 )
-from store.errors import StoreDamaged
-from store.frame import Frame, FrameKind, seal_frame
+from raftmq.store.errors import StoreDamaged
+from raftmq.store.frame import Frame, FrameKind, seal_frame
 
 SEGMENT = 1 << 24
 A, B, C = "a", "b", "c"

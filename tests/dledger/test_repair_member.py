@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from dledger.flusher import FlushMode
-from dledger.log import RaftLog
-from dledger.repair import RepairTiming
-from store.checkpoint import Checkpoint
-from store.commitlog import CommitLog
-from store.errors import StoreDamaged
-from store.frame import Frame, FrameKind, seal_frame
+from raftmq.dledger.flusher import FlushMode
+from raftmq.dledger.log import RaftLog
+from raftmq.dledger.repair import RepairTiming
+from raftmq.store.checkpoint import Checkpoint
+from raftmq.store.commitlog import CommitLog
+from raftmq.store.errors import StoreDamaged
+from raftmq.store.frame import Frame, FrameKind, seal_frame
 from tests.dledger.members import WAIT_S, Group, Node
 
 SEGMENT = 8192

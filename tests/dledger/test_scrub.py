@@ -10,8 +10,15 @@ from typing import Any
 
 import pytest
 
-from dledger.scrub import FRAME_COST_BYTES, STEP_BYTES, Scrubber, ScrubStep, next_step, run_step
-from store.commitlog import SegmentHold
+from raftmq.dledger.scrub import (
+    FRAME_COST_BYTES,
+    STEP_BYTES,
+    Scrubber,
+    ScrubStep,
+    next_step,
+    run_step,
+)
+from raftmq.store.commitlog import SegmentHold
 from tests.dledger.test_log import Opened, append, flip, sync
 
 

@@ -9,8 +9,8 @@ from itertools import combinations
 
 import pytest
 
-from dledger.errors import Busy
-from dledger.messages import (
+from raftmq.dledger.errors import Busy
+from raftmq.dledger.messages import (
     AppendOrder,
     AppendRequest,
     AppendResponse,
@@ -22,7 +22,7 @@ from dledger.messages import (
     VoteRequest,
     VoteResponse,
 )
-from dledger.quorum import Outcome, Tally, majority, witnesses
+from raftmq.dledger.quorum import Outcome, Tally, majority, witnesses
 from tests.dledger.group import Group, Member, make_frame, make_log
 
 LOST = HardState(0, None, whole=False)

@@ -5,9 +5,9 @@ import struct
 import pytest
 from google_crc32c import value as crc32c
 
-from dledger import wire
-from dledger.install import CHUNK_BYTES, InstallChunk, InstallOffer, InstallRequest
-from dledger.messages import (
+from raftmq.dledger import wire
+from raftmq.dledger.install import CHUNK_BYTES, InstallChunk, InstallOffer, InstallRequest
+from raftmq.dledger.messages import (
     TERM_MAX,
     AppendRequest,
     AppendResponse,
@@ -17,8 +17,14 @@ from dledger.messages import (
     VoteRequest,
     VoteResponse,
 )
-from dledger.repair import RESPONSE_BYTES_MAX, Outcome, RepairRequest, RepairResponse, Standing
-from dledger.wire import (
+from raftmq.dledger.repair import (
+    RESPONSE_BYTES_MAX,
+    Outcome,
+    RepairRequest,
+    RepairResponse,
+    Standing,
+)
+from raftmq.dledger.wire import (
     VERSION,
     GroupAnnounced,
     Hello,
@@ -35,7 +41,7 @@ from dledger.wire import (
     encode_message,
     spoken,
 )
-from store.frame import Frame, FrameKind, seal_frame
+from raftmq.store.frame import Frame, FrameKind, seal_frame
 
 A, B = "n0", "n1"
 

@@ -15,8 +15,9 @@ import click
 import pytest
 import yaml
 
-from chaos.run.scenario import find_scenario
-from chaos.workloads.catalogue import WORKLOADS
+from raftmq.chaos.run.scenario import find_scenario
+from raftmq.chaos.workloads.catalogue import WORKLOADS
+from raftmq.commands import COMMANDS
 from tests.docs.pages import PAGES, ROOT, Block, blocks, calls, command_lines, commands
 
 TARGET = re.compile(r"^([a-z][a-z-]*):", re.MULTILINE)
@@ -31,8 +32,8 @@ PRODUCT = ("mqadmin", "mqaudit", "mqbroker", "mqchaos", "mqcluster", "mqnamesrv"
 @cache
 def script(name: str) -> click.Command:
     """What the installed command of that name calls."""
-    module, _, attribute = SCRIPTS[name].partition(":")
-    found = getattr(importlib.import_module(module), attribute)
+    assert SCRIPTS[name] == f"raftmq.commands:{name}"
+    found = importlib.import_module(COMMANDS[name][0]).main
     assert isinstance(found, click.Command)
     return found
 

@@ -21,7 +21,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from chaos.cluster.cluster import Cluster
+from raftmq.chaos.cluster.cluster import Cluster
 from tests.docs.pages import (
     EXAMPLES,
     PAGES,

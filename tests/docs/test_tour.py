@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos.cluster.cluster import Cluster
+from raftmq.chaos.cluster.cluster import Cluster
 from tests.docs.pages import ROOT, blocks, command_lines
 from tests.docs.tour import MADE, START, Done, Step, entry, steps, type_in
 
@@ -45,7 +45,7 @@ def terminal(tmp_path: Path) -> Iterator[dict[str, str]]:
         shim.parent.mkdir(exist_ok=True)
         shim.write_text(
             f"#!{sys.executable}\nimport sys\nsys.path.insert(0, {str(ROOT)!r})\n"
-            f"from {module} import {function}\n{function}(prog_name={name!r})\n"
+            f"from {module} import {function}\n{function}()\n"
         )
         shim.chmod(0o755)
     python = tmp_path / "bin" / "python"

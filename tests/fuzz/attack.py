@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 
-from remoting.codec import FrameReader, RemotingProtocolError, decode_command
+from raftmq.remoting.codec import FrameReader, RemotingProtocolError, decode_command
 from tests.fuzz.peerframes import is_readable
 from tests.fuzz.peerlink import NotWelcome, greet
 from tests.fuzz.plan import SPOKEN, TARGETS, Step

@@ -16,9 +16,9 @@ from typing import Any
 
 import orjson
 
-from broker.tables.topics import QUEUE_COUNT_MAX
-from remoting.codec import FrameReader, decode_command
-from remoting.codes import RequestCode
+from raftmq.broker.tables.topics import QUEUE_COUNT_MAX
+from raftmq.remoting.codec import FrameReader, decode_command
+from raftmq.remoting.codes import RequestCode
 from tests.fuzz.samples import Sample
 from tests.fuzz.values import (
     EDGES,

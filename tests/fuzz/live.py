@@ -11,7 +11,7 @@ import contextlib
 import time
 from typing import Any
 
-from client import (
+from raftmq.client import (
     Admin,
     ClientError,
     ConsumeFrom,
@@ -23,7 +23,7 @@ from client import (
     PushConsumer,
     SendResult,
 )
-from remoting.errors import RemotingError
+from raftmq.remoting.errors import RemotingError
 from tests.fuzz.watch import Finding, Watch
 from tests.fuzz.world import GROUPS, World
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from google_crc32c import value as crc32c
 
-from dledger import wire
-from store.frame import FrameKind, seal_frame
+from raftmq.dledger import wire
+from raftmq.store.frame import FrameKind, seal_frame
 from tests.fuzz.samples import Sample
 from tests.fuzz.values import EDGES, damaged
 

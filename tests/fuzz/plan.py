@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from remoting.codes import RequestCode
+from raftmq.remoting.codes import RequestCode
 from tests.fuzz.frames import FrameMaker
 from tests.fuzz.peerframes import RaftMaker, damaged_opening, reports
 from tests.fuzz.requests import RequestMaker

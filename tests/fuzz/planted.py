@@ -17,9 +17,9 @@ def opaque() -> None:
     """The opaque of a plain send may be anything, and an answer that fails ends the broker."""
     import msgspec
 
-    from broker import processor
-    from broker.containment import Contained
-    from broker.sending.plainsend import PlainSend
+    from raftmq.broker import processor
+    from raftmq.broker.containment import Contained
+    from raftmq.broker.sending.plainsend import PlainSend
 
     class Loose(PlainSend):
         opaque: Any
@@ -33,7 +33,7 @@ def opaque() -> None:
 
 def refusal() -> None:
     """An HTTP connection too many is refused by way of an assertion that uvloop does not meet."""
-    from web import app
+    from raftmq.web import app
 
     honest = app._Refusal.connection_made
 
@@ -46,21 +46,21 @@ def refusal() -> None:
 
 def term() -> None:
     """A peer may say any term."""
-    from dledger import wire
+    from raftmq.dledger import wire
 
     wire._TERM_BITS = wire._NUMBER_BITS = 64
 
 
 def unfinished() -> None:
     """What has been sent of frames is held for as long, and as much, as they like."""
-    from remoting.budgets import Holding
+    from raftmq.remoting.budgets import Holding
 
     Holding._make_room = lambda self: None  # type: ignore[method-assign]
 
 
 def fields() -> None:
     """A header may be as long as its size word lets it, and have as many fields."""
-    from remoting import codec
+    from raftmq.remoting import codec
 
     codec.HEADER_SIZE_BYTES_MAX = 0xFFFFFF
     codec.HEADER_FIELDS_MAX = 1 << 30
@@ -68,7 +68,7 @@ def fields() -> None:
 
 def nesting() -> None:
     """A header that is nested too deeply is no malformed header."""
-    from broker import processor
+    from raftmq.broker import processor
 
     class Never(Exception):
         """Raised by nobody."""
@@ -78,7 +78,7 @@ def nesting() -> None:
 
 def misplaced() -> None:
     """Now and then an acknowledgement names another place than the message's."""
-    from broker.sending.cut import AnswerFormat
+    from raftmq.broker.sending.cut import AnswerFormat
 
     honest = AnswerFormat.plain
 
@@ -90,7 +90,7 @@ def misplaced() -> None:
 
 def leak() -> None:
     """What a connection had is kept when it has gone."""
-    from remoting.server import _Accepted
+    from raftmq.remoting.server import _Accepted
 
     kept = []
     honest = _Accepted.connection_made
@@ -106,13 +106,13 @@ def talkative() -> None:
     """Every request is a line in the log."""
     import logging
 
-    from remoting.connection import Connection
+    from raftmq.remoting.connection import Connection
 
     honest = Connection._serve
 
     def serve(self: Any, request: Any) -> None:
         sys.stderr.write(f"request {request!r}\n")
-        logging.getLogger("remoting").debug("request")
+        logging.getLogger("raftmq.remoting").debug("request")
         honest(self, request)
 
     Connection._serve = serve  # type: ignore[method-assign]
@@ -120,7 +120,7 @@ def talkative() -> None:
 
 def bomb() -> None:
     """A registration is unpacked to whatever it unpacks to."""
-    from remoting.unpacking import Unpacking
+    from raftmq.remoting.unpacking import Unpacking
 
     honest = Unpacking.__init__
 
@@ -132,7 +132,7 @@ def bomb() -> None:
 
 def claim() -> None:
     """Anybody's claim to lead a group counts, and for good."""
-    from namesrv.routes import RouteTable
+    from raftmq.namesrv.routes import RouteTable
 
     RouteTable._check_signed = lambda self, claim, group: None  # type: ignore[method-assign]
     RouteTable._forget_claim = lambda self, group, now_ms: None  # type: ignore[method-assign]

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from client import (
+from raftmq.client import (
     Admin,
     ClientError,
     ConsumeFrom,
@@ -35,13 +35,13 @@ from client import (
     TransactionProducer,
     TransactionState,
 )
-from dledger import wire
-from dledger.proof import PROOF_SIZE_BYTES
-from remoting.client import RemotingClient
-from remoting.codec import FrameReader, RemotingProtocolError, decode_command
-from remoting.codes import RequestCode
-from remoting.command import BINARY, RemotingCommand
-from remoting.errors import RemotingError
+from raftmq.dledger import wire
+from raftmq.dledger.proof import PROOF_SIZE_BYTES
+from raftmq.remoting.client import RemotingClient
+from raftmq.remoting.codec import FrameReader, RemotingProtocolError, decode_command
+from raftmq.remoting.codes import RequestCode
+from raftmq.remoting.command import BINARY, RemotingCommand
+from raftmq.remoting.errors import RemotingError
 from tests.fuzz.samples import Sample, save
 from tests.fuzz.tap import Conversation, Taps
 from tests.fuzz.world import GROUPS, HOST, World

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 
 import orjson
 
-from remoting.codes import RequestCode
+from raftmq.remoting.codes import RequestCode
 from tests.fuzz.attack import LAST_REQUEST, Attack
 from tests.fuzz.frames import join
 from tests.fuzz.plan import Step
@@ -360,7 +360,7 @@ def _large_append(size: int) -> bytes:
     """The head of an AppendRequest that has much behind it; its checksum is right."""
     from google_crc32c import value as crc32c
 
-    from dledger import wire
+    from raftmq.dledger import wire
 
     shape = wire._KINDS[wire._APPEND_REQUEST]
     head = shape.pack(shape.size + size, wire.MESSAGE_VERSION, wire._APPEND_REQUEST, 1, 1, 1, 0, 1)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from remoting.codec import FrameReader, decode_command
-from remoting.errors import RemotingProtocolError
+from raftmq.remoting.codec import FrameReader, decode_command
+from raftmq.remoting.errors import RemotingProtocolError
 from tests.fuzz import findings
 from tests.fuzz.peerframes import is_readable
 from tests.fuzz.plan import PORTS, SITUATIONS, steps

@@ -44,7 +44,7 @@ _BAD_EVENT = re.compile(
 )
 _FAILURES = re.compile(r"rocketmq_\w*(unforeseen|contained_failures)_total[ {]")
 # A peer that has the group's secret may say that it is of another group: that is told, once each.
-_EXPLAINED = (b" dledger.identity foreign_group ",)
+_EXPLAINED = (b" raftmq.dledger.identity foreign_group ",)
 _TAIL_BYTES = 3_000
 
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from chaos.cluster.ports import HeldPorts
+from raftmq.chaos.cluster.ports import HeldPorts
 from tests.certificates import Authority
 
 ROOT = Path(__file__).parent.parent.parent
@@ -167,7 +167,7 @@ class World:
             **self._tls(),
         }
         arguments = [f"--set={key}={value}" for key, value in settings.items()]
-        return Node("names", ports, "namesrv.cli", arguments, self.directory / "names.log")
+        return Node("names", ports, "raftmq.namesrv.cli", arguments, self.directory / "names.log")
 
     def _broker(self, name: str) -> Node:
         ports, group = self._ports[name], GROUP_OF[name]
@@ -201,7 +201,9 @@ class World:
         settings |= self._classic(name) if group == "classic" else self._raft(name)
         conf = self.directory / f"{name}.conf"
         conf.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
-        return Node(name, ports, "broker.cli", ["-c", str(conf)], self.directory / f"{name}.log")
+        return Node(
+            name, ports, "raftmq.broker.cli", ["-c", str(conf)], self.directory / f"{name}.log"
+        )
 
     def _raft(self, name: str) -> dict[str, object]:
         def port(peer: str) -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from py4j.java_gateway import JavaObject
 
-from chaos.cluster.ports import HeldPorts, choose_ports
+from raftmq.chaos.cluster.ports import HeldPorts, choose_ports
 from tests.interop.jvm import Jvm, fetch
 
 IVY_FILE = Path(__file__).with_name("ivy-broker.xml")

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from client import Admin
+from raftmq.client import Admin
 from tests.interop.apache import ApacheBroker, ApacheBroker49
 from tests.interop.matrix import Pair, drivers, pairs, wave
 from tests.interop.rooms import REPLICAS, rooms

@@ -16,9 +16,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from chaos.cluster.launch import environment
-from chaos.cluster.ports import HeldPorts
-from client import (
+from raftmq.chaos.cluster.launch import environment
+from raftmq.chaos.cluster.ports import HeldPorts
+from raftmq.client import (
     Admin,
     AllocateByConsistentHash,
     AllocateByMachineRoom,
@@ -82,7 +82,14 @@ class Rooms:
                 }
                 conf = home / "broker.conf"
                 conf.write_text("".join(f"{key}={value}\n" for key, value in values.items()))
-                self._commands[node] = [sys.executable, "-P", "-m", "broker.cli", "-c", str(conf)]
+                self._commands[node] = [
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "raftmq.broker.cli",
+                    "-c",
+                    str(conf),
+                ]
                 self._addresses[f"127.0.0.1:{port}"] = node
         try:
             for node in self._commands:

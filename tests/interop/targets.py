@@ -11,14 +11,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from chaos.cluster.cluster import Cluster
-from chaos.cluster.clusterfile import ClusterError
-from chaos.cluster.ports import HeldPorts
-from chaos.cluster.topology import Shape
-from chaos.cluster.whole import wait_whole
-from client import Admin, ClientError, MessageQueue, NoRoute
-from client.adminbodies import TopicOffset
-from namesrv.server import NameServer, NameServerConfig
+from raftmq.chaos.cluster.cluster import Cluster
+from raftmq.chaos.cluster.clusterfile import ClusterError
+from raftmq.chaos.cluster.ports import HeldPorts
+from raftmq.chaos.cluster.topology import Shape
+from raftmq.chaos.cluster.whole import wait_whole
+from raftmq.client import Admin, ClientError, MessageQueue, NoRoute
+from raftmq.client.adminbodies import TopicOffset
+from raftmq.namesrv.server import NameServer, NameServerConfig
 from tests.interop.apache import ApacheBroker
 
 T = TypeVar("T")

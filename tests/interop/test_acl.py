@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 import pytest
 from py4j.protocol import Py4JJavaError
 
-from broker.broker import Broker
-from namesrv.server import NameServer, NameServerConfig
-from remoting.acl import Account
-from remoting.acl.plainfile import parse_accounts
+from raftmq.broker.broker import Broker
+from raftmq.namesrv.server import NameServer, NameServerConfig
+from raftmq.remoting.acl import Account
+from raftmq.remoting.acl.plainfile import parse_accounts
 from tests.broker.cluster import until
 from tests.broker.test_access import PLAIN_ACL, guarded
 from tests.interop.driver import ClientError, Driver

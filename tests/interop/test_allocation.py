@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from py4j.java_gateway import JavaObject
 
-from client import (
+from raftmq.client import (
     AllocateByConfig,
     AllocateByConsistentHash,
     AllocateByMachineRoom,

@@ -19,22 +19,22 @@ from typing import Any, TypeVar
 
 import pytest
 
-from broker.broker import Broker
-from broker.config import OPTIONS, Setting, build_config
-from broker.tables.topics import TopicConfig, TopicTable
-from namesrv.server import NameServer, NameServerConfig
-from remoting.admin_headers import QueryMessageHeader
-from remoting.client import RemotingClient
-from remoting.codes import RequestCode
-from remoting.command import RemotingCommand
-from remoting.headers import PullHeader, QueueOffsetHeader
-from store.disk import OsDisk
-from store.indexfile import IndexLimits
-from store.indexkeys import keys_of
-from store.messagestore import GetStatus, MessageStore, StoreConfig, StoreMode
-from store.ownership import StoreInUse
-from store.properties import decode_properties, encode_properties
-from store.record import MessageRecord, decode_record, offset_message_id, walk_records
+from raftmq.broker.broker import Broker
+from raftmq.broker.config import OPTIONS, Setting, build_config
+from raftmq.broker.tables.topics import TopicConfig, TopicTable
+from raftmq.namesrv.server import NameServer, NameServerConfig
+from raftmq.remoting.admin_headers import QueryMessageHeader
+from raftmq.remoting.client import RemotingClient
+from raftmq.remoting.codes import RequestCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.headers import PullHeader, QueueOffsetHeader
+from raftmq.store.disk import OsDisk
+from raftmq.store.indexfile import IndexLimits
+from raftmq.store.indexkeys import keys_of
+from raftmq.store.messagestore import GetStatus, MessageStore, StoreConfig, StoreMode
+from raftmq.store.ownership import StoreInUse
+from raftmq.store.properties import decode_properties, encode_properties
+from raftmq.store.record import MessageRecord, decode_record, offset_message_id, walk_records
 from tests.interop.apache import SETTINGS, ApacheBroker, ApacheBroker49, jars
 from tests.interop.jvm import Jvm, java_command, sent
 from tests.store.make import PLAIN

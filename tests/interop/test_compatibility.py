@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from namesrv.server import NameServer, NameServerConfig
-from remoting.codes import RequestCode
+from raftmq.namesrv.server import NameServer, NameServerConfig
+from raftmq.remoting.codes import RequestCode
 from tests.broker.cluster import Group
 from tests.interop.codes import (
     BROKER_PARTS,

@@ -8,16 +8,16 @@ import asyncio
 
 import pytest
 
-from broker.broker import Broker
-from broker.config import Setting, build_config
-from namesrv.server import NameServer, NameServerConfig
-from remoting.client import RemotingClient
-from remoting.codes import RequestCode, ResponseCode
-from remoting.command import RemotingCommand
-from remoting.fastjson import loads_object
-from remoting.headers import PullHeader, SendHeader
-from store.disk import OsDisk
-from store.record import decode_record, walk_records
+from raftmq.broker.broker import Broker
+from raftmq.broker.config import Setting, build_config
+from raftmq.namesrv.server import NameServer, NameServerConfig
+from raftmq.remoting.client import RemotingClient
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.fastjson import loads_object
+from raftmq.remoting.headers import PullHeader, SendHeader
+from raftmq.store.disk import OsDisk
+from raftmq.store.record import decode_record, walk_records
 from tests.broker.ha.pair import log_bytes
 from tests.interop.apache import SETTINGS, ApacheBroker, ports
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from client import BlockingProducer, Message
+from raftmq.client import BlockingProducer, Message
 from tests.interop.jvm import Jvm, patient_consumer, patient_producer, sent
 from tests.interop.targets import committed, ends
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.timeout(900)
 
 def mqcluster(*arguments: str) -> str:
     result = subprocess.run(
-        [sys.executable, "-m", "chaos.cluster.cli", *arguments],
+        [sys.executable, "-m", "raftmq.chaos.cluster.cli", *arguments],
         capture_output=True,
         text=True,
         timeout=UP_S + WAIT_S,

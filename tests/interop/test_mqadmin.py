@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from client import (
+from raftmq.client import (
     BlockingConsumer,
     BlockingProducer,
     ConsumeFrom,
@@ -22,7 +22,7 @@ from client import (
     MessageQueue,
     PullConfig,
 )
-from mqadmin.commands import COMMANDS
+from raftmq.mqadmin.commands import COMMANDS
 from tests.interop import apache
 from tests.interop.jvm import fetch
 from tests.interop.mqadmin import ApacheAdmin

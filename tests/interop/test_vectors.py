@@ -5,10 +5,10 @@ Each vector is computed by Java's own classes and by ours and compared with the 
 
 import pytest
 
-from remoting.codec import FrameReader, decode_command, encode_command
-from remoting.command import RemotingCommand
-from store.properties import java_string_hash, tags_code
-from store.record import decode_record, encode_record, offset_message_id
+from raftmq.remoting.codec import FrameReader, decode_command, encode_command
+from raftmq.remoting.command import RemotingCommand
+from raftmq.store.properties import java_string_hash, tags_code
+from raftmq.store.record import decode_record, encode_record, offset_message_id
 from tests.interop.jvm import Jvm
 from tests.store.make import PLAIN
 

@@ -14,11 +14,11 @@ import time
 
 from click.testing import CliRunner
 
-from client import BlockingConsumer, BlockingProducer, Message, MessageQueue
-from mqadmin import acl
-from mqadmin.cli import UNKNOWN, UNREACHABLE, main
-from mqadmin.command import Kind
-from mqadmin.commands import COMMANDS
+from raftmq.client import BlockingConsumer, BlockingProducer, Message, MessageQueue
+from raftmq.mqadmin import acl
+from raftmq.mqadmin.cli import UNKNOWN, UNREACHABLE, main
+from raftmq.mqadmin.command import Kind
+from raftmq.mqadmin.commands import COMMANDS
 
 HEAD = """\
 # mqadmin

@@ -5,11 +5,11 @@ import asyncio
 import pytest
 from click.testing import CliRunner
 
-from broker.access import Access
-from mqadmin.cli import main
-from mqadmin.credentials import Given, find
-from namesrv.server import NameServer, NameServerConfig
-from remoting.acl.signature import Credentials, credentials_of_environment
+from raftmq.broker.access import Access
+from raftmq.mqadmin.cli import main
+from raftmq.mqadmin.credentials import Given, find
+from raftmq.namesrv.server import NameServer, NameServerConfig
+from raftmq.remoting.acl.signature import Credentials, credentials_of_environment
 from tests.broker.cluster import until
 from tests.broker.test_access import ADMIN, EXCEPTION, WRITER, guarded, send
 

@@ -8,12 +8,21 @@ from datetime import datetime
 import pytest
 from click.testing import CliRunner
 
-from client import BrokerRefused, BrokerUnreachable, NoRoute
-from mqadmin import cli
-from mqadmin.cli import main
-from mqadmin.command import Command, CommandError, Done, Fields, Flag, Kind, Table, parse_time
-from mqadmin.commands import COMMANDS
-from namesrv.server import NameServer, NameServerConfig
+from raftmq.client import BrokerRefused, BrokerUnreachable, NoRoute
+from raftmq.mqadmin import cli
+from raftmq.mqadmin.cli import main
+from raftmq.mqadmin.command import (
+    Command,
+    CommandError,
+    Done,
+    Fields,
+    Flag,
+    Kind,
+    Table,
+    parse_time,
+)
+from raftmq.mqadmin.commands import COMMANDS
+from raftmq.namesrv.server import NameServer, NameServerConfig
 
 STOP_S = 120  # a bound against hanging
 

@@ -2,12 +2,12 @@
 
 import asyncio
 
-from namesrv.config import NameServerConfig
-from namesrv.server import NameServer
-from remoting.acl import AclError, Credentials
-from remoting.client import RemotingClient
-from remoting.codes import RequestCode
-from remoting.command import RemotingCommand
+from raftmq.namesrv.config import NameServerConfig
+from raftmq.namesrv.server import NameServer
+from raftmq.remoting.acl import AclError, Credentials
+from raftmq.remoting.client import RemotingClient
+from raftmq.remoting.codes import RequestCode
+from raftmq.remoting.command import RemotingCommand
 from tests.namesrv.test_server import Caller
 from tests.remoting.harness import eventually
 

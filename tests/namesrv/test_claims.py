@@ -11,15 +11,21 @@ from pathlib import Path
 
 import pytest
 
-from broker.registration import Identity, Registrar
-from client.admin import Admin
-from client.errors import BrokerRefused
-from client.instance import InstanceConfig
-from namesrv.routes import CLAIM_MS, Registration, RegistrationRefused, RouteLimits, RouteTable
-from namesrv.server import NameServer, NameServerConfig
-from remoting.codes import RequestCode
-from remoting.command import RemotingCommand
-from remoting.registration import (
+from raftmq.broker.registration import Identity, Registrar
+from raftmq.client.admin import Admin
+from raftmq.client.errors import BrokerRefused
+from raftmq.client.instance import InstanceConfig
+from raftmq.namesrv.routes import (
+    CLAIM_MS,
+    Registration,
+    RegistrationRefused,
+    RouteLimits,
+    RouteTable,
+)
+from raftmq.namesrv.server import NameServer, NameServerConfig
+from raftmq.remoting.codes import RequestCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.registration import (
     TERM_MAX,
     BrokerHeader,
     DataVersion,
@@ -27,7 +33,7 @@ from remoting.registration import (
     TopicConfig,
     encode_register_body,
 )
-from remoting.registrationproof import RegistrationSigner, nonce_of
+from raftmq.remoting.registrationproof import RegistrationSigner, nonce_of
 from tests.namesrv.test_server import Caller
 from tests.remoting.harness import eventually
 
@@ -415,7 +421,7 @@ async def test_made_up_registrations_leave_nothing(server, seed):
 
 BOMB = """
 import asyncio, resource, struct, sys, zlib
-from namesrv.server import NameServer, NameServerConfig
+from raftmq.namesrv.server import NameServer, NameServerConfig
 from tests.namesrv.test_claims import Stranger, HEADER
 
 def peak():

@@ -2,8 +2,8 @@
 
 import pytest
 
-from namesrv.kv import KvConfig, KvConfigFull
-from remoting.errors import BodyError
+from raftmq.namesrv.kv import KvConfig, KvConfigFull
+from raftmq.remoting.errors import BodyError
 
 
 def test_put_get_delete() -> None:

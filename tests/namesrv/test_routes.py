@@ -4,15 +4,15 @@ from typing import Any
 
 import pytest
 
-from namesrv.routes import (
+from raftmq.namesrv.routes import (
     EXPIRY_MS,
     Registration,
     RegistrationRefused,
     RouteLimits,
     RouteTable,
 )
-from remoting.codes import ResponseCode
-from remoting.registration import DataVersion, TopicConfig
+from raftmq.remoting.codes import ResponseCode
+from raftmq.remoting.registration import DataVersion, TopicConfig
 
 N0, N1, N2 = "10.0.0.1:10911", "10.0.0.2:10911", "10.0.0.3:10911"
 V1, V2, V3 = DataVersion(1, 0, 5), DataVersion(2, 0, 6), DataVersion(3, 0, 7)

@@ -11,13 +11,13 @@ from typing import Any
 import orjson
 import pytest
 
-from namesrv.server import KV_FILE_NAME, NameServer, NameServerConfig
-from remoting.client import RemotingClient
-from remoting.codes import RequestCode, ResponseCode
-from remoting.command import RemotingCommand
-from remoting.errors import BodyError, ConnectionLost
-from remoting.fastjson import loads_object
-from remoting.registration import (
+from raftmq.namesrv.server import KV_FILE_NAME, NameServer, NameServerConfig
+from raftmq.remoting.client import RemotingClient
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.errors import BodyError, ConnectionLost
+from raftmq.remoting.fastjson import loads_object
+from raftmq.remoting.registration import (
     BrokerHeader,
     DataVersion,
     RegisterBrokerHeader,
@@ -202,8 +202,8 @@ async def test_silent_brokers_are_dropped_and_their_connection_closed(
     server: NameServer, caller: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await server.stop()
-    monkeypatch.setattr("namesrv.server.SCAN_INTERVAL_S", 0.01)
-    monkeypatch.setattr("namesrv.processor.TIMEOUT_MS_MIN", 1)
+    monkeypatch.setattr("raftmq.namesrv.server.SCAN_INTERVAL_S", 0.01)
+    monkeypatch.setattr("raftmq.namesrv.processor.TIMEOUT_MS_MIN", 1)
     async with NameServer(NameServerConfig("127.0.0.1", 0)) as fresh:
         one = Caller(f"127.0.0.1:{fresh.port}")
         await one.register("n0:1", 0, heartbeat_timeout_ms=20)
@@ -319,7 +319,7 @@ async def test_a_hundred_thousand_topics(
     def unwanted(*_: object) -> None:
         raise RuntimeError("the topics were read")
 
-    monkeypatch.setattr("namesrv.processor.decode_register_body", unwanted)
+    monkeypatch.setattr("raftmq.namesrv.processor.decode_register_body", unwanted)
     for compressed in (True, False):
         assert (await caller.register("n0:1", 0, V1, topics, compressed)).code == 0
         assert (await caller.register("n1:1", 1, V1, topics, compressed)).code == 0
@@ -330,7 +330,7 @@ async def start_command(*arguments: str) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "namesrv.cli",
+        "raftmq.namesrv.cli",
         *arguments,
         cwd=ROOT,
         stdout=asyncio.subprocess.PIPE,

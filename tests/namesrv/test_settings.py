@@ -4,9 +4,9 @@ import logging
 
 import pytest
 
-from namesrv.config import NameServerConfig, load
-from namesrv.settings import Settings
-from ops.options import ConfigError
+from raftmq.namesrv.config import NameServerConfig, load
+from raftmq.namesrv.settings import Settings
+from raftmq.ops.options import ConfigError
 
 
 @pytest.fixture

@@ -2,14 +2,14 @@
 
 import orjson
 
-from client.directory import WATCH
-from client.instance import InstanceConfig
-from client.producer import Producer
-from namesrv import watchers as room
-from namesrv.server import NameServer, NameServerConfig
-from namesrv.watchers import RouteWatchers
-from remoting.codes import RequestCode, ResponseCode
-from remoting.registration import TopicConfig
+from raftmq.client.directory import WATCH
+from raftmq.client.instance import InstanceConfig
+from raftmq.client.producer import Producer
+from raftmq.namesrv import watchers as room
+from raftmq.namesrv.server import NameServer, NameServerConfig
+from raftmq.namesrv.watchers import RouteWatchers
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.registration import TopicConfig
 from tests.broker.cluster import until
 from tests.namesrv.test_server import V1, V2, Caller
 

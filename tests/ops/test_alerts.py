@@ -14,12 +14,12 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from broker import config as broker_config
-from chaos.cluster.cli import main as mqcluster
-from mqadmin.commands import COMMANDS
-from namesrv import config as namesrv_config
-from namesrv.config import NameServerConfig
-from namesrv.server import NameServer
+from raftmq.broker import config as broker_config
+from raftmq.chaos.cluster.cli import main as mqcluster
+from raftmq.mqadmin.commands import COMMANDS
+from raftmq.namesrv import config as namesrv_config
+from raftmq.namesrv.config import NameServerConfig
+from raftmq.namesrv.server import NameServer
 from tests.broker.cluster import Group, until
 from tests.broker.ha.pair import Classic
 from tests.ops.test_metrics import well_named

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import orjson
 import pytest
 
-from ops import logs
-from ops.logs import WINDOW_S, EventHandler, JsonFormatter
+from raftmq.ops import logs
+from raftmq.ops.logs import WINDOW_S, EventHandler, JsonFormatter
 
 LOG = logging.getLogger("tests.ops.logs")
 

@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 PROGRAM = """
-from ops.memory import return_large_blocks
+from raftmq.ops.memory import return_large_blocks
 
 def resident():
     for line in open("/proc/self/status"):

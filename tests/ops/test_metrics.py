@@ -6,8 +6,8 @@ import re
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from broker.operating.metrics import OTHER_REASON, REASONS, reason_of
-from ops.metrics import LAG_BOUNDS_S, Exposition, Families, LoopLag, Timings
+from raftmq.broker.operating.metrics import OTHER_REASON, REASONS, reason_of
+from raftmq.ops.metrics import LAG_BOUNDS_S, Exposition, Families, LoopLag, Timings
 
 
 def test_timings_are_cumulative_and_a_bound_belongs_to_its_bucket() -> None:

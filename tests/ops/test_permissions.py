@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from ops.permissions import keep_from_others, warn_if_others_read
+from raftmq.ops.permissions import keep_from_others, warn_if_others_read
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ import aiohttp
 import orjson
 from prometheus_client.parser import text_string_to_metric_families
 
-from chaos.cluster.cluster import Cluster
-from chaos.cluster.clusterfile import Node
-from chaos.cluster.launch import log_path
-from client import Message, Producer
+from raftmq.chaos.cluster.cluster import Cluster
+from raftmq.chaos.cluster.clusterfile import Node
+from raftmq.chaos.cluster.launch import log_path
+from raftmq.client import Message, Producer
 from tests.ops.test_metrics import well_named
 
 RUNBOOKS = Path(__file__).parent.parent.parent / "docs" / "runbooks"

@@ -7,13 +7,13 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from broker import config as broker_config
-from broker.cli import main as mqbroker
-from broker.config import load
-from namesrv import config as namesrv_config
-from namesrv.cli import main as mqnamesrv
-from ops.options import ConfigError
-from ops.show import effective, tables
+from raftmq.broker import config as broker_config
+from raftmq.broker.cli import main as mqbroker
+from raftmq.broker.config import load
+from raftmq.namesrv import config as namesrv_config
+from raftmq.namesrv.cli import main as mqnamesrv
+from raftmq.ops.options import ConfigError
+from raftmq.ops.show import effective, tables
 
 ROOT = Path(__file__).parent.parent.parent
 DOCUMENT = ROOT / "docs" / "configuration.md"

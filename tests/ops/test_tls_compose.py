@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import yaml
 
-from broker.config import load
-from namesrv.config import load as load_namesrv
+from raftmq.broker.config import load
+from raftmq.namesrv.config import load as load_namesrv
 
 ROOT = Path(__file__).parents[2]
 DEFAULTS = "${RAFTMQ_TLS_CLIENT_CERTIFICATES:-none}"

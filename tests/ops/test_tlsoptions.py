@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from broker.config import load, parse_live
-from namesrv.config import load as load_namesrv
-from ops.options import ConfigError
+from raftmq.broker.config import load, parse_live
+from raftmq.namesrv.config import load as load_namesrv
+from raftmq.ops.options import ConfigError
 
 PEERS = "dLegerPeers=n0-127.0.0.1:40911"
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import uvloop
 
-from remoting.codec import FrameReader, decode_command
-from remoting.command import RemotingCommand
-from remoting.connection import Connection, Handler
-from remoting.server import RemotingServer
+from raftmq.remoting.codec import FrameReader, decode_command
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.connection import Connection, Handler
+from raftmq.remoting.server import RemotingServer
 
 Scenario = Callable[..., Coroutine[Any, Any, None]]
 LOOPS = {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}

@@ -5,11 +5,11 @@ import socket
 
 import pytest
 
-from remoting.client import RemotingClient
-from remoting.codec import encode_command
-from remoting.command import RemotingCommand
-from remoting.connection import Connection, ConnectionLimits
-from remoting.errors import ConnectionLost, TooManyRequests
+from raftmq.remoting.client import RemotingClient
+from raftmq.remoting.codec import encode_command
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.connection import Connection, ConnectionLimits
+from raftmq.remoting.errors import ConnectionLost, TooManyRequests
 from tests.remoting.harness import RawPeer, echo, eventually, on_both_loops, serving
 
 KIB = 1024

@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from remoting.boundport import BoundPort
+from raftmq.remoting.boundport import BoundPort
 
 
 def listening():

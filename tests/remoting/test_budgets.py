@@ -5,10 +5,17 @@ import random
 
 import pytest
 
-from remoting.budgets import SMALL_BYTES, TASK_BYTES, Allowance, BudgetLimits, Budgets, Holding
-from remoting.codec import FrameReader, encode_command
-from remoting.command import RemotingCommand
-from remoting.connection import Connection, ConnectionLimits
+from raftmq.remoting.budgets import (
+    SMALL_BYTES,
+    TASK_BYTES,
+    Allowance,
+    BudgetLimits,
+    Budgets,
+    Holding,
+)
+from raftmq.remoting.codec import FrameReader, encode_command
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.connection import Connection, ConnectionLimits
 from tests.remoting.harness import RawPeer, echo, eventually, on_both_loops, serving
 
 

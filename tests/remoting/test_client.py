@@ -5,12 +5,12 @@ import socket
 
 import pytest
 
-from remoting.address import format_address, parse_address, parse_address_list
-from remoting.client import RemotingClient
-from remoting.command import RemotingCommand
-from remoting.connection import Connection
-from remoting.errors import ConnectError, ConnectionLost, SendTimeout, TooManyRequests
-from remoting.server import RemotingServer
+from raftmq.remoting.address import format_address, parse_address, parse_address_list
+from raftmq.remoting.client import RemotingClient
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.connection import Connection
+from raftmq.remoting.errors import ConnectError, ConnectionLost, SendTimeout, TooManyRequests
+from raftmq.remoting.server import RemotingServer
 from tests.remoting.harness import echo, eventually, on_both_loops, serving
 
 REQUEST = RemotingCommand.request

@@ -5,7 +5,7 @@ import struct
 import orjson
 import pytest
 
-from remoting.codec import (
+from raftmq.remoting.codec import (
     HEADER_FIELDS_MAX,
     HEADER_SIZE_BYTES_MAX,
     FrameReader,
@@ -13,9 +13,9 @@ from remoting.codec import (
     encode_command,
     join_frame,
 )
-from remoting.codes import LanguageCode
-from remoting.command import BINARY, JSON, RemotingCommand
-from remoting.errors import RemotingProtocolError
+from raftmq.remoting.codes import LanguageCode
+from raftmq.remoting.command import BINARY, JSON, RemotingCommand
+from raftmq.remoting.errors import RemotingProtocolError
 from tests.remoting import recorded
 
 BODY = bytes(range(256))

@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from remoting.client import RemotingClient
-from remoting.codec import RawFrame, decode_command, encode_command, join_frame
-from remoting.command import BINARY, RemotingCommand
-from remoting.connection import Connection, ConnectionLimits
-from remoting.errors import (
+from raftmq.remoting.client import RemotingClient
+from raftmq.remoting.codec import RawFrame, decode_command, encode_command, join_frame
+from raftmq.remoting.command import BINARY, RemotingCommand
+from raftmq.remoting.connection import Connection, ConnectionLimits
+from raftmq.remoting.errors import (
     ConnectError,
     ConnectionLost,
     HeaderError,
@@ -16,7 +16,7 @@ from remoting.errors import (
     SendTimeout,
     TooManyRequests,
 )
-from remoting.server import ServerLimits
+from raftmq.remoting.server import ServerLimits
 from tests.remoting.harness import RawPeer, echo, eventually, on_both_loops, serving
 
 REQUEST = RemotingCommand.request

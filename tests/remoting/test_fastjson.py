@@ -3,8 +3,8 @@
 import orjson
 import pytest
 
-from remoting.errors import BodyError
-from remoting.fastjson import DEPTH_MAX, MessageQueue, dumps, loads, loads_object
+from raftmq.remoting.errors import BodyError
+from raftmq.remoting.fastjson import DEPTH_MAX, MessageQueue, dumps, loads, loads_object
 from tests.remoting import recorded
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import orjson
 import pytest
 
-from remoting.admin_headers import (
+from raftmq.remoting.admin_headers import (
     ConsumeDirectlyHeader,
     QueryMessageHeader,
     ReplyPushHeader,
@@ -13,9 +13,9 @@ from remoting.admin_headers import (
     RunningInfoHeader,
     TopicHeader,
 )
-from remoting.errors import HeaderError
-from remoting.fields import boolean_or, integer, integer_or_none
-from remoting.headers import (
+from raftmq.remoting.errors import HeaderError
+from raftmq.remoting.fields import boolean_or, integer, integer_or_none
+from raftmq.remoting.headers import (
     PULL_SUBSCRIPTION,
     CheckTransactionHeader,
     ConsumerOffsetHeader,

@@ -2,9 +2,9 @@
 
 import pytest
 
-from remoting.command import RemotingCommand
-from remoting.errors import RemotingError, TooManyRequests
-from remoting.pending import OPAQUE_MAX, PendingRequests
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.errors import RemotingError, TooManyRequests
+from raftmq.remoting.pending import OPAQUE_MAX, PendingRequests
 
 
 def nothing(response: RemotingCommand | None, error: RemotingError | None) -> None:

@@ -6,8 +6,8 @@ import zlib
 import orjson
 import pytest
 
-from remoting.errors import BodyError, HeaderError
-from remoting.registration import (
+from raftmq.remoting.errors import BodyError, HeaderError
+from raftmq.remoting.registration import (
     BrokerHeader,
     DataVersion,
     RegisterBrokerHeader,
@@ -17,7 +17,7 @@ from remoting.registration import (
     encode_register_body,
     peek_data_version,
 )
-from remoting.unpacking import Unpacking
+from raftmq.remoting.unpacking import Unpacking
 
 VERSION = DataVersion(3, 0, 1795239982842)
 TOPICS = [

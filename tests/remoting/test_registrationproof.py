@@ -4,10 +4,10 @@ import random
 
 import pytest
 
-from remoting.acl import Credentials
-from remoting.command import RemotingCommand
-from remoting.keyfile import KeyFileError, load_registration_keys
-from remoting.registrationproof import (
+from raftmq.remoting.acl import Credentials
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.keyfile import KeyFileError, load_registration_keys
+from raftmq.remoting.registrationproof import (
     COUNTER,
     NONCE,
     SIGNATURE,

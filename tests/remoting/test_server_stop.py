@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 
-from remoting.server import RemotingServer
+from raftmq.remoting.server import RemotingServer
 from tests.remoting.harness import on_both_loops
 
 

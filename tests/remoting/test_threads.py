@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from remoting.threads import in_thread_to_its_end
+from raftmq.remoting.threads import in_thread_to_its_end
 
 HANG_S = 60  # only a hang takes so long
 

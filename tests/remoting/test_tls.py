@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from cryptography.x509 import ExtendedKeyUsageOID
 
-from remoting.tls import (
+from raftmq.remoting.tls import (
     ClientAuth,
     ClientTls,
     Renewed,

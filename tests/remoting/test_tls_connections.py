@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-from remoting.ask import ask
-from remoting.client import RemotingClient
-from remoting.command import RemotingCommand
-from remoting.connection import ConnectionLimits
-from remoting.errors import ConnectError, RemotingError
-from remoting.server import RemotingServer, ServerLimits
-from remoting.tls import ClientAuth, ClientTls, Renewed, ServerTls, TlsMode
-from remoting.tlslistener import ArrivalLimits, TlsPolicy
+from raftmq.remoting.ask import ask
+from raftmq.remoting.client import RemotingClient
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.connection import ConnectionLimits
+from raftmq.remoting.errors import ConnectError, RemotingError
+from raftmq.remoting.server import RemotingServer, ServerLimits
+from raftmq.remoting.tls import ClientAuth, ClientTls, Renewed, ServerTls, TlsMode
+from raftmq.remoting.tlslistener import ArrivalLimits, TlsPolicy
 from tests.certificates import Authority
 from tests.remoting.harness import RawPeer, echo, eventually, on_both_loops, serving
 
@@ -110,7 +110,7 @@ async def test_permissive_takes_both_and_enforcing_one() -> None:
 
 @pytest.fixture
 def warnings(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    caplog.set_level(logging.WARNING, "remoting.tls")
+    caplog.set_level(logging.WARNING, "raftmq.remoting.tls")
     return caplog
 
 

@@ -6,10 +6,10 @@ import time
 import pytest
 import uvloop
 
-from remoting.codec import encode_command
-from remoting.command import RemotingCommand
-from remoting.connection import Connection
-from remoting.turns import TURN_S, Turns
+from raftmq.remoting.codec import encode_command
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.connection import Connection
+from raftmq.remoting.turns import TURN_S, Turns
 from tests.remoting.harness import RawPeer, eventually, on_both_loops, serving
 
 

@@ -5,8 +5,8 @@ import zlib
 
 import pytest
 
-from remoting.errors import BodyError
-from remoting.unpacking import PIECE_BYTES, STEP_BYTES, Unpacking
+from raftmq.remoting.errors import BodyError
+from raftmq.remoting.unpacking import PIECE_BYTES, STEP_BYTES, Unpacking
 
 
 @pytest.mark.parametrize("seed", range(30))

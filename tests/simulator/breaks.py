@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dledger.configuration import Configuration, Configurations
-from dledger.core import RaftCore
-from dledger.messages import (
+from raftmq.dledger.configuration import Configuration, Configurations
+from raftmq.dledger.core import RaftCore
+from raftmq.dledger.messages import (
     AppendRequest,
     AppendResponse,
     HardState,
@@ -21,13 +21,13 @@ from dledger.messages import (
     VoteRequest,
     VoteResponse,
 )
-from dledger.progress import Progress
-from dledger.promises import Promises
-from dledger.quorum import Tally, majority, reached_by_majority
-from dledger.repair import Patch, RepairResponse, StartRepair, Wanted
-from dledger.slots import SlotFile
-from store.commitlog import SyncTicket
-from store.frame import HEADER_SIZE_BYTES, Frame, FrameError, parse_header
+from raftmq.dledger.progress import Progress
+from raftmq.dledger.promises import Promises
+from raftmq.dledger.quorum import Tally, majority, reached_by_majority
+from raftmq.dledger.repair import Patch, RepairResponse, StartRepair, Wanted
+from raftmq.dledger.slots import SlotFile
+from raftmq.store.commitlog import SyncTicket
+from raftmq.store.frame import HEADER_SIZE_BYTES, Frame, FrameError, parse_header
 from tests.simulator.disk import SimFile
 from tests.simulator.mender import Mender
 from tests.simulator.node import VOTES, SimNode

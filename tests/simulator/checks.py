@@ -19,9 +19,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from dledger.messages import Role, RoleEvent, VoteResponse
-from dledger.quorum import majority
-from store.frame import Frame
+from raftmq.dledger.messages import Role, RoleEvent, VoteResponse
+from raftmq.dledger.quorum import majority
+from raftmq.store.frame import Frame
 
 if TYPE_CHECKING:
     from tests.simulator.node import SimNode

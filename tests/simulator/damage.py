@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 
 from google_crc32c import value as crc32c
 
-from dledger.repair import RepairResponse
-from store.frame import HEADER_SIZE_BYTES, Frame
+from raftmq.dledger.repair import RepairResponse
+from raftmq.store.frame import HEADER_SIZE_BYTES, Frame
 
 if TYPE_CHECKING:
     from tests.simulator.node import SimNode

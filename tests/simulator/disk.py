@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from random import Random
 
-from store.disk import DiskUsage
+from raftmq.store.disk import DiskUsage
 
 WHOLE_BYTES = 8  # never torn: they lie in one sector
 CHECKPOINT_BYTES = 48  # nor are these, all of one checkpoint's

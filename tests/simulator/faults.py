@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from dledger.messages import Role, VoteResponse
+from raftmq.dledger.messages import Role, VoteResponse
 
 if TYPE_CHECKING:
     from tests.simulator.node import SimNode

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from random import Random
 from typing import TYPE_CHECKING
 
-from dledger.configuration import (
+from raftmq.dledger.configuration import (
     Change,
     ChangeKind,
     Configuration,
@@ -24,9 +24,9 @@ from dledger.configuration import (
     decode_configuration,
     founding,
 )
-from dledger.messages import Role
-from dledger.quorum import majority
-from store.frame import Frame, FrameKind
+from raftmq.dledger.messages import Role
+from raftmq.dledger.quorum import majority
+from raftmq.store.frame import Frame, FrameKind
 
 if TYPE_CHECKING:
     from tests.simulator.node import SimNode

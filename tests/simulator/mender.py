@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from dledger.errors import FrameDamaged
-from dledger.healer import set_aside
-from dledger.messages import HardState
-from dledger.repair import (
+from raftmq.dledger.errors import FrameDamaged
+from raftmq.dledger.healer import set_aside
+from raftmq.dledger.messages import HardState
+from raftmq.dledger.repair import (
     FrameRepair,
     GiveUp,
     Patch,
@@ -26,7 +26,7 @@ from dledger.repair import (
     answer,
     standing_of,
 )
-from store.commitlog import SyncTicket
+from raftmq.store.commitlog import SyncTicket
 
 if TYPE_CHECKING:
     from tests.simulator.node import SimNode

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from dledger.configuration import Change, Configuration, encode_configuration
-from dledger.configurationfile import ConfigurationFile, starting_configurations
-from dledger.core import RaftCore
-from dledger.errors import Busy, ChangeRefused, FrameDamaged, NotLeader, UnknownTarget
-from dledger.log import LogSyncTicket, RaftLog
-from dledger.messages import (
+from raftmq.dledger.configuration import Change, Configuration, encode_configuration
+from raftmq.dledger.configurationfile import ConfigurationFile, starting_configurations
+from raftmq.dledger.core import RaftCore
+from raftmq.dledger.errors import Busy, ChangeRefused, FrameDamaged, NotLeader, UnknownTarget
+from raftmq.dledger.log import LogSyncTicket, RaftLog
+from raftmq.dledger.messages import (
     AppendOrder,
     AppendRequest,
     HardState,
@@ -24,13 +24,13 @@ from dledger.messages import (
     Role,
     VoteResponse,
 )
-from dledger.promises import Promises
-from dledger.repair import RepairRequest, RepairResponse
-from dledger.slots import SLOT_SIZE_BYTES
-from dledger.wire import PeerMessage
-from store.checkpoint import Checkpoint
-from store.commitlog import CommitLog
-from store.frame import Frame, FrameKind, seal_frame
+from raftmq.dledger.promises import Promises
+from raftmq.dledger.repair import RepairRequest, RepairResponse
+from raftmq.dledger.slots import SLOT_SIZE_BYTES
+from raftmq.dledger.wire import PeerMessage
+from raftmq.store.checkpoint import Checkpoint
+from raftmq.store.commitlog import CommitLog
+from raftmq.store.frame import Frame, FrameKind, seal_frame
 from tests.simulator.disk import SimCrash, SimDisk
 from tests.simulator.mender import Mender
 

@@ -18,8 +18,8 @@ from typing import Any
 import orjson
 from google_crc32c import value as crc32c
 
-from dledger import installation
-from dledger.install import (
+from raftmq.dledger import installation
+from raftmq.dledger.install import (
     Donor,
     Installation,
     InstallChunk,
@@ -32,12 +32,12 @@ from dledger.install import (
     decode_installation,
     lacks,
 )
-from dledger.log import RaftLog
-from dledger.messages import Role
-from dledger.progress import PeerState
-from dledger.slots import SlotFile
-from dledger.wire import PeerMessage
-from store.frame import Frame, FrameKind
+from raftmq.dledger.log import RaftLog
+from raftmq.dledger.messages import Role
+from raftmq.dledger.progress import PeerState
+from raftmq.dledger.slots import SlotFile
+from raftmq.dledger.wire import PeerMessage
+from raftmq.store.frame import Frame, FrameKind
 from tests.simulator.checks import Checker
 from tests.simulator.disk import SimCrash, SimDisk
 from tests.simulator.node import SimNode

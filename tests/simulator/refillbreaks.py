@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import orjson
 
-from dledger import installation
-from dledger.install import Installation
+from raftmq.dledger import installation
+from raftmq.dledger.install import Installation
 from tests.simulator.refill import (
     RAFT,
     STATE,

@@ -14,11 +14,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from enum import Enum
 
-from dledger.configuration import Configuration
-from dledger.core import RaftCore
-from dledger.messages import Role
-from dledger.patience import CALM_TIMEOUTS
-from dledger.wire import PeerMessage
+from raftmq.dledger.configuration import Configuration
+from raftmq.dledger.core import RaftCore
+from raftmq.dledger.messages import Role
+from raftmq.dledger.patience import CALM_TIMEOUTS
+from raftmq.dledger.wire import PeerMessage
 from tests.simulator.node import SimNode
 from tests.simulator.world import World
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dledger.core import RaftCore
+from raftmq.dledger.core import RaftCore
 from tests.simulator.breaks import CORE_BREAKS, MEMBER_BREAKS, NODE_BREAKS
 from tests.simulator.checks import CheckFailed
 from tests.simulator.members import MEMBERS_FROM

@@ -9,12 +9,12 @@ from random import Random
 
 import pytest
 
-from dledger.hardstate import HardStateFile
-from dledger.log import RaftLog
-from dledger.messages import HardState
-from store.checkpoint import Checkpoint
-from store.commitlog import CommitLog
-from store.frame import FrameKind, seal_frame
+from raftmq.dledger.hardstate import HardStateFile
+from raftmq.dledger.log import RaftLog
+from raftmq.dledger.messages import HardState
+from raftmq.store.checkpoint import Checkpoint
+from raftmq.store.commitlog import CommitLog
+from raftmq.store.frame import FrameKind, seal_frame
 from tests.simulator.disk import SimCrash, SimDisk
 
 

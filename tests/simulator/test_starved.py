@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from dledger.core import RaftCore
-from dledger.patience import Patience
+from raftmq.dledger.core import RaftCore
+from raftmq.dledger.patience import Patience
 from tests.simulator.checks import CheckFailed
 from tests.simulator.starved import Restless, Slow, StarvedNode, StarvedWorld
 

@@ -19,12 +19,12 @@ from typing import Any
 
 from google_crc32c import value as crc32c
 
-from dledger.configuration import Configuration
-from dledger.core import RaftCore
-from dledger.messages import Role
-from dledger.repair import RepairResponse
-from dledger.state import CoreConfig
-from dledger.wire import PeerMessage
+from raftmq.dledger.configuration import Configuration
+from raftmq.dledger.core import RaftCore
+from raftmq.dledger.messages import Role
+from raftmq.dledger.repair import RepairResponse
+from raftmq.dledger.state import CoreConfig
+from raftmq.dledger.wire import PeerMessage
 from tests.simulator.checks import Checker
 from tests.simulator.damage import Damage
 from tests.simulator.faults import FaultPlan

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from store.commitlog import CommitLog
-from store.disk import OsDisk
-from store.frame import HEADER_SIZE_BYTES, Frame, FrameKind, seal_frame
-from store.record import MessageRecord, encode_record
+from raftmq.store.commitlog import CommitLog
+from raftmq.store.disk import OsDisk
+from raftmq.store.frame import HEADER_SIZE_BYTES, Frame, FrameKind, seal_frame
+from raftmq.store.record import MessageRecord, encode_record
 
 PLAIN = MessageRecord(
     topic="T",

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from store.disk import OsDisk
-from store.dispatch import DELAY_LEVELS_MS, TIMER_TOPIC, UNIT, Dispatcher, timer_code
-from store.indexfile import IndexLimits
-from store.indexkeys import has_key, keys_of
-from store.messagestore import GetStatus, MessageStore, StoreConfig, StoreMode
-from store.properties import decode_properties, tags_code
-from store.record import (
+from raftmq.store.disk import OsDisk
+from raftmq.store.dispatch import DELAY_LEVELS_MS, TIMER_TOPIC, UNIT, Dispatcher, timer_code
+from raftmq.store.indexfile import IndexLimits
+from raftmq.store.indexkeys import has_key, keys_of
+from raftmq.store.messagestore import GetStatus, MessageStore, StoreConfig, StoreMode
+from raftmq.store.properties import decode_properties, tags_code
+from raftmq.store.record import (
     SYS_COMPRESSED,
     StopReason,
     check_record,

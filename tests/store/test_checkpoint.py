@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from store.checkpoint import AbortFile, Checkpoint, CheckpointFields
-from store.disk import OsDisk
+from raftmq.store.checkpoint import AbortFile, Checkpoint, CheckpointFields
+from raftmq.store.disk import OsDisk
 
 
 def test_fields_and_layout(tmp_path: Path) -> None:

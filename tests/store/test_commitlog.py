@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from store.checkpoint import Checkpoint
-from store.commitlog import CommitLog
-from store.disk import File, OsDisk
-from store.errors import OffsetOutOfRange, RecordTooLarge, StoreError, SyncFailed
-from store.record import BLANK, MAGIC_BLANK, encode_record
+from raftmq.store.checkpoint import Checkpoint
+from raftmq.store.commitlog import CommitLog
+from raftmq.store.disk import File, OsDisk
+from raftmq.store.errors import OffsetOutOfRange, RecordTooLarge, StoreError, SyncFailed
+from raftmq.store.record import BLANK, MAGIC_BLANK, encode_record
 from tests.store.make import new_log, record, sync
 
 SIZE = 1024

@@ -2,10 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from store.consumequeue import FILLER, ConsumeQueueStore
-from store.disk import OsDisk
-from store.dispatch import UNIT
-from store.filecache import FileCache
+from raftmq.store.consumequeue import FILLER, ConsumeQueueStore
+from raftmq.store.disk import OsDisk
+from raftmq.store.dispatch import UNIT
+from raftmq.store.filecache import FileCache
 
 PER_FILE = 10
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from store.disk import OsDisk
+from raftmq.store.disk import OsDisk
 
 
 def test_files(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from store.dispatch import (
+from raftmq.store.dispatch import (
     DELAY_LEVELS_MS,
     SCHEDULE_TOPIC,
     UNIT,
@@ -11,8 +11,8 @@ from store.dispatch import (
     QueueUnits,
     index_payload,
 )
-from store.properties import decode_properties, java_string_hash, tags_code
-from store.record import MessageRecord, encode_record, walk_records
+from raftmq.store.properties import decode_properties, java_string_hash, tags_code
+from raftmq.store.record import MessageRecord, encode_record, walk_records
 from tests.store.make import record
 
 V6 = ("::1", 1)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from store.commitlog import CommitLog
-from store.disk import File, OsDisk
-from store.errors import SyncFailed, TooManyWaiting
-from store.flush import FlushMode, GroupFlusher
+from raftmq.store.commitlog import CommitLog
+from raftmq.store.disk import File, OsDisk
+from raftmq.store.errors import SyncFailed, TooManyWaiting
+from raftmq.store.flush import FlushMode, GroupFlusher
 
 
 class GateFile:

@@ -1,6 +1,6 @@
 import pytest
 
-from store.frame import (
+from raftmq.store.frame import (
     HEADER_SIZE_BYTES,
     PAYLOAD_SIZE_BYTES_MAX,
     Frame,

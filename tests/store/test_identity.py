@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from store.disk import OsDisk
-from store.identity import (
+from raftmq.store.disk import OsDisk
+from raftmq.store.identity import (
     StoreIdentity,
     WrongIdentity,
     check_identity,

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from store.disk import File, OsDisk
-from store.indexfile import ENTRY, HEADER, IndexFile, IndexLimits
-from store.indexkeys import IndexKey
+from raftmq.store.disk import File, OsDisk
+from raftmq.store.indexfile import ENTRY, HEADER, IndexFile, IndexLimits
+from raftmq.store.indexkeys import IndexKey
 
 LIMITS = IndexLimits(slots=7, entries=20)
 SIZE = 40 + 7 * 4 + 20 * 20

@@ -2,10 +2,10 @@ import random
 
 import pytest
 
-from store.frame import FrameKind, seal_frame
-from store.indexkeys import _PARTS_MAX, KeyWalker, WalkError, has_key, key_hash, keys_of
-from store.properties import decode_properties, java_string_hash
-from store.record import BLANK, MAGIC_BLANK, MessageRecord, encode_record
+from raftmq.store.frame import FrameKind, seal_frame
+from raftmq.store.indexkeys import _PARTS_MAX, KeyWalker, WalkError, has_key, key_hash, keys_of
+from raftmq.store.properties import decode_properties, java_string_hash
+from raftmq.store.record import BLANK, MAGIC_BLANK, MessageRecord, encode_record
 from tests.store.make import PLAIN, record
 
 LONG_TOPIC = "t" * 200  # a V2 record

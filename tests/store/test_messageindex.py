@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from store.config import StoreConfig, StoreMode
-from store.disk import Disk, File, OsDisk
-from store.frame import Frame
-from store.indexfile import ENTRY, IndexFile, IndexLimits
-from store.indexkeys import keys_of
-from store.messageindex import CHAIN_ENTRIES_MAX, UNMARKED_BYTES
-from store.messagestore import MessageStore
-from store.properties import decode_properties
-from store.record import MessageRecord, decode_record, encode_record, walk_records
+from raftmq.store.config import StoreConfig, StoreMode
+from raftmq.store.disk import Disk, File, OsDisk
+from raftmq.store.frame import Frame
+from raftmq.store.indexfile import ENTRY, IndexFile, IndexLimits
+from raftmq.store.indexkeys import keys_of
+from raftmq.store.messageindex import CHAIN_ENTRIES_MAX, UNMARKED_BYTES
+from raftmq.store.messagestore import MessageStore
+from raftmq.store.properties import decode_properties
+from raftmq.store.record import MessageRecord, decode_record, encode_record, walk_records
 from tests.simulator import disk as simulated
 from tests.simulator.disk import SimCrash, SimDisk
 from tests.store.make import FrameWriter, record, sync

@@ -2,15 +2,15 @@ from pathlib import Path
 
 import pytest
 
-from store.config import StoreConfig, StoreMode, hot_span_bytes
-from store.disk import DiskUsage, OsDisk
-from store.dispatch import DispatchError, index_payload
-from store.errors import RecordTooLarge, StoreDamaged
-from store.frame import FrameKind, seal_frame
-from store.messagestore import GetStatus, MessageStore
-from store.properties import tags_code
-from store.record import decode_record, encode_record, walk_records
-from store.retention import HOUR_MS, RetentionPolicy
+from raftmq.store.config import StoreConfig, StoreMode, hot_span_bytes
+from raftmq.store.disk import DiskUsage, OsDisk
+from raftmq.store.dispatch import DispatchError, index_payload
+from raftmq.store.errors import RecordTooLarge, StoreDamaged
+from raftmq.store.frame import FrameKind, seal_frame
+from raftmq.store.messagestore import GetStatus, MessageStore
+from raftmq.store.properties import tags_code
+from raftmq.store.record import decode_record, encode_record, walk_records
+from raftmq.store.retention import HOUR_MS, RetentionPolicy
 from tests.store.make import FrameWriter, record, sync
 
 SEGMENT = 2048

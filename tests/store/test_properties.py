@@ -1,6 +1,11 @@
 import pytest
 
-from store.properties import decode_properties, encode_properties, java_string_hash, tags_code
+from raftmq.store.properties import (
+    decode_properties,
+    encode_properties,
+    java_string_hash,
+    tags_code,
+)
 
 
 @pytest.mark.parametrize(

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from store.config import StoreConfig, StoreMode
-from store.disk import OsDisk
-from store.dispatch import UNIT, UNIT_SIZE_BYTES
-from store.errors import UnitDamaged
-from store.messagestore import GetStatus, MessageStore
-from store.pointing import body_is_whole, queue_offset_at
-from store.queuemanifest import QueueExtent, read_manifest, write_manifest
-from store.queuerepair import WANTED_MAX
-from store.record import encode_record
-from store.recovery import FrameRecovery, recover_frames
+from raftmq.store.config import StoreConfig, StoreMode
+from raftmq.store.disk import OsDisk
+from raftmq.store.dispatch import UNIT, UNIT_SIZE_BYTES
+from raftmq.store.errors import UnitDamaged
+from raftmq.store.messagestore import GetStatus, MessageStore
+from raftmq.store.pointing import body_is_whole, queue_offset_at
+from raftmq.store.queuemanifest import QueueExtent, read_manifest, write_manifest
+from raftmq.store.queuerepair import WANTED_MAX
+from raftmq.store.record import encode_record
+from raftmq.store.recovery import FrameRecovery, recover_frames
 from tests.store.make import FrameWriter, record
 
 SEGMENT = 16384

@@ -1,7 +1,7 @@
 import pytest
 
-from store.frame import FrameKind, seal_frame
-from store.record import (
+from raftmq.store.frame import FrameKind, seal_frame
+from raftmq.store.record import (
     BLANK,
     MAGIC_BLANK,
     MAGIC_V1,

@@ -3,13 +3,13 @@ from pathlib import Path
 
 import pytest
 
-from store.checkpoint import Checkpoint, CheckpointFields
-from store.commitlog import CommitLog
-from store.disk import OsDisk
-from store.errors import StoreDamaged, StoreError
-from store.frame import HEADER_SIZE_BYTES, Frame, FrameKind, seal_frame
-from store.record import encode_record
-from store.recovery import (
+from raftmq.store.checkpoint import Checkpoint, CheckpointFields
+from raftmq.store.commitlog import CommitLog
+from raftmq.store.disk import OsDisk
+from raftmq.store.errors import StoreDamaged, StoreError
+from raftmq.store.frame import HEADER_SIZE_BYTES, Frame, FrameKind, seal_frame
+from raftmq.store.record import encode_record
+from raftmq.store.recovery import (
     FrameHeader,
     FrameRecovery,
     recover_frames,

@@ -1,6 +1,6 @@
 import pytest
 
-from store.retention import (
+from raftmq.store.retention import (
     CLOCK_JUMP_MS,
     CLOCK_STEADY_MS,
     HOUR_MS,

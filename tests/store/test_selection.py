@@ -1,7 +1,7 @@
 import pytest
 
-from store.dispatch import UNIT
-from store.selection import (
+from raftmq.store.dispatch import UNIT
+from raftmq.store.selection import (
     GAP_BYTES_MAX,
     SPAN_BYTES_MAX,
     GetStatus,

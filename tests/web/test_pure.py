@@ -5,12 +5,12 @@ from typing import Annotated
 import pytest
 from msgspec import Meta
 
-from web.openapi import document
-from web.operation import Operation
-from web.paging import PageQuery, decode_cursor, encode_cursor, page
-from web.problem import ApiProblem, invalid, not_leader
-from web.schema import Count, Input, View, from_json, from_texts, to_json
-from web.versions import ANY, Condition, condition_of, etag, version_of
+from raftmq.web.openapi import document
+from raftmq.web.operation import Operation
+from raftmq.web.paging import PageQuery, decode_cursor, encode_cursor, page
+from raftmq.web.problem import ApiProblem, invalid, not_leader
+from raftmq.web.schema import Count, Input, View, from_json, from_texts, to_json
+from raftmq.web.versions import ANY, Condition, condition_of, etag, version_of
 
 
 class Thing(Input, frozen=True, kw_only=True):

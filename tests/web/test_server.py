@@ -11,13 +11,13 @@ import orjson
 import pytest
 from aiohttp.client_exceptions import ClientConnectionResetError
 
+from raftmq.web.app import BODIES_BYTES_MAX, BODY_BYTES_MAX, Page, RequestLog, WebServer
+from raftmq.web.auth import Access, WebConfigError, WebSettings, load_token
+from raftmq.web.events import EventHub
+from raftmq.web.operation import Operation, Reply, Role
+from raftmq.web.problem import conflict
+from raftmq.web.schema import Count, Input
 from tests.broker.http.client import Client
-from web.app import BODIES_BYTES_MAX, BODY_BYTES_MAX, Page, RequestLog, WebServer
-from web.auth import Access, WebConfigError, WebSettings, load_token
-from web.events import EventHub
-from web.operation import Operation, Reply, Role
-from web.problem import conflict
-from web.schema import Count, Input
 
 TOKENS = {role: f"{role}-0123456789abcdef" for role in ("viewer", "operator", "admin")}
 PATIENCE_S = 60
@@ -355,7 +355,7 @@ async def test_bodies_of_all_requests_under_way_have_a_bound():
 
 def test_a_client_that_is_gone_before_its_answer_costs_a_line_and_no_stack(caplog):
     """It asked to be told to go on (Expect), and was gone when it was."""
-    request_log = RequestLog(logging.getLogger("web"))
+    request_log = RequestLog(logging.getLogger("raftmq.web"))
     for error in (ClientConnectionResetError("closing"), ConnectionResetError("gone")):
         request_log.exception("Error from %s", "127.0.0.1", exc_info=error)
     assert [record.exc_info for record in caplog.records] == [None, None]

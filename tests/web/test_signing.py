@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from web.signing import SCHEME, Challenges, Signed, Signer, key_of
+from raftmq.web.signing import SCHEME, Challenges, Signed, Signer, key_of
 
 TOKEN, OTHER = "cluster-0123456789abcdef", "another-0123456789abcdef"
 HERE = "10.0.0.5:10915"

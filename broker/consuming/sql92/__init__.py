@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from broker.consuming.sql92.nodes import Expression
-from broker.consuming.sql92.parser import parse
-from broker.consuming.sql92.tokens import Sql92Error
+from raftmq.broker.consuming.sql92.nodes import Expression
+from raftmq.broker.consuming.sql92.parser import parse
+from raftmq.broker.consuming.sql92.tokens import Sql92Error
 
 __all__ = ["CACHE_MAX", "Expression", "Sql92Error", "compile_expression"]
 

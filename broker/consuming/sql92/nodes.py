@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from broker.consuming.sql92.values import (
+from raftmq.broker.consuming.sql92.values import (
     DOUBLE_MAX,
     DOUBLE_MIN,
     INT32,

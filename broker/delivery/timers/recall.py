@@ -10,21 +10,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from broker.consuming.queries import not_leader
-from broker.delivery.timers.timing import Key, recall_message, timed
-from broker.errors import Refused
-from broker.sending.outcome import Ended
-from broker.tables.topics import PERM_WRITE
-from remoting.codes import RequestCode, ResponseCode
-from remoting.command import RemotingCommand
-from remoting.connection import Connection, Handler
-from remoting.fields import text, text_or
-from remoting.recallhandle import RecallHandle
-from store.properties import decode_properties
-from store.record import pack_host
+from raftmq.broker.consuming.queries import not_leader
+from raftmq.broker.delivery.timers.timing import Key, recall_message, timed
+from raftmq.broker.errors import Refused
+from raftmq.broker.sending.outcome import Ended
+from raftmq.broker.tables.topics import PERM_WRITE
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.connection import Connection, Handler
+from raftmq.remoting.fields import text, text_or
+from raftmq.remoting.recallhandle import RecallHandle
+from raftmq.store.properties import decode_properties
+from raftmq.store.record import pack_host
 
 if TYPE_CHECKING:
-    from broker.broker import Broker
+    from raftmq.broker.broker import Broker
 
 
 class Recalls:

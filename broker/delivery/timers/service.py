@@ -24,25 +24,25 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from broker.delivery.timers.timing import Key, Timing, key_of, recalls, rolled
-from broker.delivery.timers.wheel import Progress, TimerWheel, Waiting
-from broker.errors import Refused
-from broker.sending.outcome import Sends, is_stored, is_unknown, proposal_told
-from broker.sending.parking import delivered
-from broker.sending.sendrequest import Outgoing, as_stored
-from broker.tables.state import timer_progress
-from remoting.codes import ResponseCode
-from store.dispatch import TIMER_TOPIC, UNIT, timer_code
-from store.errors import StoreDamaged, StoreError
-from store.properties import decode_properties
-from store.record import MessageRecord, RecordError, decode_record
+from raftmq.broker.delivery.timers.timing import Key, Timing, key_of, recalls, rolled
+from raftmq.broker.delivery.timers.wheel import Progress, TimerWheel, Waiting
+from raftmq.broker.errors import Refused
+from raftmq.broker.sending.outcome import Sends, is_stored, is_unknown, proposal_told
+from raftmq.broker.sending.parking import delivered
+from raftmq.broker.sending.sendrequest import Outgoing, as_stored
+from raftmq.broker.tables.state import timer_progress
+from raftmq.remoting.codes import ResponseCode
+from raftmq.store.dispatch import TIMER_TOPIC, UNIT, timer_code
+from raftmq.store.errors import StoreDamaged, StoreError
+from raftmq.store.properties import decode_properties
+from raftmq.store.record import MessageRecord, RecordError, decode_record
 
 if TYPE_CHECKING:
-    from broker.broker import Broker
-    from broker.tables.delayoffsets import DelayOffsets
-    from store.consumequeue import ConsumeQueue
+    from raftmq.broker.broker import Broker
+    from raftmq.broker.tables.delayoffsets import DelayOffsets
+    from raftmq.store.consumequeue import ConsumeQueue
 
-log = logging.getLogger("broker.timers")
+log = logging.getLogger("raftmq.broker.timers")
 
 COUNT_MAX = 128  # messages of one delivery: about 4 ms
 BYTES_MAX = 512 * 1024  # of one delivery; a larger message goes alone

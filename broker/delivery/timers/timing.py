@@ -23,14 +23,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from broker.delivery.transactions.conversion import PRODUCER_GROUP, REAL_QUEUE_ID, REAL_TOPIC
-from broker.errors import Refused
-from broker.sending.sendrequest import MESSAGE_ILLEGAL, PROPERTIES_SIZE_MAX, SYSTEM_ERROR, Outgoing
-from broker.tables.topics import RETRY_PREFIX
-from remoting.codes import ResponseCode
-from remoting.recallhandle import RecallHandle
-from store.dispatch import TIMER_DEL_UNIQKEY, TIMER_OUT_MS, TIMER_TOPIC
-from store.properties import TAGS, UNIQ_KEY, decode_properties, joined
+from raftmq.broker.delivery.transactions.conversion import PRODUCER_GROUP, REAL_QUEUE_ID, REAL_TOPIC
+from raftmq.broker.errors import Refused
+from raftmq.broker.sending.sendrequest import (
+    MESSAGE_ILLEGAL,
+    PROPERTIES_SIZE_MAX,
+    SYSTEM_ERROR,
+    Outgoing,
+)
+from raftmq.broker.tables.topics import RETRY_PREFIX
+from raftmq.remoting.codes import ResponseCode
+from raftmq.remoting.recallhandle import RecallHandle
+from raftmq.store.dispatch import TIMER_DEL_UNIQKEY, TIMER_OUT_MS, TIMER_TOPIC
+from raftmq.store.properties import TAGS, UNIQ_KEY, decode_properties, joined
 
 TIMER_DELAY_SEC = "TIMER_DELAY_SEC"
 TIMER_DELAY_MS = "TIMER_DELAY_MS"

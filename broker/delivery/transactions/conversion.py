@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from broker.delivery.transactions.book import Half
-from broker.errors import Refused
-from broker.sending.sendrequest import Outgoing, as_stored
-from remoting.codes import ResponseCode
-from store.properties import TAGS, UNIQ_KEY, decode_properties, encode_properties
-from store.record import (
+from raftmq.broker.delivery.transactions.book import Half
+from raftmq.broker.errors import Refused
+from raftmq.broker.sending.sendrequest import Outgoing, as_stored
+from raftmq.remoting.codes import ResponseCode
+from raftmq.store.properties import TAGS, UNIQ_KEY, decode_properties, encode_properties
+from raftmq.store.record import (
     SYS_TRANSACTION_COMMIT,
     SYS_TRANSACTION_MASK,
     MessageRecord,

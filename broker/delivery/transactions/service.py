@@ -20,28 +20,33 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from broker.clients import ClientConnection
-from broker.delivery.transactions import conversion
-from broker.delivery.transactions.book import COMMIT, ROLLBACK, Half, HalfBook
-from broker.delivery.transactions.conversion import GIVEN_UP_TOPIC, GROUP, HALF_TOPIC, OP_TOPIC
-from broker.errors import Refused
-from broker.sending.answers import NOT_LEADER
-from broker.sending.outcome import Ended, is_stored
-from broker.sending.parking import later
-from broker.sending.sendrequest import Outgoing
-from broker.tables.state import commit_offsets, put_topic
-from broker.tables.topics import TopicConfig
-from remoting.acl.accounts import Permission
-from remoting.acl.needs import Need, topic_need
-from remoting.codes import RequestCode, ResponseCode
-from remoting.command import RemotingCommand
-from remoting.connection import Connection, Handler
-from remoting.errors import RemotingError
-from remoting.headers import CheckTransactionHeader, EndTransactionHeader
-from store.errors import StoreError
-from store.messagestore import GetStatus
-from store.properties import decode_properties
-from store.record import (
+from raftmq.broker.clients import ClientConnection
+from raftmq.broker.delivery.transactions import conversion
+from raftmq.broker.delivery.transactions.book import COMMIT, ROLLBACK, Half, HalfBook
+from raftmq.broker.delivery.transactions.conversion import (
+    GIVEN_UP_TOPIC,
+    GROUP,
+    HALF_TOPIC,
+    OP_TOPIC,
+)
+from raftmq.broker.errors import Refused
+from raftmq.broker.sending.answers import NOT_LEADER
+from raftmq.broker.sending.outcome import Ended, is_stored
+from raftmq.broker.sending.parking import later
+from raftmq.broker.sending.sendrequest import Outgoing
+from raftmq.broker.tables.state import commit_offsets, put_topic
+from raftmq.broker.tables.topics import TopicConfig
+from raftmq.remoting.acl.accounts import Permission
+from raftmq.remoting.acl.needs import Need, topic_need
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.connection import Connection, Handler
+from raftmq.remoting.errors import RemotingError
+from raftmq.remoting.headers import CheckTransactionHeader, EndTransactionHeader
+from raftmq.store.errors import StoreError
+from raftmq.store.messagestore import GetStatus
+from raftmq.store.properties import decode_properties
+from raftmq.store.record import (
     MessageRecord,
     RecordError,
     decode_record,
@@ -50,9 +55,9 @@ from store.record import (
 )
 
 if TYPE_CHECKING:
-    from broker.broker import Broker
+    from raftmq.broker.broker import Broker
 
-log = logging.getLogger("broker.transactions")
+log = logging.getLogger("raftmq.broker.transactions")
 
 TURN_MAX = 500  # records read in one turn of a chore
 TURN_BYTES = 1 << 20

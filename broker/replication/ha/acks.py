@@ -16,7 +16,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Generic, TypeVar
 
-from remoting.codes import ResponseCode
+from raftmq.remoting.codes import ResponseCode
 
 T = TypeVar("T")
 

@@ -10,13 +10,13 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor
 
-from broker.replication.ha.metadata import LogComparison, MasterClient, MetadataSync
-from broker.tables.configfiles import ConfigFiles
-from broker.tables.state import BrokerState
-from remoting.acl.signature import Credentials
-from remoting.tls import TlsContext
-from store.commitlog import CommitLog
-from store.record import walk_records
+from raftmq.broker.replication.ha.metadata import LogComparison, MasterClient, MetadataSync
+from raftmq.broker.tables.configfiles import ConfigFiles
+from raftmq.broker.tables.state import BrokerState
+from raftmq.remoting.acl.signature import Credentials
+from raftmq.remoting.tls import TlsContext
+from raftmq.store.commitlog import CommitLog
+from raftmq.store.record import walk_records
 
 _WINDOW_BYTES = 4 << 20
 

@@ -19,14 +19,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
-from broker.replication.ha.protocol import HaProtocolError, ReportReader, transfer
-from dledger.gate import Gate
-from remoting.address import format_address
-from remoting.connection import FROM_PEER
-from remoting.tlslistener import TlsListener, TlsPolicy
-from store.commitlog import CommitLog
+from raftmq.broker.replication.ha.protocol import HaProtocolError, ReportReader, transfer
+from raftmq.dledger.gate import Gate
+from raftmq.remoting.address import format_address
+from raftmq.remoting.connection import FROM_PEER
+from raftmq.remoting.tlslistener import TlsListener, TlsPolicy
+from raftmq.store.commitlog import CommitLog
 
-log = logging.getLogger("broker.ha.master")
+log = logging.getLogger("raftmq.broker.ha.master")
 
 WRITE_BYTES_MAX = 1 << 20  # in a slave's connection; more is not handed to it
 READ_BYTES = 1 << 18  # of the log at once

@@ -15,20 +15,20 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from broker.errors import StateError
-from broker.replication.ha.slave import LogsDiffer
-from broker.tables.configfiles import ConfigFiles
-from broker.tables.state import BrokerState
-from remoting.acl.signature import Credentials
-from remoting.client import RemotingClient
-from remoting.codes import RequestCode, ResponseCode
-from remoting.command import RemotingCommand
-from remoting.errors import RemotingError
-from remoting.fastjson import loads_object
-from remoting.tls import TlsContext
-from store.commitlog import CommitLog
+from raftmq.broker.errors import StateError
+from raftmq.broker.replication.ha.slave import LogsDiffer
+from raftmq.broker.tables.configfiles import ConfigFiles
+from raftmq.broker.tables.state import BrokerState
+from raftmq.remoting.acl.signature import Credentials
+from raftmq.remoting.client import RemotingClient
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.errors import RemotingError
+from raftmq.remoting.fastjson import loads_object
+from raftmq.remoting.tls import TlsContext
+from raftmq.store.commitlog import CommitLog
 
-log = logging.getLogger("broker.ha.metadata")
+log = logging.getLogger("raftmq.broker.ha.metadata")
 
 REQUEST_TIMEOUT_MS = 3_000
 RETRY_MS = 1_000  # after a round that failed

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 from zlib import crc32
 
-from store.record import (
+from raftmq.store.record import (
     BLANK,
     FIXED_SIZE_BYTES,
     HEAD_SIZE_BYTES,

@@ -17,16 +17,22 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import cast
 
-from broker.replication.ha.master import no_delay
-from broker.replication.ha.protocol import REPORT, HaProtocolError, RecordRuns, Run, TransferReader
-from dledger.gate import Gate
-from remoting.address import parse_address
-from remoting.errors import RemotingError
-from remoting.tls import TlsContext
-from store.commitlog import CommitLog
-from store.errors import Diverged
+from raftmq.broker.replication.ha.master import no_delay
+from raftmq.broker.replication.ha.protocol import (
+    REPORT,
+    HaProtocolError,
+    RecordRuns,
+    Run,
+    TransferReader,
+)
+from raftmq.dledger.gate import Gate
+from raftmq.remoting.address import parse_address
+from raftmq.remoting.errors import RemotingError
+from raftmq.remoting.tls import TlsContext
+from raftmq.store.commitlog import CommitLog
+from raftmq.store.errors import Diverged
 
-log = logging.getLogger("broker.ha.slave")
+log = logging.getLogger("raftmq.broker.ha.slave")
 
 RECONNECT_MS = 200  # doubled while nothing comes of it
 RECONNECT_MS_MAX = 1_000

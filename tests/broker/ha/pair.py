@@ -1,7 +1,7 @@
 """A classic group on this loop: one master and its slaves, over loopback sockets."""
 
-from broker.broker import Broker
-from broker.config import Setting, build_config
+from raftmq.broker.broker import Broker
+from raftmq.broker.config import Setting, build_config
 from tests.broker.cluster import Group, _bound, until
 
 SEGMENT = 256 << 10

@@ -2,7 +2,7 @@
 
 import pytest
 
-from broker.replication.ha.acks import (
+from raftmq.broker.replication.ha.acks import (
     FLUSH_DISK_TIMEOUT,
     FLUSH_SLAVE_TIMEOUT,
     OK,

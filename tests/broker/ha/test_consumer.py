@@ -4,8 +4,8 @@ itself, reads cold data where the master sends it; a producer is told statuses, 
 import random
 from contextlib import closing
 
-from chaos.cluster.ports import HeldPorts
-from client import (
+from raftmq.chaos.cluster.ports import HeldPorts
+from raftmq.client import (
     ConsumeFrom,
     ConsumerConfig,
     Message,
@@ -14,8 +14,8 @@ from client import (
     SendConfig,
     SendStatus,
 )
-from client.instance import InstanceConfig
-from namesrv.server import NameServer, NameServerConfig
+from raftmq.client.instance import InstanceConfig
+from raftmq.namesrv.server import NameServer, NameServerConfig
 from tests.broker.cluster import until
 from tests.broker.ha.pair import Classic
 

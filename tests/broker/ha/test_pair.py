@@ -5,15 +5,15 @@ import asyncio
 import orjson
 import pytest
 
-from broker.construction import template_topic
-from broker.errors import EngineError
-from namesrv.server import NameServer, NameServerConfig
-from remoting.client import RemotingClient
-from remoting.codes import RequestCode, ResponseCode
-from remoting.fastjson import loads_object
-from remoting.headers import PullResponseHeader, SendResponseHeader
-from store.identity import WrongIdentity
-from store.record import decode_record, walk_records
+from raftmq.broker.construction import template_topic
+from raftmq.broker.errors import EngineError
+from raftmq.namesrv.server import NameServer, NameServerConfig
+from raftmq.remoting.client import RemotingClient
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.fastjson import loads_object
+from raftmq.remoting.headers import PullResponseHeader, SendResponseHeader
+from raftmq.store.identity import WrongIdentity
+from raftmq.store.record import decode_record, walk_records
 from tests.broker.cluster import Group, until
 from tests.broker.ha.pair import SEGMENT, TIMEOUT_MS, Classic, log_bytes
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from broker.replication.ha.protocol import (
+from raftmq.broker.replication.ha.protocol import (
     HELD_BACK_MAX,
     REPORT,
     TRANSFER_SIZE_MAX,
@@ -17,7 +17,7 @@ from broker.replication.ha.protocol import (
     TransferReader,
     transfer,
 )
-from store.record import BLANK, MAGIC_BLANK, SYS_BORN_HOST_V6, encode_record
+from raftmq.store.record import BLANK, MAGIC_BLANK, SYS_BORN_HOST_V6, encode_record
 from tests.store.make import PLAIN
 
 SEGMENT = 1000

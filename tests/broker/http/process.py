@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import orjson
 
-from chaos.cluster.ports import HeldPorts
+from raftmq.chaos.cluster.ports import HeldPorts
 
 TOKENS = {role: f"{role}-token-{'0' * 16}" for role in ("viewer", "operator", "admin")}
 PATIENCE_S = 240.0
@@ -38,7 +38,7 @@ def command(directory, *settings):
         "heartbeatIntervalMs=40",
     )
     given = [part for setting in (*own, *settings) for part in ("--set", setting)]
-    return [sys.executable, "-m", "broker.cli", *given]
+    return [sys.executable, "-m", "raftmq.broker.cli", *given]
 
 
 @contextmanager

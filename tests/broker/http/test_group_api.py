@@ -6,8 +6,8 @@ import subprocess
 import orjson
 import pytest
 
-from broker.http.local import Local
-from remoting.codes import ResponseCode
+from raftmq.broker.http.local import Local
+from raftmq.remoting.codes import ResponseCode
 from tests.broker.cluster import Group, until
 from tests.broker.http.client import Client
 from tests.broker.http.process import command, tokens_file

@@ -4,9 +4,9 @@ import base64
 
 import pytest
 
-from broker.tables.state import put_topic
-from broker.tables.topics import TopicConfig
-from remoting.codes import RequestCode
+from raftmq.broker.tables.state import put_topic
+from raftmq.broker.tables.topics import TopicConfig
+from raftmq.remoting.codes import RequestCode
 from tests.broker.cluster import Group, until
 from tests.broker.http.client import Client
 
@@ -246,11 +246,11 @@ async def test_live_configuration(client, broker):
 
 async def test_log_levels_and_statistics(client):
     levels = (await client.get("/api/v1/log-levels")).json["levels"]
-    assert "broker.send" in levels
-    path = "/api/v1/log-levels/broker.send"
+    assert "raftmq.broker.send" in levels
+    path = "/api/v1/log-levels/raftmq.broker.send"
     assert (await client.put(path, {"level": "ERROR"})).json["level"] == "ERROR"
-    assert (await client.get("/api/v1/log-levels")).json["levels"]["broker.send"] == "ERROR"
-    await client.put(path, {"level": levels["broker.send"]})
+    assert (await client.get("/api/v1/log-levels")).json["levels"]["raftmq.broker.send"] == "ERROR"
+    await client.put(path, {"level": levels["raftmq.broker.send"]})
     assert (await client.put("/api/v1/log-levels/nobody.here", {"level": "INFO"})).status == 404
     figures = (await client.get("/api/v1/statistics")).json
     assert figures["runtime"]["raftRole"] == "leader"

@@ -5,9 +5,9 @@ from contextlib import asynccontextmanager
 
 import orjson
 
-from client import Message, Producer
-from namesrv.server import NameServer, NameServerConfig
-from remoting.codes import RequestCode
+from raftmq.client import Message, Producer
+from raftmq.namesrv.server import NameServer, NameServerConfig
+from raftmq.remoting.codes import RequestCode
 from tests.broker.cluster import Group, until
 from tests.broker.http.client import Client
 from tests.broker.http.test_group_api import events_until

@@ -2,10 +2,10 @@
 
 import pytest
 
-from broker.consuming.sql92 import CACHE_MAX, Sql92Error, compile_expression
-from broker.consuming.sql92.nodes import DEPTH_MAX
-from broker.consuming.sql92.tokens import LENGTH_MAX
-from broker.consuming.sql92.values import Incomparable, to_double
+from raftmq.broker.consuming.sql92 import CACHE_MAX, Sql92Error, compile_expression
+from raftmq.broker.consuming.sql92.nodes import DEPTH_MAX
+from raftmq.broker.consuming.sql92.tokens import LENGTH_MAX
+from raftmq.broker.consuming.sql92.values import Incomparable, to_double
 
 ORDER = {"price": "17", "region": "Hangzhou", "TAGS": "TagA", "vip": "true", "ratio": "0.5"}
 

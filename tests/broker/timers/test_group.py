@@ -4,10 +4,10 @@ import asyncio
 
 import orjson
 
-import broker.delivery.timers.service
-from remoting.codes import RequestCode, ResponseCode
-from store.dispatch import TIMER_TOPIC
-from store.properties import decode_properties
+import raftmq.broker.delivery.timers.service
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.store.dispatch import TIMER_TOPIC
+from raftmq.store.properties import decode_properties
 from tests.broker.cluster import PATIENCE_S, Group, until
 from tests.broker.ha.pair import Classic
 from tests.broker.test_delay_group import PATIENT, TOPIC, everything, keys_of
@@ -47,7 +47,7 @@ async def test_the_leader_dies_while_messages_wait_and_while_they_are_delivered(
     tmp_path, monkeypatch
 ):
     """Every message once, none early, none lost, in the order of their times, on all replicas."""
-    monkeypatch.setattr(broker.delivery.timers.service, "COUNT_MAX", 3)
+    monkeypatch.setattr(raftmq.broker.delivery.timers.service, "COUNT_MAX", 3)
     async with Group(tmp_path, 3, **PATIENT) as group:
         first = await group.leader()
         leader = group.brokers[first]

@@ -4,14 +4,14 @@ import random
 
 import pytest
 
-from broker.delivery.timers.service import COUNT_MAX, RETRY_MS, TimerService
-from broker.delivery.timers.timing import Key, recall_message, timed
-from broker.delivery.timers.wheel import NOTHING
-from remoting.recallhandle import RecallHandle
-from store.dispatch import TIMER_TOPIC, UNIT
-from store.errors import StoreDamaged
-from store.properties import decode_properties
-from store.record import decode_record
+from raftmq.broker.delivery.timers.service import COUNT_MAX, RETRY_MS, TimerService
+from raftmq.broker.delivery.timers.timing import Key, recall_message, timed
+from raftmq.broker.delivery.timers.wheel import NOTHING
+from raftmq.remoting.recallhandle import RecallHandle
+from raftmq.store.dispatch import TIMER_TOPIC, UNIT
+from raftmq.store.errors import StoreDamaged
+from raftmq.store.properties import decode_properties
+from raftmq.store.record import decode_record
 from tests.broker import test_delay
 from tests.broker.test_send import BORN
 

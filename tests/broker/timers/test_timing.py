@@ -2,7 +2,7 @@
 
 import pytest
 
-from broker.delivery.timers.timing import (
+from raftmq.broker.delivery.timers.timing import (
     Key,
     Timing,
     handle_of,
@@ -12,14 +12,14 @@ from broker.delivery.timers.timing import (
     rolled,
     timed,
 )
-from broker.errors import Refused
-from broker.sending.parking import Parking, delivered, later
-from broker.sending.sendrequest import PROPERTIES_SIZE_MAX, Outgoing
-from remoting.codes import ResponseCode
-from remoting.recallhandle import RecallHandle
-from store.dispatch import SCHEDULE_TOPIC, TIMER_TOPIC, timer_code
-from store.properties import decode_properties, joined
-from store.record import pack_host
+from raftmq.broker.errors import Refused
+from raftmq.broker.sending.parking import Parking, delivered, later
+from raftmq.broker.sending.sendrequest import PROPERTIES_SIZE_MAX, Outgoing
+from raftmq.remoting.codes import ResponseCode
+from raftmq.remoting.recallhandle import RecallHandle
+from raftmq.store.dispatch import SCHEDULE_TOPIC, TIMER_TOPIC, timer_code
+from raftmq.store.properties import decode_properties, joined
+from raftmq.store.record import pack_host
 
 NOW = 1_800_000_000_123
 HOST = pack_host(("10.0.0.9", 4000))

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from broker.delivery.timers.wheel import (
+from raftmq.broker.delivery.timers.wheel import (
     BLOCK,
     BUCKET_MS,
     NOTHING,

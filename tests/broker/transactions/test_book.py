@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from broker.delivery.transactions import book as room
-from broker.delivery.transactions.book import COMMIT, ROLLBACK, Half, HalfBook
+from raftmq.broker.delivery.transactions import book as room
+from raftmq.broker.delivery.transactions.book import COMMIT, ROLLBACK, Half, HalfBook
 
 
 def half(offset, root=None, due_ms=100, checks=0):

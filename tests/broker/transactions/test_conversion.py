@@ -2,10 +2,10 @@
 
 import pytest
 
-from broker.delivery.transactions import conversion
-from broker.errors import Refused
-from store.properties import decode_properties, encode_properties
-from store.record import MessageRecord, decode_record
+from raftmq.broker.delivery.transactions import conversion
+from raftmq.broker.errors import Refused
+from raftmq.store.properties import decode_properties, encode_properties
+from raftmq.store.record import MessageRecord, decode_record
 
 SENT = {"TRAN_MSG": "true", "PGROUP": "pg", "UNIQ_KEY": "U1", "TAGS": "a", "KEYS": "k"}
 

@@ -4,22 +4,27 @@ import asyncio
 
 import pytest
 
-from broker.delivery.transactions import service
-from broker.delivery.transactions.book import COMMIT, ROLLBACK
-from broker.delivery.transactions.conversion import GIVEN_UP_TOPIC, GROUP, HALF_TOPIC, OP_TOPIC
-from broker.sending import catcher
-from remoting.client import RemotingClient
-from remoting.codes import RequestCode, ResponseCode
-from remoting.command import RemotingCommand
-from remoting.headers import (
+from raftmq.broker.delivery.transactions import service
+from raftmq.broker.delivery.transactions.book import COMMIT, ROLLBACK
+from raftmq.broker.delivery.transactions.conversion import (
+    GIVEN_UP_TOPIC,
+    GROUP,
+    HALF_TOPIC,
+    OP_TOPIC,
+)
+from raftmq.broker.sending import catcher
+from raftmq.remoting.client import RemotingClient
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.headers import (
     CheckTransactionHeader,
     EndTransactionHeader,
     SendHeader,
     SendResponseHeader,
 )
-from store.dispatch import SCHEDULE_TOPIC, TIMER_TOPIC
-from store.properties import decode_properties
-from store.record import decode_offset_message_id, decode_record, pack_host, walk_records
+from raftmq.store.dispatch import SCHEDULE_TOPIC, TIMER_TOPIC
+from raftmq.store.properties import decode_properties
+from raftmq.store.record import decode_offset_message_id, decode_record, pack_host, walk_records
 from tests.broker.cluster import Group, until
 from tests.broker.ha.pair import Classic
 

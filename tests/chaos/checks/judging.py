@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from chaos.checks.suite import Suite
-from chaos.checks.verdict import Check, Verdict
+from raftmq.chaos.checks.suite import Suite
+from raftmq.chaos.checks.verdict import Check, Verdict
 from tests.chaos.builder import HistoryBuilder
 
 LOST = "acknowledged but lost"

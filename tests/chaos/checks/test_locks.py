@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from chaos.checks.verdict import Verdict
+from raftmq.chaos.checks.verdict import Verdict
 from tests.chaos.builder import HistoryBuilder
 from tests.chaos.checks.judging import check, failed
 

@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
-from chaos.checks.counts import DENSE_GAP_MAX, TIMES_MAX, OffsetCounts
-from chaos.checks.messages import Lost, Phantoms
-from chaos.checks.order import OrderPerQueue
-from chaos.checks.suite import check_all
-from chaos.checks.verdict import EXAMPLES_MAX, Verdict, merge
-from chaos.history.assembly import Assembler
-from chaos.history.events import HistoryError
+from raftmq.chaos.checks.counts import DENSE_GAP_MAX, TIMES_MAX, OffsetCounts
+from raftmq.chaos.checks.messages import Lost, Phantoms
+from raftmq.chaos.checks.order import OrderPerQueue
+from raftmq.chaos.checks.suite import check_all
+from raftmq.chaos.checks.verdict import EXAMPLES_MAX, Verdict, merge
+from raftmq.chaos.history.assembly import Assembler
+from raftmq.chaos.history.events import HistoryError
 from tests.chaos.builder import HistoryBuilder, clean
 from tests.chaos.checks.judging import (
     BROKER_MADE,

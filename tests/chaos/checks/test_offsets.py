@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from chaos.checks.offsets import UNANSWERED_MAX
-from chaos.checks.prefix import KEPT_MAX, PrefixMax
-from chaos.checks.verdict import Verdict
+from raftmq.chaos.checks.offsets import UNANSWERED_MAX
+from raftmq.chaos.checks.prefix import KEPT_MAX, PrefixMax
+from raftmq.chaos.checks.verdict import Verdict
 from tests.chaos.builder import HistoryBuilder, clean
 from tests.chaos.checks.judging import METADATA, OFFSETS, check, failed
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from chaos.checks.verdict import Verdict
+from raftmq.chaos.checks.verdict import Verdict
 from tests.chaos.builder import clean
 from tests.chaos.checks.judging import LEADERS, LOGS, REPLICAS, check, failed
 

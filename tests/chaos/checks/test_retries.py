@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from chaos.checks.verdict import Verdict
-from chaos.history.events import HistoryError
+from raftmq.chaos.checks.verdict import Verdict
+from raftmq.chaos.history.events import HistoryError
 from tests.chaos.builder import HistoryBuilder
 from tests.chaos.checks.judging import check, failed, suite_of
 

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from chaos.checks import logs as logs_module
-from chaos.checks.logs import FINDINGS_MAX, search, write_findings
-from chaos.checks.stores import StoreUnreadable, compare_replicas, shape_of, write_replicas
-from chaos.checks.suite import suite_of
-from chaos.checks.verdict import Verdict
-from chaos.history.files import HistoryWriter, read_history
-from store.frame import FrameKind
+from raftmq.chaos.checks import logs as logs_module
+from raftmq.chaos.checks.logs import FINDINGS_MAX, search, write_findings
+from raftmq.chaos.checks.stores import StoreUnreadable, compare_replicas, shape_of, write_replicas
+from raftmq.chaos.checks.suite import suite_of
+from raftmq.chaos.checks.verdict import Verdict
+from raftmq.chaos.history.files import HistoryWriter, read_history
+from raftmq.store.frame import FrameKind
 from tests.audit.stores import Log, Message, write_store
 
 NODES = ("n0", "n1", "n2")
@@ -173,7 +173,10 @@ ValueError: no such thing
         ),
         ("x ERROR broken invariant: 7\n", ["x ERROR broken invariant: 7"]),
         ("AssertionError: next_pull\n", ["AssertionError: next_pull"]),
-        ("store.errors.StoreDamaged: frame 7", ["store.errors.StoreDamaged: frame 7"]),
+        (
+            "raftmq.store.errors.StoreDamaged: frame 7",
+            ["raftmq.store.errors.StoreDamaged: frame 7"],
+        ),
         ("Traceback (most recent call last):\n  torn", ["a traceback without an end"]),
     ],
 )

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from chaos.checks.suite import Suite, check_all
-from chaos.checks.verdict import Check, Verdict, merge
-from chaos.history.events import HistoryError
+from raftmq.chaos.checks.suite import Suite, check_all
+from raftmq.chaos.checks.verdict import Check, Verdict, merge
+from raftmq.chaos.history.events import HistoryError
 from tests.chaos.builder import HistoryBuilder, clean
 from tests.chaos.checks.judging import (
     BROKER_MADE,

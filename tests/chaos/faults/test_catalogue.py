@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from chaos.cluster.cluster import Cluster
-from chaos.cluster.clusterfile import ClusterError, ClusterState, save_state
-from chaos.cluster.topology import Shape, plan, ports_needed
-from chaos.faults.base import FAMILIES, Context, Kind, Planned
-from chaos.faults.catalogue import NEEDS, REGISTRY, find, make, parse_wish, rows, unavailable
-from chaos.faults.plan import Want
-from chaos.faults.select import SELECTORS
-from chaos.history.files import HistoryWriter
+from raftmq.chaos.cluster.cluster import Cluster
+from raftmq.chaos.cluster.clusterfile import ClusterError, ClusterState, save_state
+from raftmq.chaos.cluster.topology import Shape, plan, ports_needed
+from raftmq.chaos.faults.base import FAMILIES, Context, Kind, Planned
+from raftmq.chaos.faults.catalogue import NEEDS, REGISTRY, find, make, parse_wish, rows, unavailable
+from raftmq.chaos.faults.plan import Want
+from raftmq.chaos.faults.select import SELECTORS
+from raftmq.chaos.history.files import HistoryWriter
 
 
 def state(shape: Shape) -> ClusterState:

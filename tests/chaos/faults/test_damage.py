@@ -9,20 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from chaos.cluster.clusterfile import ClusterError
-from chaos.faults import damage
-from chaos.faults.aim import Item, durable_offset, log_items, slots, used_units
-from chaos.faults.damage import Harm
-from dledger.hardstate import HardStateFile
-from dledger.messages import HardState
-from store.checkpoint import Checkpoint
-from store.commitlog import CommitLog
-from store.consumequeue import ConsumeQueueStore
-from store.disk import OsDisk
-from store.dispatch import UNIT
-from store.indexfile import HEADER, IndexLimits
-from store.record import encode_record
-from store.recovery import recover_frames
+from raftmq.chaos.cluster.clusterfile import ClusterError
+from raftmq.chaos.faults import damage
+from raftmq.chaos.faults.aim import Item, durable_offset, log_items, slots, used_units
+from raftmq.chaos.faults.damage import Harm
+from raftmq.dledger.hardstate import HardStateFile
+from raftmq.dledger.messages import HardState
+from raftmq.store.checkpoint import Checkpoint
+from raftmq.store.commitlog import CommitLog
+from raftmq.store.consumequeue import ConsumeQueueStore
+from raftmq.store.disk import OsDisk
+from raftmq.store.dispatch import UNIT
+from raftmq.store.indexfile import HEADER, IndexLimits
+from raftmq.store.record import encode_record
+from raftmq.store.recovery import recover_frames
 from tests.store.make import FrameWriter, record
 
 SEGMENT_BYTES = 16 << 10

@@ -10,17 +10,17 @@ from types import TracebackType
 
 import pytest
 
-from chaos.cluster.cluster import Cluster
-from chaos.cluster.clusterfile import ClusterError
-from chaos.cluster.probe import ReplicaView, leader_of
-from chaos.cluster.topology import Shape
-from chaos.cluster.whole import wait_whole
-from chaos.faults import power
-from chaos.faults.base import Context, Deed, Planned
-from chaos.faults.catalogue import make
-from chaos.faults.power import LoopDisk
-from chaos.history.files import HistoryWriter, read_records
-from client import Admin, ClientError, Message, MessageQueue, Producer, SendConfig
+from raftmq.chaos.cluster.cluster import Cluster
+from raftmq.chaos.cluster.clusterfile import ClusterError
+from raftmq.chaos.cluster.probe import ReplicaView, leader_of
+from raftmq.chaos.cluster.topology import Shape
+from raftmq.chaos.cluster.whole import wait_whole
+from raftmq.chaos.faults import power
+from raftmq.chaos.faults.base import Context, Deed, Planned
+from raftmq.chaos.faults.catalogue import make
+from raftmq.chaos.faults.power import LoopDisk
+from raftmq.chaos.history.files import HistoryWriter, read_records
+from raftmq.client import Admin, ClientError, Message, MessageQueue, Producer, SendConfig
 
 TOPIC = "Chaos"
 MESSAGE = re.compile(rb"m-\d{6}-")

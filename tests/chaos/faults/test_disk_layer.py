@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from chaos.faults import faultdisk
-from chaos.faults.disk import copy_files, empty
-from chaos.faults.faultdisk import FaultDisk, FaultFile, Journal
-from chaos.faults.power import cut, forget
-from chaos.faults.steering import (
+from raftmq.chaos.faults import faultdisk
+from raftmq.chaos.faults.disk import copy_files, empty
+from raftmq.chaos.faults.faultdisk import FaultDisk, FaultFile, Journal
+from raftmq.chaos.faults.power import cut, forget
+from raftmq.chaos.faults.steering import (
     ALLOCATE,
     ERROR,
     FULL,
@@ -32,9 +32,9 @@ from chaos.faults.steering import (
     Steering,
     TooManyRules,
 )
-from chaos.faults.undo import KEEP_ALL, LOSE_ALL, SECTOR_BYTES, Record, RecordKind, Temper
-from store.disk import DiskUsage, OsDisk
-from store.ownership import StoreInUse, lock_store
+from raftmq.chaos.faults.undo import KEEP_ALL, LOSE_ALL, SECTOR_BYTES, Record, RecordKind, Temper
+from raftmq.store.disk import DiskUsage, OsDisk
+from raftmq.store.ownership import StoreInUse, lock_store
 
 MIXED = Temper(0.3, 0.3)
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from chaos.cluster.clusterfile import ClusterError
-from chaos.faults import power
-from chaos.faults.power import KINDS, LoopDisk, unavailable
-from store.disk import OsDisk
+from raftmq.chaos.cluster.clusterfile import ClusterError
+from raftmq.chaos.faults import power
+from raftmq.chaos.faults.power import KINDS, LoopDisk, unavailable
+from raftmq.store.disk import OsDisk
 
 
 @pytest.mark.parametrize("kind", KINDS)

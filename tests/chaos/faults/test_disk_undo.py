@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from chaos.faults.undo import (
+from raftmq.chaos.faults.undo import (
     KEEP_ALL,
     LOSE_ALL,
     PAGE_BYTES,

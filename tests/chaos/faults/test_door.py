@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from chaos.faults.door import HttpDoor
-from chaos.faults.node import steerable_machine
-from chaos.faults.steering import SLOTS_MAX, Control, Rule, Steering
+from raftmq.chaos.faults.door import HttpDoor
+from raftmq.chaos.faults.node import steerable_machine
+from raftmq.chaos.faults.steering import SLOTS_MAX, Control, Rule, Steering
 from tests.broker.cluster import Group
 from tests.broker.http.client import Client
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from chaos.faults.flow import (
+from raftmq.chaos.faults.flow import (
     HELD_BYTES_MAX,
     PIECE_BYTES_MIN,
     QUEUE_BYTES_MIN,
@@ -15,7 +15,7 @@ from chaos.faults.flow import (
     Mark,
     Pace,
 )
-from chaos.faults.rules import Way
+from raftmq.chaos.faults.rules import Way
 
 
 def flow(way: Way | None = None, pace: Pace | None = None) -> Flow:

@@ -9,20 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from chaos.cluster.cluster import Cluster
-from chaos.cluster.clusterfile import ClusterError
-from chaos.cluster.probe import RemotingProbe, ReplicaView, leader_of
-from chaos.cluster.topology import Shape
-from chaos.cluster.whole import wait_whole
-from chaos.faults.base import Context, Deed, Fault, Planned
-from chaos.faults.catalogue import make
-from chaos.faults.links import Links
-from chaos.history.files import HistoryWriter
-from client import Admin, ClientError, Message, MessageQueue, Producer
-from remoting.client import RemotingClient
-from remoting.codes import RequestCode
-from remoting.command import RemotingCommand
-from remoting.errors import RemotingError
+from raftmq.chaos.cluster.cluster import Cluster
+from raftmq.chaos.cluster.clusterfile import ClusterError
+from raftmq.chaos.cluster.probe import RemotingProbe, ReplicaView, leader_of
+from raftmq.chaos.cluster.topology import Shape
+from raftmq.chaos.cluster.whole import wait_whole
+from raftmq.chaos.faults.base import Context, Deed, Fault, Planned
+from raftmq.chaos.faults.catalogue import make
+from raftmq.chaos.faults.links import Links
+from raftmq.chaos.history.files import HistoryWriter
+from raftmq.client import Admin, ClientError, Message, MessageQueue, Producer
+from raftmq.remoting.client import RemotingClient
+from raftmq.remoting.codes import RequestCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.errors import RemotingError
 
 PATIENCE_S = 120.0  # nothing here takes so long unless it is broken
 SEND_MS = 120_000  # a send that is to succeed has so long

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from chaos.cluster import namespaces
-from chaos.cluster.cluster import Cluster
-from chaos.cluster.clusterfile import ClusterError, ClusterState, Node
-from chaos.cluster.topology import Shape, on_hosts, plan, ports_needed
-from chaos.cluster.whole import wait_whole
-from chaos.faults.base import Context, Hit, Planned
-from chaos.faults.catalogue import find, make, unavailable
-from chaos.faults.netns import KINDS, WireCut
-from chaos.history.files import HistoryWriter
-from client import Admin, Message, Producer
+from raftmq.chaos.cluster import namespaces
+from raftmq.chaos.cluster.cluster import Cluster
+from raftmq.chaos.cluster.clusterfile import ClusterError, ClusterState, Node
+from raftmq.chaos.cluster.topology import Shape, on_hosts, plan, ports_needed
+from raftmq.chaos.cluster.whole import wait_whole
+from raftmq.chaos.faults.base import Context, Hit, Planned
+from raftmq.chaos.faults.catalogue import find, make, unavailable
+from raftmq.chaos.faults.netns import KINDS, WireCut
+from raftmq.chaos.history.files import HistoryWriter
+from raftmq.client import Admin, Message, Producer
 
 PATIENCE_S = 120.0
 KIND_NAMES = ("wire-cut-node", "wire-halves", "wire-one-way-in", "wire-one-way-out")

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from chaos.cluster.clusterfile import ClusterError, ClusterState
-from chaos.cluster.linkmap import links_of
-from chaos.cluster.topology import Shape, plan, ports_needed
-from chaos.faults.base import Hit
-from chaos.faults.links import Links
-from chaos.faults.network import (
+from raftmq.chaos.cluster.clusterfile import ClusterError, ClusterState
+from raftmq.chaos.cluster.linkmap import links_of
+from raftmq.chaos.cluster.topology import Shape, plan, ports_needed
+from raftmq.chaos.faults.base import Hit
+from raftmq.chaos.faults.links import Links
+from raftmq.chaos.faults.network import (
     around,
     around_peers,
     between_peers,
@@ -20,7 +20,7 @@ from chaos.faults.network import (
     touching,
     two_sides,
 )
-from chaos.faults.rules import Rule
+from raftmq.chaos.faults.rules import Rule
 
 
 def made(shape: Shape) -> tuple[ClusterState, Links]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from chaos.faults.base import Kind, Planned
-from chaos.faults.plan import FAULTS_MAX, PARTS_MAX, Want, plan
+from raftmq.chaos.faults.base import Kind, Planned
+from raftmq.chaos.faults.plan import FAULTS_MAX, PARTS_MAX, Want, plan
 
 KILL = Kind("kill", "process", "…", ("leader", "follower"))
 SLOW = Kind("slow", "network", "…", ("all",), lasts_s=(3, 9), params={"rate": (10, 20)})

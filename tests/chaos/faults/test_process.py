@@ -11,12 +11,12 @@ from typing import Any
 import orjson
 import pytest
 
-from chaos.cluster.cluster import Cluster
-from chaos.cluster.clusterfile import ClusterError
-from chaos.faults import base, process
-from chaos.faults.base import Context, Fault, Planned
-from chaos.faults.catalogue import make
-from chaos.history.files import HistoryWriter
+from raftmq.chaos.cluster.cluster import Cluster
+from raftmq.chaos.cluster.clusterfile import ClusterError
+from raftmq.chaos.faults import base, process
+from raftmq.chaos.faults.base import Context, Fault, Planned
+from raftmq.chaos.faults.catalogue import make
+from raftmq.chaos.history.files import HistoryWriter
 from tests.chaos.doubles import STUBBORN, AgreeingProbe, Programs
 
 

@@ -13,16 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from chaos.cluster.clusterfile import ClusterError
-from chaos.cluster.linkmap import Link
-from chaos.cluster.ports import HeldPorts
-from chaos.faults import proxy as proxy_module
-from chaos.faults.flow import HELD_BYTES_MAX
-from chaos.faults.links import Links
-from chaos.faults.pairs import OPENING_BYTES_MAX
-from chaos.faults.proxy import Control, Proxy
-from chaos.faults.rules import Rule, RuleError
-from chaos.faults.unixpath import listen_at
+from raftmq.chaos.cluster.clusterfile import ClusterError
+from raftmq.chaos.cluster.linkmap import Link
+from raftmq.chaos.cluster.ports import HeldPorts
+from raftmq.chaos.faults import proxy as proxy_module
+from raftmq.chaos.faults.flow import HELD_BYTES_MAX
+from raftmq.chaos.faults.links import Links
+from raftmq.chaos.faults.pairs import OPENING_BYTES_MAX
+from raftmq.chaos.faults.proxy import Control, Proxy
+from raftmq.chaos.faults.rules import Rule, RuleError
+from raftmq.chaos.faults.unixpath import listen_at
 
 PATIENCE_S = 60.0  # nothing here takes so long unless it is broken
 SILENCE_S = 0.15  # how long a test watches that nothing comes
@@ -455,7 +455,7 @@ async def test_the_process_carries_and_ends_on_sigterm(tmp_path: Path) -> None:
     (deep / "links.json").write_text(json.dumps(links))
     words = ["--links", str(deep / "links.json"), "--control", str(deep / "control")]
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "chaos.faults.proxy", *words, stdout=asyncio.subprocess.PIPE
+        sys.executable, "-m", "raftmq.chaos.faults.proxy", *words, stdout=asyncio.subprocess.PIPE
     )
     try:
         assert process.stdout is not None
@@ -491,7 +491,11 @@ async def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
         (tmp_path / "links.json").write_text(json.dumps(links))
         words = ["--links", str(tmp_path / "links.json"), "--control", str(tmp_path / "control")]
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "chaos.faults.proxy", *words, stderr=asyncio.subprocess.PIPE
+            sys.executable,
+            "-m",
+            "raftmq.chaos.faults.proxy",
+            *words,
+            stderr=asyncio.subprocess.PIPE,
         )
         _, errors = await process.communicate()
     assert process.returncode == 1 and b"in use" in errors

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from chaos.faults.rules import (
+from raftmq.chaos.faults.rules import (
     DELAY_MS_MAX,
     Effect,
     Rule,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from chaos.cluster.cluster import NodeStatus
-from chaos.cluster.clusterfile import ClusterError, Node
-from chaos.cluster.probe import ReplicaView
-from chaos.faults.base import role_of
-from chaos.faults.select import leaders, pick_some, select
+from raftmq.chaos.cluster.cluster import NodeStatus
+from raftmq.chaos.cluster.clusterfile import ClusterError, Node
+from raftmq.chaos.cluster.probe import ReplicaView
+from raftmq.chaos.faults.base import role_of
+from raftmq.chaos.faults.select import leaders, pick_some, select
 
 
 def broker(

@@ -6,9 +6,15 @@ from pathlib import Path
 
 import orjson
 
-from chaos.report.comparison import HEAD, Candidate, comparison_page, recovery_rows, summary_rows
-from chaos.run.compare import ENGINES
-from chaos.run.judge import judge
+from raftmq.chaos.report.comparison import (
+    HEAD,
+    Candidate,
+    comparison_page,
+    recovery_rows,
+    summary_rows,
+)
+from raftmq.chaos.run.compare import ENGINES
+from raftmq.chaos.run.judge import judge
 from tests.chaos.builder import HistoryBuilder, clean
 
 

@@ -9,16 +9,16 @@ import orjson
 import pytest
 from click.testing import CliRunner
 
-from chaos.checks.suite import check_all
-from chaos.cli import main, operating_words
-from chaos.cluster.clusterfile import ClusterError
-from chaos.faults.catalogue import REGISTRY
-from chaos.history.events import Outcome
-from chaos.report.figures import load_of
-from chaos.report.page import write_report
-from chaos.report.series import BUCKETS_MAX, DOTS_PER_BUCKET, bucket_size, series_of
-from chaos.run.scenario import SCENARIOS
-from chaos.workloads.catalogue import WORKLOADS
+from raftmq.chaos.checks.suite import check_all
+from raftmq.chaos.cli import main, operating_words
+from raftmq.chaos.cluster.clusterfile import ClusterError
+from raftmq.chaos.faults.catalogue import REGISTRY
+from raftmq.chaos.history.events import Outcome
+from raftmq.chaos.report.figures import load_of
+from raftmq.chaos.report.page import write_report
+from raftmq.chaos.report.series import BUCKETS_MAX, DOTS_PER_BUCKET, bucket_size, series_of
+from raftmq.chaos.run.scenario import SCENARIOS
+from raftmq.chaos.workloads.catalogue import WORKLOADS
 from tests.chaos.builder import HistoryBuilder, clean
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from chaos.report.recovery import percentile, recoveries, spread, summary
+from raftmq.chaos.report.recovery import percentile, recoveries, spread, summary
 from tests.chaos.builder import HistoryBuilder
 
 

@@ -11,17 +11,17 @@ import orjson
 import pytest
 from click.testing import CliRunner
 
-from chaos.checks.verdict import Verdict
-from chaos.cli import main
-from chaos.cluster import cli as cluster_cli
-from chaos.cluster.clusterfile import ClusterError, load_state
-from chaos.cluster.process import state
-from chaos.cluster.topology import Shape
-from chaos.history.files import read_history
-from chaos.run.runner import RunConfig, run_scenario
-from chaos.workloads.base import Workload
-from chaos.workloads.catalogue import make_workloads
-from chaos.workloads.messages import LOG
+from raftmq.chaos.checks.verdict import Verdict
+from raftmq.chaos.cli import main
+from raftmq.chaos.cluster import cli as cluster_cli
+from raftmq.chaos.cluster.clusterfile import ClusterError, load_state
+from raftmq.chaos.cluster.process import state
+from raftmq.chaos.cluster.topology import Shape
+from raftmq.chaos.history.files import read_history
+from raftmq.chaos.run.runner import RunConfig, run_scenario
+from raftmq.chaos.workloads.base import Workload
+from raftmq.chaos.workloads.catalogue import make_workloads
+from raftmq.chaos.workloads.messages import LOG
 
 
 def assert_stopped(directory: Path) -> None:

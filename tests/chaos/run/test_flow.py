@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from chaos.run import runner
-from chaos.workloads.base import Tally
+from raftmq.chaos.run import runner
+from raftmq.chaos.workloads.base import Tally
 
 
 def workload(failure: Exception | None = None) -> SimpleNamespace:

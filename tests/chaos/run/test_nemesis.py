@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from chaos.cluster.cluster import Cluster
-from chaos.cluster.topology import Shape
-from chaos.faults.base import Context, Fault, Planned
-from chaos.history.files import HistoryWriter, read_history
-from chaos.run import nemesis
-from chaos.run.nemesis import Nemesis
-from client import Message, Producer, SendStatus
+from raftmq.chaos.cluster.cluster import Cluster
+from raftmq.chaos.cluster.topology import Shape
+from raftmq.chaos.faults.base import Context, Fault, Planned
+from raftmq.chaos.history.files import HistoryWriter, read_history
+from raftmq.chaos.run import nemesis
+from raftmq.chaos.run.nemesis import Nemesis
+from raftmq.client import Message, Producer, SendStatus
 from tests.chaos.doubles import AgreeingProbe, Programs
 
 

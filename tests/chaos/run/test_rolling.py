@@ -7,11 +7,11 @@ from pathlib import Path
 
 import orjson
 
-from chaos.checks.verdict import Verdict
-from chaos.run.runner import RunConfig, run_scenario
-from chaos.workloads.base import Workload
-from chaos.workloads.catalogue import make_workloads
-from chaos.workloads.messages import LOG
+from raftmq.chaos.checks.verdict import Verdict
+from raftmq.chaos.run.runner import RunConfig, run_scenario
+from raftmq.chaos.workloads.base import Workload
+from raftmq.chaos.workloads.catalogue import make_workloads
+from raftmq.chaos.workloads.messages import LOG
 
 SETTINGS = {
     "mappedFileSizeCommitLog": str(8 << 20),

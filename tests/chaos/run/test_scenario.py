@@ -6,10 +6,10 @@ from itertools import pairwise
 
 import pytest
 
-from chaos.cluster.clusterfile import ClusterError, ClusterState
-from chaos.cluster.topology import Shape, plan, ports_needed
-from chaos.run.nemesis import simultaneous
-from chaos.run.scenario import SCENARIOS, find_scenario, make_plan, split_available
+from raftmq.chaos.cluster.clusterfile import ClusterError, ClusterState
+from raftmq.chaos.cluster.topology import Shape, plan, ports_needed
+from raftmq.chaos.run.nemesis import simultaneous
+from raftmq.chaos.run.scenario import SCENARIOS, find_scenario, make_plan, split_available
 
 
 def state_of(shape: Shape) -> ClusterState:

@@ -8,7 +8,7 @@ import orjson
 import pytest
 from rich.console import Console
 
-from chaos.run.watch import Scene, watch
+from raftmq.chaos.run.watch import Scene, watch
 from tests.chaos.builder import HistoryBuilder, clean
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from client import (
+from raftmq.client import (
     Admin,
     AllocateByConsistentHash,
     BrokerRefused,
@@ -30,8 +30,8 @@ from client import (
     PullConsumer,
     PushConsumer,
 )
-from remoting.codes import RequestCode
-from remoting.fastjson import loads_object
+from raftmq.remoting.codes import RequestCode
+from raftmq.remoting.fastjson import loads_object
 from tests.client.scenarios.producing import QUICK, SEND_MS, Seen, consumer_of
 from tests.client.scenarios.providers import PATIENCE_S, Cluster, fresh, topic_of, until
 

@@ -7,7 +7,7 @@ from collections import Counter
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from client import (
+from raftmq.client import (
     BrokerRefused,
     Compression,
     CompressionType,

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from client import Admin
-from namesrv.server import NameServer, NameServerConfig
+from raftmq.client import Admin
+from raftmq.namesrv.server import NameServer, NameServerConfig
 from tests.broker.cluster import Group
 from tests.interop.apache import ApacheBroker
 

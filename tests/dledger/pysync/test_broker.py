@@ -11,15 +11,15 @@ from typing import Any
 import orjson
 import pytest
 
-from broker.broker import Broker
-from broker.replication.roles import most_advanced
-from dledger.errors import Busy, NotLeader, UnknownTarget
-from dledger.pysync.member import FAILURES_MAX, ForeignLog
-from remoting.codes import RequestCode, ResponseCode
-from remoting.errors import RemotingError
-from remoting.headers import SendResponseHeader
-from store.disk import OsDisk
-from store.record import decode_record, walk_records
+from raftmq.broker.broker import Broker
+from raftmq.broker.replication.roles import most_advanced
+from raftmq.dledger.errors import Busy, NotLeader, UnknownTarget
+from raftmq.dledger.pysync.member import FAILURES_MAX, ForeignLog
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.errors import RemotingError
+from raftmq.remoting.headers import SendResponseHeader
+from raftmq.store.disk import OsDisk
+from raftmq.store.record import decode_record, walk_records
 from tests.broker.cluster import Group, until
 from tests.dledger.pysync.links import SlowGroup
 from tests.loopclock import LoopClock

@@ -15,19 +15,19 @@ from pysyncobj.journal import FileJournal
 from pysyncobj.poller import createPoller
 from pysyncobj.tcp_connection import TcpConnection
 
-from dledger.errors import Busy
-from dledger.hardstate import HardStateFile
-from dledger.log import RaftLog
-from dledger.messages import HardState
-from dledger.proposals import Proposals
-from dledger.slots import SlotFile
-from dledger.wire import MessageReader, WireError
-from store.checkpoint import Checkpoint
-from store.commitlog import CommitLog
-from store.disk import Disk, OsDisk
-from store.errors import StoreDamaged
-from store.frame import Frame, FrameKind, seal_frame
-from store.recovery import recover_frames
+from raftmq.dledger.errors import Busy
+from raftmq.dledger.hardstate import HardStateFile
+from raftmq.dledger.log import RaftLog
+from raftmq.dledger.messages import HardState
+from raftmq.dledger.proposals import Proposals
+from raftmq.dledger.slots import SlotFile
+from raftmq.dledger.wire import MessageReader, WireError
+from raftmq.store.checkpoint import Checkpoint
+from raftmq.store.commitlog import CommitLog
+from raftmq.store.disk import Disk, OsDisk
+from raftmq.store.errors import StoreDamaged
+from raftmq.store.frame import Frame, FrameKind, seal_frame
+from raftmq.store.recovery import recover_frames
 from tests.dledger.pysync.conftest import MakeWorld, start
 from tests.dledger.pysync.worlds import StockWorld, sync_calls
 from tests.simulator.disk import SimCrash, SimDisk

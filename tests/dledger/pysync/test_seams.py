@@ -8,22 +8,22 @@ from pathlib import Path
 import pytest
 from pysyncobj.pickle import dumps
 
-from broker.config import build_config, parse_properties
-from dledger.log import RaftLog
-from dledger.messages import Role
-from dledger.peers import PeerAddress
-from dledger.pysync.journal import READ_BYTES_MAX, FrameJournal, JournalError
-from dledger.pysync.meta import Meta, MetaFile
-from dledger.pysync.replica import configuration
-from dledger.pysync.transport import MESSAGE_SIZE_BYTES_MAX, PickleReader
-from dledger.settings import MemberConfig
-from dledger.state import CoreConfig
-from dledger.wire import WireError
-from store.commitlog import CommitLog
-from store.config import StoreConfig, StoreMode
-from store.disk import OsDisk
-from store.frame import HEADER_SIZE_BYTES, Frame, FrameKind, seal_frame
-from store.messagestore import MessageStore
+from raftmq.broker.config import build_config, parse_properties
+from raftmq.dledger.log import RaftLog
+from raftmq.dledger.messages import Role
+from raftmq.dledger.peers import PeerAddress
+from raftmq.dledger.pysync.journal import READ_BYTES_MAX, FrameJournal, JournalError
+from raftmq.dledger.pysync.meta import Meta, MetaFile
+from raftmq.dledger.pysync.replica import configuration
+from raftmq.dledger.pysync.transport import MESSAGE_SIZE_BYTES_MAX, PickleReader
+from raftmq.dledger.settings import MemberConfig
+from raftmq.dledger.state import CoreConfig
+from raftmq.dledger.wire import WireError
+from raftmq.store.commitlog import CommitLog
+from raftmq.store.config import StoreConfig, StoreMode
+from raftmq.store.disk import OsDisk
+from raftmq.store.frame import HEADER_SIZE_BYTES, Frame, FrameKind, seal_frame
+from raftmq.store.messagestore import MessageStore
 from tests.store.make import FrameWriter, record
 
 SEGMENT_SIZE_BYTES = 1 << 20

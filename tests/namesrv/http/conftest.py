@@ -15,4 +15,4 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
         "groups.WRITE_TIMEOUT_S",
         "proxy.WRITE_TIMEOUT_S",
     ):
-        monkeypatch.setattr(f"namesrv.http.{name}", PATIENCE_S)
+        monkeypatch.setattr(f"raftmq.namesrv.http.{name}", PATIENCE_S)

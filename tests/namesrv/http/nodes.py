@@ -8,10 +8,10 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from namesrv.config import NameServerConfig
-from namesrv.routes import Registration
-from namesrv.server import NameServer
-from remoting.registration import DataVersion, TopicConfig
+from raftmq.namesrv.config import NameServerConfig
+from raftmq.namesrv.routes import Registration
+from raftmq.namesrv.server import NameServer
+from raftmq.remoting.registration import DataVersion, TopicConfig
 
 EVENTS = "/api/v1/events"
 Reply = tuple[int, Any] | tuple[int, Any, dict[str, str]]

@@ -10,10 +10,10 @@ import aiohttp
 import orjson
 import pytest
 
-from namesrv.http.cluster import ClusterView
-from namesrv.http.nodes import Answer, Nodes
-from namesrv.http.streams import events_of
-from remoting.registration import TopicConfig
+from raftmq.namesrv.http.cluster import ClusterView
+from raftmq.namesrv.http.nodes import Answer, Nodes
+from raftmq.namesrv.http.streams import events_of
+from raftmq.remoting.registration import TopicConfig
 from tests.namesrv.http.nodes import FakeCluster, FakeNode, replicas
 
 PATIENCE_S = 120.0
@@ -375,14 +375,14 @@ async def test_events_of_all_brokers_and_the_failover_in_them(
 
 
 async def test_log_levels_are_changed_while_it_runs(call: Caller) -> None:
-    logger = logging.getLogger("namesrv.http")
+    logger = logging.getLogger("raftmq.namesrv.http")
     before = logger.level
-    path = "/log-levels/namesrv.http"
+    path = "/log-levels/raftmq.namesrv.http"
     try:
         status, value, _ = await call("PUT", path, {"level": "DEBUG"})
-        assert (status, value) == (200, {"logger": "namesrv.http", "level": "DEBUG"})
+        assert (status, value) == (200, {"logger": "raftmq.namesrv.http", "level": "DEBUG"})
         assert logger.level == logging.DEBUG
-        assert (await call.get("/log-levels"))["levels"]["namesrv.http"] == "DEBUG"
+        assert (await call.get("/log-levels"))["levels"]["raftmq.namesrv.http"] == "DEBUG"
         assert (await call("PUT", path, {"level": "LOUD"}))[0] == 422
         assert (await call("PUT", "/log-levels/nobodys", {"level": "INFO"}))[0] == 404
     finally:

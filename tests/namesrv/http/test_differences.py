@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from namesrv.http.differences import FRAMES_APART_MAX, findings
+from raftmq.namesrv.http.differences import FRAMES_APART_MAX, findings
 
 MEMBERS = [{"id": n, "address": f"{n}:9", "role": "voter"} for n in ("n0", "n1", "n2")]
 

@@ -3,7 +3,7 @@
 import random
 from typing import Any
 
-from namesrv.http.failovers import MARKS_MAX, failovers, last_of
+from raftmq.namesrv.http.failovers import MARKS_MAX, failovers, last_of
 
 
 def event(kind: str, at: int, node: str = "", term: int = 0, **detail: Any) -> dict[str, Any]:

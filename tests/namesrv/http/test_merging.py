@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from namesrv.http.changes import conditions
-from namesrv.http.directory import FORGET_MS, Directory, find
-from namesrv.http.merging import (
+from raftmq.namesrv.http.changes import conditions
+from raftmq.namesrv.http.directory import FORGET_MS, Directory, find
+from raftmq.namesrv.http.merging import (
     FAILED,
     OK,
     UNKNOWN,
@@ -17,9 +17,9 @@ from namesrv.http.merging import (
     page_of,
     split_version,
 )
-from namesrv.http.tracing import merged_consumers, on_replica, progress_of, store_host
-from namesrv.routes import Registration, RouteTable
-from web.versions import Condition
+from raftmq.namesrv.http.tracing import merged_consumers, on_replica, progress_of, store_host
+from raftmq.namesrv.routes import Registration, RouteTable
+from raftmq.web.versions import Condition
 
 
 def pages(groups: dict[str, list[str]], limit: int, after: str) -> dict[str, Any]:

@@ -14,8 +14,8 @@ import aiohttp
 import orjson
 import pytest
 
-from namesrv.config import NameServerConfig
-from namesrv.server import NameServer
+from raftmq.namesrv.config import NameServerConfig
+from raftmq.namesrv.server import NameServer
 from tests.broker.cluster import Group
 from tests.broker.http.process import TOKENS, tokens_file
 

@@ -12,11 +12,11 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from broker.broker import Broker
-from namesrv.config import NameServerConfig
-from namesrv.routes import Registration
-from namesrv.server import NameServer
-from remoting.registration import DataVersion, TopicConfig
+from raftmq.broker.broker import Broker
+from raftmq.namesrv.config import NameServerConfig
+from raftmq.namesrv.routes import Registration
+from raftmq.namesrv.server import NameServer
+from raftmq.remoting.registration import DataVersion, TopicConfig
 from tests.broker.cluster import Group, until
 from tests.broker.http.process import TOKENS, tokens_file
 from tests.namesrv.http.nodes import FakeNode

@@ -2,7 +2,7 @@
 
 import pytest
 
-from remoting.acl.addresses import AddressPatternError, host_of, parse_pattern
+from raftmq.remoting.acl.addresses import AddressPatternError, host_of, parse_pattern
 
 MATCHES = [
     ("*", "10.1.2.3", True),

@@ -3,12 +3,19 @@
 import orjson
 import pytest
 
-from remoting.acl import Accounts, AclError, Credentials, Gate, broker_needs, name_server_needs
-from remoting.acl.accounts import SHARED_TOPICS
-from remoting.acl.needs import BROKER, FORWARDED_FROM, SUB, Need
-from remoting.acl.plainfile import parse_accounts
-from remoting.command import RemotingCommand
-from remoting.headers import SendHeader
+from raftmq.remoting.acl import (
+    Accounts,
+    AclError,
+    Credentials,
+    Gate,
+    broker_needs,
+    name_server_needs,
+)
+from raftmq.remoting.acl.accounts import SHARED_TOPICS
+from raftmq.remoting.acl.needs import BROKER, FORWARDED_FROM, SUB, Need
+from raftmq.remoting.acl.plainfile import parse_accounts
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.headers import SendHeader
 
 ACCOUNTS = parse_accounts("""
 globalWhiteRemoteAddresses: [10.10.10.10]

@@ -2,13 +2,13 @@
 
 import pytest
 
-from client.message import Message
-from client.sendframe import SendTemplate, outgoing, outgoing_batch
-from client.signedframe import SignedTemplate, template_for
-from remoting.acl import Credentials
-from remoting.acl.signature import is_signed_by, signature, signed_text
-from remoting.codec import FrameReader, decode_command, encode_command
-from remoting.command import BINARY, JSON, RemotingCommand
+from raftmq.client.message import Message
+from raftmq.client.sendframe import SendTemplate, outgoing, outgoing_batch
+from raftmq.client.signedframe import SignedTemplate, template_for
+from raftmq.remoting.acl import Credentials
+from raftmq.remoting.acl.signature import is_signed_by, signature, signed_text
+from raftmq.remoting.codec import FrameReader, decode_command, encode_command
+from raftmq.remoting.command import BINARY, JSON, RemotingCommand
 
 SECRET = "12345678"
 CREDENTIALS = Credentials("rocketmq2", SECRET)

@@ -1,0 +1,159 @@
+"""What pip makes of this project: one package and its commands, beside anything else."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import raftmq
+
+ROOT = Path(__file__).parent.parent
+COMMANDS = ("mqadmin", "mqaudit", "mqbroker", "mqchaos", "mqcluster", "mqnamesrv")
+NEWER = ("3.12", "3.13", "3.14")
+OTHERS = [
+    *(f"python{version}" for version in NEWER),
+    *(str(path) for v in NEWER for path in Path.home().glob(f".pyenv/versions/{v}.*/bin/python")),
+]
+
+
+def is_usable(python: str) -> bool:
+    """Whether a command runs: version managers put names on the PATH that do not."""
+    found = shutil.which(python)
+    return (
+        found is not None and not subprocess.run([found, "-c", ""], capture_output=True).returncode
+    )
+
+
+PYTHONS = [sys.executable, *filter(is_usable, OTHERS)]
+APPLICATION = """
+import asyncio, client, store.items, sys, web
+from raftmq import Message, Producer, __version__
+from raftmq.errors import ClientError
+
+async def main():
+    async with Producer("orders", sys.argv[1]) as producer:
+        result = await producer.send(Message("Orders", b"one"))
+    print(client.MINE, store.items.MINE, web.MINE, result.status.name)
+
+asyncio.run(main())
+"""
+
+
+def run(*line: object, **options: object) -> str:
+    """Run a command outside the checkout; its output. Raises with what it said if it fails."""
+    env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    done = subprocess.run(
+        [str(word) for word in line], capture_output=True, text=True, timeout=600, env=env,
+        **{"cwd": "/", **options},
+    )  # fmt: skip
+    assert done.returncode == 0, f"{line}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def wheel_of(project: Path, out: Path) -> Path:
+    """Build a source tree as pip does."""
+    words = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "-q", "--no-deps"]
+    run(*words, "-w", out, project)
+    return next(out.glob("*.whl"))
+
+
+def environment(directory: Path, python: str = sys.executable) -> Path:
+    """Make an empty environment; its bin directory."""
+    run(python, "-m", "venv", directory)
+    return directory / "bin"
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    """The files of the repository, as a fresh clone has them."""
+    made = tmp_path_factory.mktemp("project")
+    for name in run("git", "-C", ROOT, "ls-files", "-z").split("\0")[:-1]:
+        if name.startswith("tests/") or not (ROOT / name).exists():
+            continue
+        (made / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, made / name, follow_symlinks=False)
+    return made
+
+
+@pytest.fixture(scope="module")
+def wheel(project, tmp_path_factory):
+    return wheel_of(project, tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def everything(wheel, tmp_path_factory):
+    """An environment with the wheel and, by a path, all packages that there are here."""
+    home = tmp_path_factory.mktemp("everything")
+    bin_ = environment(home)
+    run(bin_ / "python", "-m", "pip", "install", "-q", "--no-deps", wheel)
+    site = next(home.glob("lib/python*/site-packages"))
+    (site / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return bin_
+
+
+def test_nothing_but_raftmq_is_installed(wheel):
+    tops = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
+    assert tops == {"raftmq", f"raftmq-{raftmq.__version__}.dist-info"}
+
+
+def test_the_source_distribution_builds_the_same_wheel(project, wheel, tmp_path):
+    tool = tomllib.loads((project / "pyproject.toml").read_text())["build-system"]
+    python = environment(tmp_path / "env") / "python"
+    run(python, "-m", "pip", "install", "-q", *tool["requires"])
+    hook = "import sys, setuptools.build_meta as backend; backend.build_sdist(sys.argv[1])"
+    run(python, "-c", hook, tmp_path, cwd=project)
+    (made,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(made) as archive:
+        archive.extractall(tmp_path / "unpacked", filter="data")
+    (unpacked,) = (tmp_path / "unpacked").iterdir()
+    again = wheel_of(unpacked, tmp_path)
+    assert sorted(zipfile.ZipFile(again).namelist()) == sorted(zipfile.ZipFile(wheel).namelist())
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_says_what_it_is(everything, command):
+    assert run(everything / command, "--version").split()[-1] == raftmq.__version__
+    assert run(everything / command, "-h").startswith(f"Usage: {command}")
+
+
+@pytest.mark.parametrize(
+    "room", ["broker", "namesrv", "chaos", "chaos.cluster", "audit", "mqadmin"]
+)
+def test_a_room_with_a_command_runs_as_a_module(everything, room):
+    assert "Usage: mq" in run(everything / "python", "-m", f"raftmq.{room}", "--help")
+
+
+@pytest.mark.parametrize("python", PYTHONS, ids=str)
+def test_a_client_beside_an_application_with_such_modules(everything, wheel, tmp_path, python):
+    """`pip install raftmq` in an empty environment: the client sends to a broker that runs in
+    another, mqadmin works, and the other commands say what they lack."""
+    bin_ = environment(tmp_path / "env", python)
+    pinned = [] if python != sys.executable else ["-c", ROOT / "requirements.txt"]
+    run(bin_ / "python", "-m", "pip", "install", "-q", *pinned, wheel)
+    done = subprocess.run([bin_ / "mqbroker"], capture_output=True, text=True, cwd="/")
+    assert (done.returncode, "pip install 'raftmq[server]'" in done.stderr) == (2, True)
+    app = tmp_path / "app"
+    for name in ("client/__init__.py", "store/__init__.py", "store/items.py", "web.py"):
+        (app / name).parent.mkdir(parents=True, exist_ok=True)
+        (app / name).write_text(f"MINE = {name!r}\n")
+    (app / "main.py").write_text(APPLICATION)
+    cluster = tmp_path / "cluster"
+    run(everything / "mqcluster", "up", "--dir", cluster)
+    try:
+        status = json.loads(run(everything / "mqcluster", "status", "--json", "--dir", cluster))
+        assert run(bin_ / "python", "main.py", status["namesrv"], cwd=app).split() == [
+            "client/__init__.py", "store/items.py", "web.py", "OK",
+        ]  # fmt: skip
+        assert "Orders" in run(bin_ / "mqadmin", "topicList", "-n", status["namesrv"])
+    finally:
+        run(everything / "mqcluster", "down", "--dir", cluster)

@@ -1,4 +1,4 @@
-"""The history of a run (JSON Lines, docs/architecture.md) as Spark tables.
+"""The history of a run (JSON Lines, docs/history.md) as Spark tables.
 
 One line is one event. A send is an invoke and at most one outcome with the same `op`; a send whose
 outcome was never written counts as unknown, attempted any number of times. The last line may be

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from raftmq.broker.broker import Broker
 
 BORN_HOST = pack_host(("127.0.0.1", 0))
-# The tags that remarks begin with (docs/architecture.md, "Errors on the wire").
+# The tags that remarks begin with (docs/modules.md, "Errors on the wire").
 ABSENT_CODES = (
     ResponseCode.TOPIC_NOT_EXIST,
     ResponseCode.QUERY_NOT_FOUND,

@@ -5,7 +5,7 @@ The Raft member asks for a `cut` whenever another frame may be proposed: everyth
 becomes one frame (up to `frameSizeMax`), one Raft entry, one group commit. When the frame is
 applied, its sends are answered, one write per connection.
 
-What a sender is told (docs/architecture.md "Errors on the wire"):
+What a sender is told (docs/modules.md "Errors on the wire"):
 - SEND_OK only once the frame is committed;
 - 14 [NOT_LEADER] when it is certainly not stored: never cut, or its frame was truncated;
 - 1 [OUTCOME_UNKNOWN] when its frame's fate is not known within `outcomeTimeoutMs`;

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import random
 import socket
 
 import pytest
@@ -10,6 +11,7 @@ from click.testing import CliRunner
 from raftmq.broker.broker import Broker
 from raftmq.broker.cli import main
 from raftmq.broker.config import Setting, build_config
+from raftmq.chaos.cluster.ports import HeldPorts
 from raftmq.store.identity import StoreIdentity, WrongIdentity, read_identity
 from raftmq.store.ownership import StoreInUse, lock_store
 from tests.broker.cluster import until
@@ -18,9 +20,11 @@ from tests.store.test_ownership import digest
 
 
 def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
+    """Below what the system gives to those that ask for any port."""
+    held = HeldPorts("127.0.0.1")
+    (port,) = held.choose(1, random.Random())
+    held.close()
+    return port
 
 
 def config_of(root, mode="raft", **changes):

@@ -70,8 +70,12 @@ class Attack:
             reader, writer = await asyncio.open_connection(
                 HOST, node.ports[SPOKEN[port]], ssl=context, **options
             )
-            if port in ("raft", "ha"):
-                await greet(self.world, node, port, (reader, writer))
+            try:
+                if port in ("raft", "ha"):
+                    await greet(self.world, node, port, (reader, writer))
+            except BaseException:
+                writer.close()
+                raise
         return reader, writer
 
     # ---- remoting
